@@ -29,6 +29,7 @@ _FIELDS = (
     "gpus_per_node",
     "capacity_types",
     "price_per_hour",
+    "currency",
 )
 
 
@@ -107,4 +108,4 @@ def idle_gpus_warning(pool: GpuPool, gpus: int) -> str:
 def _cost(pool: GpuPool, share: float) -> str:
     markets = getattr(pool, "capacity_types", ()) or ("ON_DEMAND",)
     price = pool.price(markets[0])
-    return "" if price is None else f", ${price * share:.2f} of the node's ${price:.2f} an hour"
+    return "" if price is None else f", {price * share:.2f} of the node's {price:.2f} {pool.currency} an hour"

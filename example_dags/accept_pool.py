@@ -43,7 +43,7 @@ train_gpu = EksGpuPool(
 # The same groups under names of their own, for one node; and a pool that would rather have a type that does not exist.
 pool = accepted(train_gpu, NIGHT)
 fallback = with_impossible_first(pool)
-budget = Budget(nights=3, night=NIGHT, price=price_of(pool, None))
+budget = Budget(nights=3, night=NIGHT, price=price_of(pool, None), currency=pool.currency)
 IMAGE = "{{ var.value.get('accept_image', 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04') }}"
 
 

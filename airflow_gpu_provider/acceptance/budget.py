@@ -25,12 +25,14 @@ class Budget:
     Attributes:
         nights: How often a node comes, at the most; a night that fails does not come again.
         night: How long a night's demand lives.
-        price: What one node costs an hour, in the currency that the price was given in.
+        price: What one node costs an hour.
+        currency: The currency of that price.
     """
 
     nights: int
     night: timedelta
     price: float
+    currency: str
 
     @property
     def minutes_of_a_night(self) -> float:
@@ -48,11 +50,12 @@ class Budget:
     def in_words(self) -> str:
         """Return the bound and how it comes about, for people."""
         return (
-            f"At most {self.bound:.2f}: {self.nights} nights of one node, each {self.minutes_of_a_night:.0f} minutes in"
+            f"At most {self.bound:.2f} {self.currency}:"
+            f" {self.nights} nights of one node, each {self.minutes_of_a_night:.0f} minutes in"
             f" the worst case ({self.night.total_seconds() / 60:.0f} until its demand ends,"
             f" {SWITCH_MARGIN.total_seconds() / 60:.0f} until the cloud's own switch,"
-            f" {GOING.total_seconds() / 60:.0f} for the machine to go), at {self.price:g} an hour. Disks, addresses and"
-            " traffic are not in it."
+            f" {GOING.total_seconds() / 60:.0f} for the machine to go), at {self.price:g} {self.currency} an hour."
+            " Disks, addresses and traffic are not in it."
         )
 
 
@@ -65,7 +68,7 @@ def price_of(pool: GpuPool, given: float | None) -> float:
     markets = getattr(pool, "capacity_types", ())
     prices = [given] if given is not None else [pool.price(market) for market in markets]
     if given is not None and not 0 < given < float("inf"):
-        what = f"A node does not cost {given:g} an hour: what the acceptance costs has no bound."
+        what = f"A node does not cost {given:g} {pool.currency} an hour: what the acceptance costs has no bound."
         raise PoolSpecError(what, "Give --price as a number above zero.")
     known = [price for price in prices if price is not None and 0 < price < float("inf")]
     if not known or len(known) < len(prices):

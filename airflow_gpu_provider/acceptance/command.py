@@ -40,7 +40,7 @@ def accept_pool(
     Args:
         pool: The (rendered) spec.
         image: The image of the nights' pods.
-        price: What a node costs an hour; None: as the spec says.
+        price: What a node costs an hour, in the spec's currency; None: as the spec says.
         night: How long a night's demand lives at the most.
         pod_namespace: Where the pods run.
         report: The report's file.
@@ -55,7 +55,7 @@ def accept_pool(
     """
     _check(night, report)
     tried = accepted(pool, night)
-    budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price))
+    budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price), currency=pool.currency)
     say(budget.in_words())
     if not may_cost:
         for each in (tried, with_impossible_first(tried)):

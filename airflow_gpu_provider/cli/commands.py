@@ -160,7 +160,7 @@ def reap(args: Namespace) -> None:
     if args.output in ("json", "yaml"):
         print_rows([each.to_json() for each in reaped], args.output)
     else:
-        rows = [leftover_row(leftover) for each in reaped for leftover in each.leftovers]
+        rows = [leftover_row(leftover, each.currency) for each in reaped for leftover in each.leftovers]
         where = " in the pools that answered" if any(each.error for each in reaped) else ""
         nothing = "" if all(each.error for each in reaped) else f"Nothing is left over{where}."
         print_rows(rows, args.output, nothing=nothing)

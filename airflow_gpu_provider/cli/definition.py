@@ -53,7 +53,11 @@ def get_commands() -> list[CLICommand]:
                 action="store_true",
                 help="Run it; without this flag only its possible cost is printed",
             ),
-            _argument("--price", type=float, help="What a node costs an hour (default: the spec's price_per_hour)"),
+            _argument(
+                "--price",
+                type=float,
+                help="What a node costs an hour, in the spec's currency (default: the spec's price_per_hour)",
+            ),
             _argument("--night-minutes", type=float, default=45.0, help="Longest a night may take (default: 45)"),
             _argument("--report", default="acceptance.md", metavar="FILE", help="Report (default: acceptance.md)"),
             _argument("--pod-namespace", default="default", help="Where pods run (default: default)"),

@@ -33,9 +33,9 @@ class ReapGpuPoolsOperator(PoolOperator):
             run.
 
     Returns:
-        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "error"}]`; `cost` is what the unwanted
-            machines have cost so far, by the pool's `price_per_hour`, or "unknown". It is also the XCom "reaped", which
-            is pushed even if the task fails.
+        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "currency", "error"}]`; `cost` is what
+            the unwanted machines have cost so far, by the pool's `price_per_hour`, or "unknown". It is also the XCom
+            "reaped", which is pushed even if the task fails.
 
     Raises:
         PoolSpecError: No pool is given; when the DAG is parsed.
@@ -94,7 +94,7 @@ class ReapGpuPoolsOperator(PoolOperator):
             if not each.leftovers and not each.error:
                 self.log.info("Pool %s: nothing is left over.", each.pool)
             for leftover in each.leftovers:
-                cost = f", cost so far {in_words(leftover.cost)}" if leftover.kind == "machine" else ""
+                cost = f", cost so far {in_words(leftover.cost, each.currency)}" if leftover.kind == "machine" else ""
                 self.log.warning("Pool %s: %s %s: %s%s", each.pool, leftover.kind, leftover.name, leftover.why, cost)
 
     def _check(self, reaped: Sequence[Reaped]) -> None:

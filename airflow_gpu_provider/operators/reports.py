@@ -50,7 +50,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         for pool in self.gpu_pools:
             reconciler = self._open(context, pool)
             status = read_status(reconciler)
-            cost = in_words(status.cost_per_hour)
+            cost = in_words(status.cost_per_hour, status.currency)
             if status.where not in [each["where"] for each in found]:
                 self.log.info("In %s", status.where)
             self.log.info("Pool %s", status.pool)

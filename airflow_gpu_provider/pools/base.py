@@ -27,6 +27,7 @@ from airflow_gpu_provider.pools.values import (
     are_strings,
     as_constant,
     as_tuple,
+    is_currency_code,
     is_dns_label,
     is_template,
     to_json,
@@ -59,6 +60,7 @@ class GpuPool(ABC):
         node_labels: Labels for the pool's nodes, in addition to the package's own.
         taints: Taints for the pool's nodes, in kubectl's notation.
         price_per_hour: What one node costs per hour, for reports: a number, or one for each capacity type.
+        currency: That of these prices, and so of all costs that are told of the pool: its ISO 4217 code. Default "USD".
         manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
             (Terraform or eksctl owns them, say); only their sizes and machines are changed. Their nodes get
             `node_labels` and the pool's label when they join, and `taints` lists what pods have to tolerate.
@@ -78,6 +80,7 @@ class GpuPool(ABC):
     node_labels: dict[str, str] = field(default_factory=dict)
     taints: Sequence[str] = ("nvidia.com/gpu=true:NoSchedule",)
     price_per_hour: float | dict[str, float] | None = None
+    currency: str = "USD"
     manage: str = "full"
     scaling: str = "direct"
 
@@ -228,7 +231,7 @@ class GpuPool(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _group_fields(self) -> dict[str, Any]:
-        not_in_groups = {"max_runtime", "price_per_hour", "min_nodes", *_GROUPS_OF_OTHERS}
+        not_in_groups = {"max_runtime", "price_per_hour", "currency", "min_nodes", *_GROUPS_OF_OTHERS}
         return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
 
     def __hash__(self) -> int:
@@ -255,6 +258,7 @@ class GpuPool(ABC):
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
+        self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")

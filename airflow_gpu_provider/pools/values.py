@@ -67,6 +67,11 @@ def is_dns_label(value: Any, *, at_most: int = 63) -> bool:
     return isinstance(value, str) and len(value) <= at_most and _DNS_LABEL.fullmatch(value) is not None
 
 
+def is_currency_code(value: Any) -> bool:
+    """Return True for what has the form of a currency's ISO 4217 code."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Z]{3}", value) is not None
+
+
 def is_dns_subdomain(value: Any) -> bool:
     """Return True for what Kubernetes takes as the name of most objects: lower-case DNS labels and dots (RFC 1123)."""
     return isinstance(value, str) and len(value) <= 253 and _LABEL_PREFIX.fullmatch(value) is not None

@@ -81,6 +81,7 @@ class PoolStatus:
         launching: Machines that are requested but do not exist yet.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
+        currency: That of all costs.
     """
 
     pool: str
@@ -95,6 +96,7 @@ class PoolStatus:
     gpus_used: int
     gpus_idle: int
     cost_per_hour: float | None
+    currency: str
     machines: tuple[MachineRow, ...]
     leases: tuple[LeaseRow, ...]
     gangs: tuple[GangRow, ...] = ()
@@ -128,6 +130,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         gpus_used=used,
         gpus_idle=max(0, gpus - used),
         cost_per_hour=total(row.cost_per_hour for row in rows),
+        currency=snapshot.pool.currency,
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,

@@ -112,6 +112,7 @@ class Bill:
     Attributes:
         seconds: By phase.
         cost: By phase; None if a machine's price is unknown.
+        currency: The currency of the costs; empty where prices are in several, whose costs are not added up.
         machines: How many machines it used, alone or shared.
         at_least: Why the numbers may be too low; empty if they are complete.
         lanes: When each of these machines was launched, usable, at work and gone.
@@ -124,6 +125,7 @@ class Bill:
 
     seconds: Mapping[Phase, float]
     cost: Mapping[Phase, float | None]
+    currency: str
     machines: int
     at_least: str = ""
     lanes: Sequence[Lane] = ()
@@ -154,6 +156,7 @@ class Bill:
             "at_least": self.at_least or None,
             "computed": self.computed.to_json() if self.computed else None,
             **self._amounts(),
+            "currency": self.currency or None,
             "timeline": [lane.to_json() for lane in shown],
             "timeline_left_out": len(self.lanes) - len(shown),
         }
@@ -212,9 +215,12 @@ def together(bills: Sequence[Bill]) -> Bill:
     """Return one bill of all that these are of, each of other machines, or of another part of a machine's time."""
     lanes = {lane.machine.id: lane for each in bills for lane in each.lanes}
     autoscalers = [each.autoscaler for each in bills if each.autoscaler]
+    currencies = {each.currency for each in bills}
+    one = currencies.pop() if len(currencies) == 1 else ""
     return Bill(
         seconds={phase: sum(each.seconds[phase] for each in bills) for phase in PHASES},
-        cost={phase: _sum_known([each.cost[phase] for each in bills]) for phase in PHASES},
+        cost={phase: _sum_known([each.cost[phase] for each in bills]) if one else None for phase in PHASES},
+        currency=one,
         machines=len(lanes) or sum(each.machines for each in bills),
         at_least="; ".join(dict.fromkeys(each.at_least for each in bills if each.at_least)),
         lanes=[*lanes.values()],
@@ -254,7 +260,13 @@ class _Amounts:
             self._cost[phase] = None if price is None or so_far is None else so_far + price * part / 3600
 
     def bill(self, *, machines: int, at_least: str) -> Bill:
-        return Bill(seconds=self._seconds, cost=self._cost, machines=machines, at_least=at_least)
+        return Bill(
+            seconds=self._seconds,
+            cost=self._cost,
+            currency=self._pool.currency,
+            machines=machines,
+            at_least=at_least,
+        )
 
 
 def _worked(machine: MachineUse, runs: Iterable[RunUsage]) -> tuple[Span, ...]:

@@ -30,6 +30,6 @@ def total(costs: Iterable[float | None]) -> float | None:
     return round(sum(known), 4)
 
 
-def in_words(cost: float | None, *, at_least: bool = False) -> str:
+def in_words(cost: float | None, currency: str, *, at_least: bool = False) -> str:
     """Return a human-readable cost; `at_least`: it may be more."""
-    return UNKNOWN if cost is None else f"{'at least ' if at_least else ''}{cost:.2f}"
+    return UNKNOWN if cost is None else f"{'at least ' if at_least else ''}{cost:.2f} {currency}"

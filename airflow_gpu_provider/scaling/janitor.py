@@ -129,6 +129,7 @@ class Reaped:
     """The outcome for one pool.
 
     Attributes:
+        currency: That of the pool's prices, and so of all costs.
         where: The account, the cluster and the identity used for them.
         named: The caller named it; else it was found in the cluster of a pool that the caller named.
         leftovers: What was found.
@@ -137,6 +138,7 @@ class Reaped:
     """
 
     pool: str
+    currency: str
     where: str = ""
     named: bool = True
     leftovers: tuple[Leftover, ...] = ()
@@ -156,6 +158,7 @@ class Reaped:
             "leftovers": [each.to_json() for each in self.leftovers],
             "left": [each.to_json() for each in self.left],
             "cost": UNKNOWN if self.cost is None else self.cost,
+            "currency": self.currency,
             "error": str(self.error or ""),
         }
 
@@ -188,7 +191,7 @@ def reap_pools(
     done: list[Reaped] = []
     where = ""
     for pool, named in todo:  # grows while it is iterated
-        result = Reaped(pool=pool.name, named=named)
+        result = Reaped(pool=pool.name, currency=pool.currency, named=named)
         try:
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())

@@ -34,11 +34,12 @@ def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bi
     """Say it in the task's log; idle time that the run's tasks could have left out is a warning, if it is much."""
     for of, part in (former or {}).items():
         name = f"block {of.block} on pool {of.pool}" if of.block else f"pool {of.pool}"
-        cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost)}"
+        cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost, part.currency)}"
         log.info("The run's bill includes %s, which the DAG no longer has: %s.", name, cost)
     what = ", ".join(_phase(bill, phase) for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
-    total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {_money(bill.total_cost)}."
+    cost = _money(bill.total_cost, bill.currency)
+    total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {cost}."
     if bill.at_least:
         log.warning(
             "Run %s used at least %s The true numbers may be higher: %s.", key, total, bill.at_least.rstrip(".")
@@ -68,11 +69,11 @@ def measure(key: DemandKey, bill: Bill) -> None:
         Stats.gauge(f"gpu_provider.node_seconds.{phase}", bill.seconds[phase], tags=tags)
         cost = bill.cost[phase]
         if cost is not None:
-            Stats.gauge(f"gpu_provider.cost.{phase}", cost, tags=tags)
+            Stats.gauge(f"gpu_provider.cost.{phase}", cost, tags={**tags, "currency": bill.currency})
 
 
 def _phase(bill: Bill, phase: Phase) -> str:
-    said = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase])})"
+    said = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase], bill.currency)})"
     return f"{said}, {bill.computed.in_words()}" if phase == "working" and bill.computed else said
 
 
@@ -82,8 +83,8 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _money(cost: float | None) -> str:
-    return UNKNOWN if cost is None else f"{cost:.2f}" if cost >= 1 or cost == 0 else f"{cost:.4f}"
+def _money(cost: float | None, currency: str) -> str:
+    return UNKNOWN if cost is None else f"{cost:.{2 if cost >= 1 or cost == 0 else 4}f} {currency}"
 
 
 # -- what a scale-down that failed tells: what still runs, what the run has cost, and when the cloud ends it -----
@@ -141,7 +142,7 @@ def _machines(snapshot: PoolSnapshot) -> str:
 def _of(snapshot: PoolSnapshot, group: Group) -> str:
     names = ", ".join(machine.id for machine in group.machines) or "no machine yet"
     price = snapshot.pool.price(group.candidate.market)
-    each = "" if price is None else f", {in_words(price)} an hour each"
+    each = "" if price is None else f", {in_words(price, snapshot.pool.currency)} an hour each"
     return f"{names} ({group.candidate}{each}) in group {group.name} of size {group.desired}"
 
 
@@ -152,7 +153,8 @@ def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot, on_bil
     except GpuError:
         return _cost_since_launch(snapshot)
     on_bill(bill)
-    cost = f"Cost of the run's nodes so far: {in_words(bill.total_cost, at_least=bool(bill.at_least))}"
+    so_far = in_words(bill.total_cost, bill.currency, at_least=bool(bill.at_least))
+    cost = f"Cost of the run's nodes so far: {so_far}"
     return f"{cost}; the true cost may be higher: {bill.at_least.rstrip('.')}." if bill.at_least else f"{cost}."
 
 
@@ -163,7 +165,8 @@ def _cost_since_launch(snapshot: PoolSnapshot) -> str:
     costs = [cost_of(snapshot, machine.group, machine.launched_at)[1] for machine in machines]
     known = [cost for cost in costs if cost is not None]
     cost = sum(known) if known else None
-    return f"Cost of these machines since their launch: {in_words(cost, at_least=len(known) < len(costs))}."
+    since_launch = in_words(cost, snapshot.pool.currency, at_least=len(known) < len(costs))
+    return f"Cost of these machines since their launch: {since_launch}."
 
 
 def _switches(snapshot: PoolSnapshot) -> list[str]:

@@ -60,9 +60,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     Returns:
         `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and cost:
-        `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}, "at_least"}`:
-        "unknown" where the pool has no `price_per_hour` for a machine, and why it may have been more, or None. It is
-        not there if the cluster did not say.
+        `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}, "currency",
+        "at_least"}`: "unknown" where the pool has no `price_per_hour` for a machine, and why it may have been more, or
+        None. It is not there if the cluster did not say.
 
     Raises:
         PoolNotReleased: Something did not go in time, or could not be released; the message names the machines that

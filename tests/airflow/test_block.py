@@ -96,8 +96,9 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     )
 
     # The last one of them that is sent.
-    wait_until(lambda: "cost.idle" in metrics.gauges(pool="block-ok", dag_id="block_ok"), what="the metrics")
-    sent = metrics.gauges(pool="block-ok", dag_id="block_ok")
+    tags = {"pool": "block-ok", "dag_id": "block_ok"}
+    wait_until(lambda: "cost.idle" in metrics.gauges(**tags, currency="USD"), what="the metrics")
+    sent = {**metrics.gauges(**tags), **metrics.gauges(**tags, currency="USD")}
     assert {p: sent[f"node_seconds.{p}"] for p in seconds} == pytest.approx(seconds, abs=0.1)
     assert {p: sent[f"cost.{p}"] for p in seconds} == pytest.approx({p: cost[p] for p in seconds}, abs=0.1)
 

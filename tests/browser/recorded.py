@@ -94,6 +94,7 @@ def status(pool: str, runs: dict[str, datetime], **changed: Any) -> Conf:
         "gpus_used": 1,
         "gpus_idle": 0,
         "cost_per_hour": 2.0,
+        "currency": "USD",
         "machines": (
             machine("1", gpus_used=1, pods=("default/train-abc",)),
             machine("2", node="", state="coming", gpus=0),

@@ -128,7 +128,7 @@ def test_a_cluster_for_one_night(
     assert "NVIDIA-SMI" in log
     assert seen["nvidia_smi"]["driver"] == ["nvidia-driver-installer-night-gpu"]
     assert seen["nvidia_smi"]["limits"] == {(0, 0) if scaling == "direct" else (0, 2)}
-    assert "leaves 3 idle, $0.55 of the node's $0.74 an hour" in log
+    assert "leaves 3 idle, 0.55 of the node's 0.74 USD an hour" in log
 
     # Seconds after the pod the GPU node is gone, the CPU node is not; and then the cluster.
     assert delay.seconds <= LONGEST

@@ -357,7 +357,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
         "Pool refused is not released: AWS refused autoscaling:TerminateInstanceInAutoScalingGroup.",
         "Still there: i-",
         "(g6.xlarge on-demand in ",
-        "2.00 an hour each) in group refused-a-g6-xlarge",
+        "2.00 USD an hour each) in group refused-a-g6-xlarge",
         "Cost of the run's nodes so far: ",
         "The switch of refused-a-g6-xlarge ends them at ",
     ):
@@ -372,7 +372,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     for words in (
         "This is what the cloud shows; who wants the machines could not be read (",
         "Still there: i-",
-        "2.00 an hour each) in group refused-a-g6-xlarge of size 1.",
+        "2.00 USD an hour each) in group refused-a-g6-xlarge of size 1.",
         "Cost of these machines since their launch: ",
         "The switch of refused-a-g6-xlarge ends them at ",
     ):

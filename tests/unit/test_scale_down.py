@@ -31,7 +31,7 @@ from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event
 from tests.unit.scaling.pools import NOW, A, B, groups, key, machine, pool, snapshot
 
-BILL = Bill(seconds=dict.fromkeys(PHASES, 60.0), cost=dict.fromkeys(PHASES, 0.41), machines=1)
+BILL = Bill(seconds=dict.fromkeys(PHASES, 60.0), cost=dict.fromkeys(PHASES, 0.41), currency="EUR", machines=1)
 
 
 class Played:
@@ -164,7 +164,7 @@ def test_the_error_names_machines_price_and_the_switch_s_time() -> None:
     for words in (
         "Pool train is not released: AWS did not answer. Still there: i-1 (g6.xlarge on-demand in us-west-2a)",
         f"in group {A} of size 1.",
-        "Cost of the run's nodes so far: 1.23.",
+        "Cost of the run's nodes so far: 1.23 EUR.",
         f"The switch of {A} ends them at 2026-03-01 08:15Z.",
         "Try again.",
     ):
@@ -189,7 +189,7 @@ def refuses(*_: Any) -> Any:
 def without_the_cluster(*machines: Any, price: float | None = 2.0) -> Any:
     """A pool of which only the cloud can be read, with one more machine asked for in another zone."""
     played = Played()
-    played.pool = pool(price_per_hour={"ON_DEMAND": price} if price else None)
+    played.pool = pool(price_per_hour={"ON_DEMAND": price} if price else None, currency="EUR")
     shown = groups(played.pool, *machines, **{B.replace("-", "_"): {"desired": 1}})
     played.platform = SimpleNamespace(observe=lambda: shown)
     played.snapshot = refuses  # type: ignore[method-assign]
@@ -219,9 +219,9 @@ def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows()
     for words in (
         "Pool train is not released: The cluster refused to delete leases. This is what the cloud shows; who wants the"
         " machines could not be read (The cluster refused to list leases). Still there: i-1 (",
-        f"2.00 an hour each) in group {A} of size 1; no machine yet (",
+        f"2.00 EUR an hour each) in group {A} of size 1; no machine yet (",
         f"in group {B} of size 1.",
-        "Cost of these machines since their launch: 6.00.",
+        "Cost of these machines since their launch: 6.00 EUR.",
         f"The switch of {A} ends them at 2026-03-01 08:15Z.",
         "Allow it.",
     ):
@@ -230,7 +230,7 @@ def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows()
 
 
 @pytest.mark.usefixtures("time_stands_still")
-@pytest.mark.parametrize(("price", "cost"), [(2.0, "at least 6.00"), (None, "unknown")])
+@pytest.mark.parametrize(("price", "cost"), [(2.0, "at least 6.00 EUR"), (None, "unknown")])
 def test_a_machine_whose_launch_the_cloud_does_not_tell_makes_the_cost_a_least_one(
     price: float | None, cost: str
 ) -> None:
@@ -253,7 +253,7 @@ def test_the_error_says_where_the_cost_may_have_been_more() -> None:
     played.ledger = SimpleNamespace(bill=lambda *_, **__: replace(BILL, at_least=why))
     opened: Any = lambda: played  # noqa: E731
     said = str(not_released(CloudError("AWS did not answer."), key("run"), opened, on_bill=print))
-    assert f"Cost of the run's nodes so far: at least 1.23; the true cost may be higher: {why}." in said
+    assert f"Cost of the run's nodes so far: at least 1.23 EUR; the true cost may be higher: {why}." in said
 
 
 def test_the_log_says_until_when_a_refusal_is_borne(opens: Any) -> None:

@@ -4,7 +4,7 @@ import { Box } from "@chakra-ui/react";
 import { type RefObject, useEffect, useRef, useState } from "react";
 
 import { count, duration, inUnitOf, money } from "./format.ts";
-import { allSeconds, type Day, type Total } from "./nights.ts";
+import { allSeconds, type Amounts, type Day, type Total } from "./nights.ts";
 import { PHASES } from "./records.ts";
 import { COLORS, Legend } from "./words.tsx";
 
@@ -26,19 +26,24 @@ export function useWidth(): [RefObject<HTMLDivElement | null>, number] {
   return [box, width];
 }
 
+const sum = (amounts: Amounts) =>
+  Object.entries(amounts)
+    .map(([currency, amount]) => money(amount, currency))
+    .join(" + ");
+
 /** A total's cost, as far as it is known. */
 export function costOf(total: Total): string {
   const known = total.nights - total.withoutCost - total.withoutBill;
-  if (!known) return total.nights ? "unknown" : money(0);
+  if (!known) return total.nights ? "unknown" : money(0, "");
   const least = total.withoutCost || total.withoutBill || total.atLeast ? "at least " : "";
-  return `${least}${money(total.cost)}`;
+  return `${least}${sum(total.cost)}`;
 }
 
 /** The extra cost of an autoscaler with idle time. */
 export function extraOf(total: Total): string {
   const known = total.nights - total.withoutAutoscaler - total.withoutBill;
   if (!known) return "unknown";
-  return `${total.withoutAutoscaler || total.withoutBill ? "at least " : ""}+${money(total.extra)}`;
+  return `${total.withoutAutoscaler || total.withoutBill ? "at least " : ""}+${sum(total.extra)}`;
 }
 
 function told({ day, total }: Day): string {

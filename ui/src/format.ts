@@ -5,10 +5,10 @@ export const UNKNOWN = "unknown";
 /** A share in whole percent. */
 export const percent = (share: number) => `${Math.round(share * 100)} %`;
 
-/** Money, or "unknown"; the currency is that of the pool's price. */
-export function money(cost: number | null): string {
+/** Money with its currency, or "unknown". Bills of an earlier release name no currency. */
+export function money(cost: number | null, currency: string): string {
   if (cost === null) return UNKNOWN;
-  return cost >= 1 || cost === 0 ? cost.toFixed(2) : cost.toFixed(4);
+  return `${cost >= 1 || cost === 0 ? cost.toFixed(2) : cost.toFixed(4)} ${currency}`.trimEnd();
 }
 
 export function duration(seconds: number | null): string {

@@ -11,11 +11,14 @@ export type Night = { task: Task; pool: string | null; usage: Usage | null; why:
 /** The night: when its run was due. A rerun days later belongs to the same night. */
 export const beginOf = ({ task }: Night): string => task.run_after;
 
+/** Amounts of money by their currency: those of different currencies are not added up. */
+export type Amounts = Readonly<Record<string, number>>;
+
 export type Total = {
   seconds: Record<Phase, number>;
   autoscaler: number;
-  cost: number;
-  extra: number;
+  cost: Amounts;
+  extra: Amounts;
   /** Bills: one per block of a run. */
   nights: number;
   runs: ReadonlySet<string>;
@@ -32,8 +35,8 @@ export type Total = {
 export const noTotal = (): Total => ({
   seconds: { booting: 0, working: 0, idle: 0 },
   autoscaler: 0,
-  cost: 0,
-  extra: 0,
+  cost: {},
+  extra: {},
   nights: 0,
   runs: new Set(),
   redRuns: new Set(),
@@ -53,6 +56,9 @@ export function extraCost(usage: Usage): number | null {
   return other === null || usage.cost.total === null ? null : Math.max(0, other - usage.cost.total);
 }
 
+const plus = (amounts: Amounts, more: number | null, currency: string): Amounts =>
+  more === null ? amounts : { ...amounts, [currency]: (amounts[currency] ?? 0) + more };
+
 export function add(total: Total, night: Night): Total {
   const usage = night.usage;
   const run = runPath(night.task.dag_id, night.task.dag_run_id);
@@ -69,8 +75,8 @@ export function add(total: Total, night: Night): Total {
     },
     // If unknown, the bar next to it is as high as the run's own: an autoscaler's is never shown as lower.
     autoscaler: total.autoscaler + Math.max(usage.autoscaler?.seconds ?? 0, allSeconds(usage.seconds)),
-    cost: total.cost + (usage.cost.total ?? 0),
-    extra: total.extra + (extra ?? 0),
+    cost: plus(total.cost, usage.cost.total, usage.currency),
+    extra: plus(total.extra, extra, usage.currency),
     nights: total.nights + 1,
     runs,
     redRuns,

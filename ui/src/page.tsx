@@ -291,9 +291,9 @@ const NightRow = ({ night }: { night: Night }) => {
       ))}
       <Table.Cell textAlign="end" title={usage?.at_least ?? undefined}>
         {usage?.at_least ? "at least " : ""}
-        {money(usage ? usage.cost.total : null)}
+        {usage ? money(usage.cost.total, usage.currency) : "unknown"}
       </Table.Cell>
-      <Table.Cell textAlign="end">{extra === null ? "unknown" : `+${money(extra)}`}</Table.Cell>
+      <Table.Cell textAlign="end">{usage === null || extra === null ? "unknown" : `+${money(extra, usage.currency)}`}</Table.Cell>
     </Table.Row>
   );
 };

@@ -48,7 +48,7 @@ const Counts = ({ status }: { status: Status }) => (
     <Figure name="booting">{known(add(status.booting, status.launching))}</Figure>
     <Figure name="draining or broken">{known(status.out_of_use)}</Figure>
     <Figure name="wanted">{known(status.wanted)}</Figure>
-    <Figure name="cost an hour">{money(status.cost_per_hour)}</Figure>
+    <Figure name="cost an hour">{money(status.cost_per_hour, status.currency)}</Figure>
   </Box>
 );
 
@@ -240,6 +240,6 @@ const MachineRow = ({ machine, status }: { machine: MachineNow; status: Status }
     </Table.Cell>
     <Table.Cell overflowWrap="anywhere">{whyItStays(machine, status)}</Table.Cell>
     <Table.Cell>{duration(machine.age)}</Table.Cell>
-    <Table.Cell textAlign="end">{money(machine.cost)}</Table.Cell>
+    <Table.Cell textAlign="end">{money(machine.cost, status.currency)}</Table.Cell>
   </Table.Row>
 );

@@ -22,6 +22,7 @@ export type Usage = {
   at_least: string | null;
   seconds: Record<Phase, number>;
   cost: Record<Phase | "total", number | null>;
+  currency: string;
   timeline: Machine[];
   left_out: number;
   autoscaler: { idle_minutes: number | null; seconds: number | null; cost: number | null } | null;
@@ -71,6 +72,7 @@ export type Status = {
   out_of_use: number | null;
   launching: number | null;
   cost_per_hour: number | null;
+  currency: string;
   machines: MachineNow[];
   leases: Lease[];
 };
@@ -105,6 +107,7 @@ export function readUsage(value: unknown): Usage | null {
     at_least: text(value.at_least) || null,
     seconds: byPhase((phase) => Math.max(0, number(seconds[phase]) ?? 0)),
     cost: { ...byPhase((phase) => number(cost[phase])), total: number(cost.total) },
+    currency: text(value.currency),
     timeline: objects(value.timeline).map(readMachine),
     left_out: number(value.timeline_left_out) ?? 0,
     autoscaler: isObject(value.autoscaler) ? readAutoscaler(value.autoscaler) : null,
@@ -201,6 +204,7 @@ export function readStatus(value: unknown): Status[] {
     out_of_use: number(each.out_of_use),
     launching: number(each.launching),
     cost_per_hour: number(each.cost_per_hour),
+    currency: text(each.currency),
     machines: objects(each.machines).map(readMachineNow),
     leases: objects(each.leases).map((lease) => ({
       run: text(lease.run),

@@ -161,9 +161,9 @@ function words(usage: Usage): string {
   const computed = usage.computed ? `; ${gpusComputed(usage.computed)}` : "";
   const phases = PHASES.map(
     (phase) =>
-      `${duration(usage.seconds[phase])} ${phase} (${money(usage.cost[phase])}${phase === "working" ? computed : ""})`,
+      `${duration(usage.seconds[phase])} ${phase} (${money(usage.cost[phase], usage.currency)}${phase === "working" ? computed : ""})`,
   );
-  return `${phases.join(", ")}; cost in all: ${usage.at_least ? "at least " : ""}${money(usage.cost.total)}`;
+  return `${phases.join(", ")}; cost in all: ${usage.at_least ? "at least " : ""}${money(usage.cost.total, usage.currency)}`;
 }
 
 const Autoscaler = ({ usage }: { usage: Usage }) => {
@@ -171,7 +171,7 @@ const Autoscaler = ({ usage }: { usage: Usage }) => {
   const minutes = usage.autoscaler?.idle_minutes ?? 10;
   return (
     <Text fontSize="sm" color="fg.muted">
-      An autoscaler with {count(minutes, "idle minute")}: {extra === null ? "unknown" : `+${money(extra)}`}
+      An autoscaler with {count(minutes, "idle minute")}: {extra === null ? "unknown" : `+${money(extra, usage.currency)}`}
       {usage.autoscaler ? ` (${duration(usage.autoscaler.seconds)} of node time)` : ""}
     </Text>
   );

@@ -12,6 +12,7 @@ const BILL = {
   at_least: null,
   node_seconds: { booting: 100, working: 3000, idle: 50 },
   cost: { booting: 0.1, working: 3, idle: 0.05, total: 3.15 },
+  currency: "USD",
   timeline: [],
   timeline_left_out: 0,
   autoscaler: { idle_minutes: 10, node_seconds: { booting: 100, working: 3000, idle: 600 }, cost: { total: 3.7 } },
@@ -48,9 +49,16 @@ test("what is no bill is not read as an empty one", () => {
 test("an unknown price stays unknown, and is told as such in totals", () => {
   const unknown = { ...BILL, cost: { booting: "unknown", working: "unknown", idle: "unknown", total: "unknown" } };
   assert.equal(readUsage(unknown)!.cost.total, null);
-  assert.equal(money(null), "unknown");
+  assert.equal(money(null, "USD"), "unknown");
   const total = add(add(noTotal(), night(BILL)), night(unknown));
-  assert.deepEqual([total.nights, total.withoutCost, total.cost], [2, 1, 3.15]);
+  assert.deepEqual([total.nights, total.withoutCost, total.cost], [2, 1, { USD: 3.15 }]);
+});
+
+test("money names its currency, and that of different currencies is not added up", () => {
+  assert.deepEqual([money(3.15, "USD"), money(0.0139, "EUR"), money(3.15, "")], ["3.15 USD", "0.0139 EUR", "3.15"]);
+  const total = [BILL, { ...BILL, currency: "EUR" }, BILL].map((bill) => night(bill)).reduce(add, noTotal());
+  assert.deepEqual(total.cost, { USD: 6.3, EUR: 3.15 });
+  assert.deepEqual(Object.keys(total.extra), ["USD", "EUR"]);
 });
 
 test("a night without a bill counts as a night and adds no seconds", () => {

@@ -40,7 +40,7 @@ class Ti:
 
 def report(monkeypatch: pytest.MonkeyPatch, ti: Ti, *left: str) -> tuple[str, bool]:
     monkeypatch.setattr(dag_report, "in_cloud", lambda pools: [Listed(what="node groups, by EKS", left=left)])
-    budget = Budget(nights=3, night=timedelta(minutes=45), price=0.8)
+    budget = Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD")
     return dag_report.report_of_run(ti, pools=[POOL], image="cuda:12", budget=budget, steps=STEPS)
 
 

@@ -28,7 +28,7 @@ def report_of(*steps: StepReport, calls: Counter[ApiCall] | None = None, lists: 
     return markdown(
         pool=pool,
         image="cuda:12",
-        budget=Budget(nights=3, night=timedelta(minutes=45), price=0.8),
+        budget=Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD"),
         at=datetime(2026, 11, 22, 3, 4, tzinfo=UTC),
         steps=steps,
         facts={"Kubernetes": "v1.33.5-eks-113cf36"},

@@ -120,6 +120,7 @@ def test_accept_says_the_bound_and_stops_unless_it_may_cost(
         instance_types=["g6.xlarge"],
         max_nodes=9,
         zones=["us-west-2a"],
+        currency="EUR",
     )
     spec = tmp_path / "pool.json"
     spec.write_text(json.dumps(pool.serialize()))
@@ -131,7 +132,7 @@ def test_accept_says_the_bound_and_stops_unless_it_may_cost(
         arguments.func(arguments)
     assert ended.value.code == command.NOT_RUN
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("At most 8.00: 4 nights of one node, each 60 minutes in the worst case")
+    assert said[0].startswith("At most 8.00 EUR: 4 nights of one node, each 60 minutes in the worst case")
     assert said[1:] == [
         "Plan for accept-train: no changes.",
         "Plan for fallback-train: no changes.",
@@ -201,12 +202,12 @@ def test_a_file_that_holds_no_spec_is_told_in_a_line(text: str | None, what: str
         ({"night_minutes": 0.0}, "A night of 0 minutes is none.", "Give --night-minutes more than zero."),
         (
             {"price": -1.0},
-            "A node does not cost -1 an hour: what the acceptance costs has no bound.",
+            "A node does not cost -1 USD an hour: what the acceptance costs has no bound.",
             "Give --price as a number above zero.",
         ),
         (
             {"price": float("nan")},
-            "A node does not cost nan an hour: what the acceptance costs has no bound.",
+            "A node does not cost nan USD an hour: what the acceptance costs has no bound.",
             "Give --price as a number above zero.",
         ),
         ({"report": "no-folder/report.md"}, "The report cannot be written to no-folder/report.md.", "Name a file in"),

@@ -200,7 +200,7 @@ def test_a_spec_survives_its_own_json(
 
 def test_the_hash_covers_what_shapes_groups_and_nothing_else() -> None:
     spec = pool()
-    assert pool(max_runtime=timedelta(hours=1), price_per_hour=2.0).spec_hash == spec.spec_hash
+    assert pool(max_runtime=timedelta(hours=1), price_per_hour=2.0, currency="EUR").spec_hash == spec.spec_hash
     assert pool(node_labels={"role": "x"}).spec_hash != spec.spec_hash
     assert pool(max_nodes=5).spec_hash != spec.spec_hash
 
@@ -232,6 +232,17 @@ def test_taints_read_as_kubectl_writes_them() -> None:
     )
     assert Taint.parse("dedicated:NoExecute").value == ""
     assert str(Taint.parse("a=b:NoSchedule")) == "a=b:NoSchedule"
+
+
+def test_prices_are_in_dollars_unless_the_spec_says_otherwise() -> None:
+    assert (pool().currency, pool(currency="EUR").currency) == ("USD", "EUR")
+    assert deserialize_pool({key: value for key, value in pool().serialize().items() if key != "currency"}) == pool()
+
+
+@pytest.mark.parametrize("currency", ["", "$", "usd", "Euro", "USD ", None])
+def test_a_currency_is_given_by_its_code(currency: Any) -> None:
+    with pytest.raises(PoolSpecError, match=r"currency=.* must be an ISO 4217 code: three capital letters, as USD"):
+        pool(currency=currency)
 
 
 def test_prices_are_known_or_unknown_never_guessed() -> None:

@@ -92,7 +92,7 @@ def test_placement_is_plain_data_for_any_manifest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "cost"), [(None, "idle, unless"), (4.0, r"idle, \$3.00 of the node's \$4.00 an hour, unless")]
+    ("price", "cost"), [(None, "idle, unless"), (4.0, "idle, 3.00 of the node's 4.00 EUR an hour, unless")]
 )
 def test_gpus_that_a_pod_leaves_idle_are_named_with_their_cost(price: float | None, cost: str) -> None:
     spec = EksGpuPool(
@@ -102,6 +102,7 @@ def test_gpus_that_a_pod_leaves_idle_are_named_with_their_cost(price: float | No
         instance_types=("g6.12xlarge",),
         max_nodes=1,
         price_per_hour=price,
+        currency="EUR",
     )
     warning = placement(spec, gpus=1).warning
     assert warning.startswith("A pod with 1 of the 4 GPUs of its node leaves 3 ")

@@ -10,11 +10,11 @@ from tests.unit.scaling.pools import NOW, lease, machine, node, pod, pool, snaps
 
 
 def test_gpus_in_use_and_idle_and_what_they_cost() -> None:
-    spec = pool(price_per_hour={"ON_DEMAND": 0.8})
+    spec = pool(price_per_hour={"ON_DEMAND": 0.8}, currency="EUR")
     seen = snapshot(machine(1), machine(2), nodes=(node(1), node(2)), pods=(pod("train", on=1),), spec=spec)
     status = pool_status(seen, "here")
     assert (status.nodes, status.gpus, status.gpus_used, status.gpus_idle) == (2, 2, 1, 1)
-    assert status.cost_per_hour == 1.6
+    assert (status.cost_per_hour, status.to_json()["currency"]) == (1.6, "EUR")
     assert [row.cost_so_far for row in status.machines] == [0.8, 0.8], "launched an hour ago"
     assert status.machines[0].pods == ("default/train",)
 

@@ -268,3 +268,13 @@ def test_bills_together_know_no_more_than_each_of_them() -> None:
     assert whole.at_least == "nobody saw the end"
     assert whole.computed == ComputedShare(share=pytest.approx(0.4), known=0.5)
     assert together([part, part]).computed is None
+
+
+def test_money_of_two_currencies_is_not_added_up() -> None:
+    used = (run("a", span(0, 30), worked=(span(10, 20),)),)
+    bills = [
+        bill(pool(price_per_hour=6.0, currency=each), key("a"), used, [machine(0, 5, 30)]) for each in ("USD", "EUR")
+    ]
+    assert [each.to_json()["currency"] for each in (*bills, together(bills))] == ["USD", "EUR", None]
+    assert together(bills).to_json()["cost"] == dict.fromkeys((*PHASES, "total"), "unknown")
+    assert together(bills).total_seconds == 2 * bills[0].total_seconds

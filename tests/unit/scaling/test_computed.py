@@ -81,8 +81,8 @@ def test_the_log_says_it_after_working(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO)
     seconds = {"booting": 480.0, "working": 20160.0, "idle": 660.0}
     cost = {"booting": 0.1, "working": 4.5, "idle": 0.15}
-    bill = Bill(seconds=seconds, cost=cost, machines=2, computed=ComputedShare(share=0.382, known=1.0))
+    bill = Bill(seconds=seconds, cost=cost, currency="USD", machines=2, computed=ComputedShare(share=0.382, known=1.0))
     log_bill(LOG, key("a"), bill)
-    assert "5.6 h working (4.50), of which the GPUs computed 38 %, 660 s idle" in caplog.text.replace("11 min", "660 s")
+    assert "5.6 h working (4.50 USD), of which the GPUs computed 38 %, 11 min idle" in caplog.text
     assert bill.to_json()["computed"] == {"share": 0.382, "known": 1.0}
     assert replace(bill, computed=None).to_json()["computed"] is None

@@ -1,0 +1,30 @@
+"""The rows that `airflow gpu` prints: money with its currency."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_gpu_provider.cli.tables import leftover_row, machine_rows, pool_row
+from airflow_gpu_provider.reports.status import pool_status
+from airflow_gpu_provider.scaling.janitor import Leftover
+from tests.unit.scaling.pools import machine, node, pool, snapshot
+
+
+@pytest.mark.parametrize(
+    ("prices", "an_hour", "so_far"),
+    [
+        ({"price_per_hour": 0.8}, "0.80 USD", "0.80 USD"),
+        ({"price_per_hour": {"ON_DEMAND": 120.0}, "currency": "JPY"}, "120.00 JPY", "120.00 JPY"),
+        ({}, "unknown", "unknown"),
+    ],
+)
+def test_money_has_a_currency(prices: dict[str, object], an_hour: str, so_far: str) -> None:
+    status = pool_status(snapshot(machine(1), nodes=(node(1),), spec=pool(**prices)), "here")
+    assert pool_row(status)["cost_per_hour"] == an_hour
+    assert [row["cost_so_far"] for row in machine_rows([status])] == [so_far], "launched an hour ago"
+
+
+def test_what_a_leftover_machine_has_cost_has_a_currency_and_what_costs_nothing_has_none() -> None:
+    left = Leftover(pool="train", kind="machine", name="i-1", why="no run wants it", cost=1.5)
+    assert leftover_row(left, "EUR")["cost_so_far"] == "1.50 EUR"
+    assert leftover_row(Leftover(pool="train", kind="pod", name="p", why="over"), "EUR")["cost_so_far"] == ""
