@@ -71,7 +71,7 @@ def test_a_release_is_published_after_ci_and_without_a_stored_token() -> None:
     assert read("release")["on"] == {"push": {"tags": ["v*"]}}
     assert "workflow_call" in read("ci")["on"]
     publish = jobs("release")["publish"]
-    assert publish["needs"] == ["ci", "build"]
+    assert (jobs("release")["build"]["needs"], publish["needs"]) == ("ci", "build")
     assert jobs("release")["ci"] == {"uses": "./.github/workflows/ci.yml"}
     fetched, published = publish["steps"]
     assert fetched["with"]["name"] == "dist"
