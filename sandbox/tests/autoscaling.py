@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ from kubernetes.client import ApiClient, ApiException, CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from gpu_sandbox import SandboxProcess
-from tests.sandbox.running import eventually, watched
+from tests.sandbox.running import watched
 
 TEMPLATE = "k8s.io/cluster-autoscaler/node-template"
 STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
@@ -32,6 +31,8 @@ STATUS_SHAPE = {
     },
 }
 """The same of the stand-in and of a real one."""
+CREATION = 150
+"""Seconds that a node group takes."""
 BUSYBOX = {"name": "main", "image": "busybox:1.36"}
 
 
@@ -59,24 +60,13 @@ def gpu_pod(name: str, *, gpus: int = 1, seconds: float = 300, **spec: Any) -> d
 
 
 class Cluster:
-    """A sandbox's cluster, through its administrator's eyes; `by_hand` where the sandbox's clock is manual."""
+    """A sandbox's cluster, through its administrator's eyes."""
 
-    def __init__(self, sandbox: SandboxProcess, *, by_hand: bool = False) -> None:
+    def __init__(self, sandbox: SandboxProcess) -> None:
         self.sandbox = sandbox
-        self._by_hand = by_hand
         self.env = sandbox.env()
         self._client: ApiClient = new_client_from_config(self.env["KUBECONFIG"])
         self.core = CoreV1Api(self._client)
-
-    def until(self, look: Callable[[], Any], *, seconds: float = 120.0) -> Any:
-        """What `look` returns once it is true; by hand, within so many steps of the autoscaler, ten seconds apart."""
-        if not self._by_hand:
-            return eventually(look, seconds=seconds)
-        for _ in range(int(seconds)):
-            if found := look():
-                return found
-            self.sandbox.advance(10)
-        raise AssertionError(f"not so after {10 * seconds} s: {look}")
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded reply; empty where nothing is there."""
@@ -145,9 +135,6 @@ class Cluster:
         for namespace in ("default", "kube-system"):
             self.call("DELETE", f"/api/v1/namespaces/{namespace}/events")
 
-    def until_event(self, reason: str, *, about: str | None = None, seconds: float = 120.0) -> str:
-        return str(self.until(lambda: self.events(reason, about=about), seconds=seconds)[-1])
-
     def status(self) -> dict[str, Any]:
         """The autoscaler's status, decoded; empty before it is written."""
         data = self.call("GET", STATUS).get("data")
@@ -164,8 +151,8 @@ class Cluster:
 class Eks(Cluster):
     """With node groups as their owner makes them, and tags on the Auto Scaling groups behind."""
 
-    def __init__(self, sandbox: SandboxProcess, *, by_hand: bool = False) -> None:
-        super().__init__(sandbox, by_hand=by_hand)
+    def __init__(self, sandbox: SandboxProcess) -> None:
+        super().__init__(sandbox)
         self.client = cache(self._aws_client)
         self.subnets: dict[str, str] = json.loads(self.env["GPU_SANDBOX_SUBNETS"])
         self.zones = list(self.subnets)
@@ -178,8 +165,15 @@ class Eks(Cluster):
         )
         return session.client(service, endpoint_url=self.env["AWS_ENDPOINT_URL"])
 
-    def node_group(self, name: str, *, max_size: int = 3, accelerator: bool = True, **request: Any) -> str:
-        """A group at size 0, one GPU a node; returns its Auto Scaling group's name."""
+    def node_group(self, name: str, **request: Any) -> str:
+        """Create a group, and let EKS's minutes pass by hand; returns its Auto Scaling group's name."""
+        self.create_group(name, **request)
+        self.sandbox.advance(CREATION)
+        assert self.described(name)["status"] == "ACTIVE"
+        return self.asg_of(name)
+
+    def create_group(self, name: str, *, max_size: int = 3, accelerator: bool = True, **request: Any) -> None:
+        """Ask for a group at size 0, one GPU a node."""
         eks = self.client("eks")
         eks.create_nodegroup(
             clusterName=self.sandbox.cluster_name,
@@ -198,7 +192,9 @@ class Eks(Cluster):
                 **request,
             },
         )
-        self.until(lambda: self.described(name)["status"] == "ACTIVE")
+
+    def asg_of(self, name: str) -> str:
+        """The Auto Scaling group of a node group that is ACTIVE."""
         return str(self.described(name)["resources"]["autoScalingGroups"][0]["name"])
 
     def described(self, name: str) -> dict[str, Any]:
@@ -211,7 +207,6 @@ class Eks(Cluster):
         return [name for name in found if name != "system"]
 
     def delete_group(self, name: str) -> None:
-        self.until(lambda: self.described(name)["status"] in ("ACTIVE", "DEGRADED"))
         self.client("eks").delete_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
 
     def tag(self, asg_name: str, **tags: str) -> None:

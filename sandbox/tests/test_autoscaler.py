@@ -15,6 +15,7 @@ from sandbox.tests.autoscaling import STATUS_SHAPE, TEMPLATE, Eks, gpu_pod, shap
 # machine boots for 45.
 SEEN = 30 + 10
 JOINED = SEEN + 5 + 35 + 45
+GROUPS = 60  # so long groups are believed as they were last seen
 CANDIDATE = "DeletionCandidateOfClusterAutoscaler"
 
 
@@ -28,7 +29,7 @@ def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProces
 
 @pytest.fixture
 def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
-    cluster = Eks(sandbox, by_hand=True)
+    cluster = Eks(sandbox)
     yield cluster
     sandbox.clear_faults()
     cluster.delete_pods()
@@ -82,18 +83,20 @@ def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks, sandbox
     assert removed in eks.events("ScaleDownEmpty")
 
 
-def test_a_pod_that_no_group_fits_is_told_why(eks: Eks) -> None:
+def test_a_pod_that_no_group_fits_is_told_why(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("train")
-    eks.until(lambda: eks.group_status(asg))
+    sandbox.advance(GROUPS)
+    assert eks.group_status(asg)
     eks.create(gpu_pod("elsewhere", **for_group("another")))
     eks.create(gpu_pod("intolerant", **for_group("train"), tolerations=[]))
     eks.create(gpu_pod("large", gpus=8, **for_group("train")))
+    sandbox.advance(SEEN)
     # The group of the cluster's own node, without GPUs, is one of those that do not do.
-    assert eks.until_event("NotTriggerScaleUp", about="elsewhere") == (
+    assert eks.events("NotTriggerScaleUp", about="elsewhere") == [
         "pod didn't trigger scale-up: 2 node(s) didn't match Pod's node affinity/selector"
-    )
-    assert "1 node(s) had untolerated taint(s)" in eks.until_event("NotTriggerScaleUp", about="intolerant")
-    assert "1 Insufficient nvidia.com/gpu" in eks.until_event("NotTriggerScaleUp", about="large")
+    ]
+    assert "1 node(s) had untolerated taint(s)" in str(eks.events("NotTriggerScaleUp", about="intolerant"))
+    assert "1 Insufficient nvidia.com/gpu" in str(eks.events("NotTriggerScaleUp", about="large"))
     assert not eks.events("TriggeredScaleUp", about="elsewhere")
 
 
@@ -103,13 +106,15 @@ def test_a_group_at_its_largest_says_so(eks: Eks, sandbox: SandboxProcess) -> No
     sandbox.advance(JOINED)
     eks.until_running("first")
     eks.create(gpu_pod("second", **for_group("small")))
-    assert "1 max node group size reached" in eks.until_event("NotTriggerScaleUp", about="second")
+    sandbox.advance(SEEN)
+    assert "1 max node group size reached" in str(eks.events("NotTriggerScaleUp", about="second"))
     assert eks.desired(asg) == 1
 
 
 def test_a_group_without_its_discovery_tag_is_nobodys(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("untagged")
-    eks.until(lambda: eks.group_status(asg))
+    sandbox.advance(GROUPS)
+    assert eks.group_status(asg)
     eks.client("autoscaling").delete_tags(
         Tags=[
             {
@@ -119,14 +124,15 @@ def test_a_group_without_its_discovery_tag_is_nobodys(eks: Eks, sandbox: Sandbox
             }
         ]
     )
-    eks.until(lambda: not eks.group_status(asg))
+    sandbox.advance(GROUPS + 10)
     eks.create(gpu_pod("waiting", **for_group("untagged")))
-    eks.until_event("NotTriggerScaleUp", about="waiting")
+    sandbox.advance(SEEN)
+    assert eks.events("NotTriggerScaleUp", about="waiting")
     assert eks.desired(asg) == 0
     assert eks.group_status(asg) == {}
 
     eks.tag(asg, **{"k8s.io/cluster-autoscaler/enabled": "true"})
-    sandbox.advance(60 + JOINED)  # groups are believed for a minute
+    sandbox.advance(GROUPS + JOINED)
     eks.until_running("waiting")
 
 
@@ -147,14 +153,16 @@ def self_managed(eks: Eks, name: str, **tags: str) -> None:
     eks.tag(name, **{"k8s.io/cluster-autoscaler/enabled": "1", f"k8s.io/cluster-autoscaler/{cluster}": "1", **tags})
 
 
-def test_a_self_managed_group_is_what_its_tags_say(eks: Eks) -> None:
+def test_a_self_managed_group_is_what_its_tags_say(eks: Eks, sandbox: SandboxProcess) -> None:
     try:
         self_managed(eks, "mine", **{f"{TEMPLATE}/taint/nvidia.com/gpu": "true:NoSchedule"})
         eks.create(gpu_pod("waiting", **for_group("mine")))
-        eks.until_event("NotTriggerScaleUp", about="waiting")
+        sandbox.advance(GROUPS + SEEN)
+        assert eks.events("NotTriggerScaleUp", about="waiting")
         assert eks.desired("mine") == 0
         eks.tag("mine", **{f"{TEMPLATE}/label/role": "mine"})
-        eks.until_event("TriggeredScaleUp", about="waiting")
+        sandbox.advance(GROUPS + 10)
+        assert eks.events("TriggeredScaleUp", about="waiting")
         assert eks.desired("mine") == 1
     finally:
         eks.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName="mine", ForceDelete=True)
@@ -168,14 +176,16 @@ def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks, sandbox: 
     ]
     discovery = {"ResourceType": "auto-scaling-group", "Key": "k8s.io/cluster-autoscaler/enabled"}
     eks.client("autoscaling").delete_tags(Tags=[{**discovery, "ResourceId": group} for group in groups])
-    eks.until(lambda: eks.status() and not any(eks.group_status(group) for group in groups))
+    sandbox.advance(GROUPS + 10)
+    assert eks.status()
+    assert not any(eks.group_status(group) for group in groups)
     for index in range(4):
         eks.create(gpu_pod(f"pod-{index}", **for_group("spread")))
-    for index in range(4):
-        eks.until_event("NotTriggerScaleUp", about=f"pod-{index}")  # it has seen each of them
+    sandbox.advance(SEEN)
+    assert all(eks.events("NotTriggerScaleUp", about=f"pod-{index}") for index in range(4)), "it has seen each of them"
     found = [{**discovery, "ResourceId": group, "Value": "true", "PropagateAtLaunch": False} for group in groups]
     eks.client("autoscaling").create_or_update_tags(Tags=found)
-    sandbox.advance(60 + JOINED)  # groups are believed for a minute
+    sandbox.advance(GROUPS + JOINED)
     for index in range(4):
         eks.until_running(f"pod-{index}")
     told = eks.events("ScaledUpGroup")
@@ -275,7 +285,7 @@ def test_a_dead_autoscaler_grows_nothing_and_its_status_grows_old(eks: Eks, sand
 
 def test_without_an_autoscaler_there_is_no_status(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> None:
     sandbox = gpu_sandbox_factory(autoscaler="none", clock="manual")
-    eks = Eks(sandbox, by_hand=True)
+    eks = Eks(sandbox)
     asg = eks.node_group("train")
     eks.create(gpu_pod("waiting", **for_group("train")))
     sandbox.advance(hours=1)

@@ -78,7 +78,9 @@ def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
 ) -> None:
     eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5, stale=0.0))
     eks.install_device_plugin()
-    asg = eks.node_group("train")
+    eks.create_group("train")
+    eventually(lambda: eks.described("train")["status"] == "ACTIVE")
+    asg = eks.asg_of("train")
     with cluster_autoscaler(eks, tmp_path / "log"):
         eks.create(gpu_pod("train", seconds=2, nodeSelector={"role": "train"}))
         eks.create(gpu_pod("intolerant", nodeSelector={"role": "train"}, tolerations=[]))
@@ -88,8 +90,8 @@ def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
         assert node["spec"]["providerID"].rpartition("/")[2] in instances_of(eks, asg)
 
         eventually(lambda: eks.desired(asg) == 0, seconds=180)
-        refused = eks.until_event("NotTriggerScaleUp", about="intolerant", seconds=90)
-        assert "1 node(s) had untolerated taint(s)" in refused
+        refused = eventually(lambda: eks.events("NotTriggerScaleUp", about="intolerant"), seconds=90)
+        assert "1 node(s) had untolerated taint(s)" in refused[-1]
         assert eks.events("ScaleDown", about=node["metadata"]["name"]) == [
             "marked the node as toBeDeleted/unschedulable"
         ]

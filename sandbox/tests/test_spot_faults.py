@@ -21,9 +21,10 @@ def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProces
 
 @pytest.fixture
 def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
-    cluster = Eks(sandbox, by_hand=True)
+    cluster = Eks(sandbox)
     yield cluster
     cluster.delete_pods()
+    sandbox.advance(minutes=1)  # an update of a node group holds its deletion up
     for name in cluster.node_groups():
         cluster.delete_group(name)
     sandbox.advance(minutes=20)
