@@ -16,6 +16,7 @@ from gpu_sandbox import Sandbox, SandboxProcess
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.cli import main
 from gpu_sandbox.errors import ControlApiError
+from gpu_sandbox.faults import Stockout
 from tests.sandbox.running import watched
 
 PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
@@ -88,6 +89,23 @@ def test_a_node_joins_when_its_machine_has_booted_and_goes_with_it(
     assert len(nodes(gpu_sandbox)) == 3
     gpu_sandbox.advance(1)
     assert nodes(gpu_sandbox) == []
+
+
+def test_an_instance_that_ends_while_it_boots_never_joins(gpu_sandbox: Sandbox, autoscaling: Any, group: str) -> None:
+    autoscaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+    gpu_sandbox.advance(5 + 35)
+    (booting,) = gpu_sandbox.describe()["booting"]
+    assert booting["zone"] == "us-west-2a"
+    autoscaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
+    gpu_sandbox.advance(5 + 45 - 1)  # a group's reaction, and nearly the instance's end: it would have booted by now
+    assert (gpu_sandbox.describe()["booting"], nodes(gpu_sandbox)) == ([], [])
+
+
+def test_a_stock_out_launches_nothing(gpu_sandbox: Sandbox, autoscaling: Any, group: str) -> None:
+    gpu_sandbox.faults.add(Stockout(zone="us-west-2a", instance_type="g6.xlarge"))
+    autoscaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+    gpu_sandbox.advance(hours=1)
+    assert (gpu_sandbox.describe()["booting"], nodes(gpu_sandbox)) == ([], [])
 
 
 def test_a_drain_waits_for_pods_and_gives_up_by_the_clock(gpu_sandbox: Sandbox, autoscaling: Any, group: str) -> None:

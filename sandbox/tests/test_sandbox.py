@@ -19,7 +19,7 @@ from botocore.session import Session as BotocoreSession
 from botocore.signers import RequestSigner
 from kubernetes import client, config
 
-from gpu_sandbox import Sandbox, Stockout
+from gpu_sandbox import Sandbox
 from gpu_sandbox.aws.observer import aws_client
 from tests.sandbox.running import watched
 
@@ -205,40 +205,6 @@ def test_a_drain_waits_for_a_disruption_budget_until_aws_does_not(
     assert pod_names(core, "guarded") == ["guarded"]
     policy.delete_namespaced_pod_disruption_budget("guarded", "default")
     until(lambda: not nodes_of(gpu_sandbox, name), what="the Node gone once the budget is")
-
-
-def test_a_slow_boot_can_be_ended(gpu_sandbox: Sandbox, node_group: Callable[..., str]) -> None:
-    gpu_sandbox.faults.boot_seconds = 600
-    name = node_group()
-    waiting = until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
-    assert waiting[0]["zone"] == ZONE
-    time.sleep(gpu_sandbox.boot_seconds + 1)
-    assert nodes_of(gpu_sandbox, name) == []
-    gpu_sandbox.faults.boot_seconds = None
-    one_ready_node(gpu_sandbox, name)
-    until(lambda: gpu_sandbox.describe()["booting"] == [], what="the end of the boot")
-
-
-def test_an_instance_that_ends_while_it_boots_never_joins(
-    gpu_sandbox: Sandbox, aws: Callable[[str], Any], node_group: Callable[..., str]
-) -> None:
-    gpu_sandbox.faults.boot_seconds = 600
-    name = node_group()
-    until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
-    resize(aws, gpu_sandbox, name, 0)
-    until(lambda: not gpu_sandbox.describe()["booting"], what="the instance gone")
-    gpu_sandbox.faults.boot_seconds = 0
-    time.sleep(0.5)
-    assert nodes_of(gpu_sandbox, name) == []
-
-
-def test_a_stockout_launches_nothing(gpu_sandbox: Sandbox, node_group: Callable[..., str]) -> None:
-    stockout = Stockout(zone=ZONE, instance_type="g6.xlarge")
-    gpu_sandbox.faults.add(stockout)
-    name = node_group()
-    time.sleep(3)
-    assert nodes_of(gpu_sandbox, name) == []
-    assert gpu_sandbox.describe()["booting"] == []
 
 
 def test_an_api_server_that_is_away_loses_no_event(
