@@ -158,17 +158,6 @@ def until_allowed(api: Any, **whom: Any) -> None:
     eventually(lambda: may_list(api, **whom))
 
 
-@contextmanager
-def standing_still(cloud: Any) -> Iterator[None]:
-    """Nothing goes on by itself in a cloud of this process meanwhile, however long the body takes."""
-    loop = cloud._loop
-    step, loop._step = loop._step, lambda: None
-    try:
-        yield
-    finally:
-        loop._step = step
-
-
 def airflow_says(monkeypatch: Any, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:
     """Answer what a trigger asks Airflow when its task was ended."""
     instance = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance"

@@ -9,14 +9,12 @@ for operations in less than its 15 seconds. Nothing else is changed.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from airflow.providers.google.cloud.hooks import kubernetes_engine
-from google.api_core.exceptions import BadRequest, NotFound
 from google.cloud.container_v1 import ClusterManagerClient
 from kubernetes import client, config
 
@@ -24,7 +22,7 @@ from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
-from tests.sandbox.running import standing_still
+from tests.sandbox.running import eventually
 
 pytestmark = pytest.mark.nightly
 
@@ -38,7 +36,7 @@ def project() -> Iterator[Sandbox]:
     with Sandbox(platform="gke", cluster_name="yesterday", boot_seconds=0.5, timings=timings) as sandbox:
         gke = manager(sandbox)
         gke.delete_cluster(name=sandbox.google.cluster.path)
-        wait_until(lambda: not gke.list_clusters(parent=place(sandbox)).clusters)
+        eventually(lambda: not gke.list_clusters(parent=place(sandbox)).clusters)
         yield sandbox
 
 
@@ -71,13 +69,6 @@ def place(sandbox: Sandbox) -> str:
     return f"projects/{sandbox.google.project_id}/locations/{sandbox.google.location}"
 
 
-def wait_until(look: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not look():
-        assert time.monotonic() < deadline, f"not so after 120 s: {look}"
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize("scaling", ["direct", "autoscaler"])
 def test_a_cluster_for_one_night(
     project: Sandbox, core: client.CoreV1Api, capsys: pytest.CaptureFixture[str], scaling: str
@@ -91,7 +82,7 @@ def test_a_cluster_for_one_night(
 
     def look(task_id: str) -> None:
         if task_id == "create_cluster":
-            wait_until(lambda: len(machines(core, "system")) == len(project.zones))
+            eventually(lambda: len(machines(core, "system")) == len(project.zones))
         seen[task_id] = {
             "clusters": [each.name for each in gke.list_clusters(parent=place(project)).clusters],
             "gpu nodes": core.list_node(label_selector=POOL).items,
@@ -135,27 +126,10 @@ def test_a_cluster_for_one_night(
     assert seen["night-gpu.scale_down"] == without_gpus
     assert seen["delete_cluster"]["clusters"] == []
     assert not project.google.describe_groups()
-    wait_until(lambda: not machines(core, "system"))
+    eventually(lambda: not machines(core, "system"))
 
 
 def machines(core: client.CoreV1Api, node_pool: str) -> list[str]:
     """The machine types of a node pool's nodes."""
     nodes = core.list_node(label_selector=f"cloud.google.com/gke-nodepool={node_pool}").items
     return [node.metadata.labels["node.kubernetes.io/instance-type"] for node in nodes]
-
-
-def test_there_is_one_control_plane_and_so_one_cluster(project: Sandbox) -> None:
-    gke = manager(project)
-    cluster = {"name": "first", "initial_node_count": 1, "locations": ["us-central1-a"]}
-    gke.create_cluster(parent=place(project), cluster=cluster)
-    path = f"{place(project)}/clusters/first"
-    with pytest.raises(BadRequest, match="cluster first has it"):
-        gke.create_cluster(parent=place(project), cluster={**cluster, "name": "second"})
-    wait_until(lambda: gke.get_cluster(name=path).status.name == "RUNNING")
-    assert [pool.name for pool in gke.get_cluster(name=path).node_pools] == ["default-pool"]
-    with standing_still(project.google):
-        gke.delete_cluster(name=path)
-        assert gke.get_cluster(name=path).status.name == "STOPPING"
-    wait_until(lambda: not gke.list_clusters(parent=place(project)).clusters)
-    with pytest.raises(NotFound):
-        gke.get_cluster(name=path)

@@ -1,0 +1,72 @@
+"""DeleteGpuPoolOperator's wait for groups that go in the cloud's own time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider import DeleteGpuPoolOperator
+from airflow_gpu_provider.errors import PoolNotReleased
+from airflow_gpu_provider.platforms.base import Group, GroupStatus
+from airflow_gpu_provider.pools.candidates import Candidate
+from tests.fakes.clock import VirtualClock
+from tests.unit.scaling.pools import pool
+
+CANDIDATE = Candidate(group="a", zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
+
+
+class Platform:
+    """A cloud with one group, which has these states at one look after the other, and then is gone."""
+
+    def __init__(self, *states: GroupStatus) -> None:
+        self._states = [*states]
+        self.deletions = 0
+
+    def observe(self) -> list[Group]:
+        if not self._states:
+            return []
+        return [Group(name="a", candidate=CANDIDATE, status=self._states.pop(0), desired=0, max_size=1)]
+
+    def delete(self, say: Any) -> None:
+        self.deletions += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    monkeypatch.setattr("airflow_gpu_provider.operators.delete.time", clock)
+    return clock
+
+
+def delete(platform: Platform, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> Any:
+    reconciler = SimpleNamespace(platform=platform)
+    monkeypatch.setattr("airflow_gpu_provider.run_identity.pool_opener", lambda *_: lambda _: reconciler)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.deletion.delete_pool", lambda *_, **__: ("a",))
+    monkeypatch.setattr("airflow_gpu_provider.scaling.deletion.delete_pool_records", lambda _: None)
+    operator = DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool(), **arguments)
+    return operator.execute({})
+
+
+def test_it_returns_when_the_group_is_gone(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = Platform(*["deleting"] * 20)
+    assert delete(platform, monkeypatch)["deleted"] == ["a"]
+    assert (platform.deletions, clock.monotonic()) == (0, 100)
+
+
+def test_a_group_that_could_not_be_deleted_yet_is_deleted_once_it_can_be(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = Platform("updating", "active", "deleting", "deleting")
+    delete(platform, monkeypatch)
+    assert platform.deletions == 2
+
+
+def test_a_group_that_does_not_go_is_named_after_the_timeout(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PoolNotReleased, match="a of a are still there after 0:10:00"):
+        delete(Platform(*["deleting"] * 1000), monkeypatch, timeout=timedelta(minutes=10))
+    assert 600 < clock.monotonic() <= 605
