@@ -16,9 +16,9 @@ from airflow_gpu_provider.errors import EndUnknown, GpuError, PodPreempted
 from airflow_gpu_provider.pods import task_log
 from airflow_gpu_provider.pods.kept_lines import KeptLines
 from airflow_gpu_provider.pods.preemptions import Preemptions
+from tests.unit.pods.pod_life import AWAY, ENDED_WELL, EVICTED, PHASES, UNSEEN, Life
+from tests.unit.pods.pod_life import nodes as nodes
 from tests.unit.pods.test_pod_end import ended, pod, running
-from tests.unit.pods.test_pod_try import AWAY, ENDED_WELL, EVICTED, PHASES, UNSEEN, Life
-from tests.unit.pods.test_pod_try import nodes as nodes
 from tests.unit.pods.test_pod_verdict import watched
 
 
