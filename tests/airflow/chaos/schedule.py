@@ -16,8 +16,6 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("ensure-deferred", "triggerer-killed"),
     ("ensure-deferred", "dagrun-timeout"),
     ("ensure-deferred", "run-deleted"),
-    ("train-queued", "run-failed"),
-    ("train-waits-for-retry", "run-failed"),
     ("train-deferred", "triggerer-stalled"),
     ("train-deferred", "airflow-killed"),
     ("train-deferred", "api-server-down"),
@@ -34,7 +32,11 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("scale-down-begins", "cloud-errors"),
     ("scale-down-begins", "kubernetes-403"),
 )
-"""Pairs that are in every cover, but for those that tests/airflow or tests/sandbox hold."""
+"""Pairs that are in every cover, but for those that tests/airflow, tests/sandbox or tests/dry_nights hold.
+
+The last of these has a run that is marked failed while its training waits for a worker or for its next try:
+test_marks.py, test_run_marked_failed_while_its_training_waits.
+"""
 
 ON_GKE: tuple[tuple[str, str], ...] = (
     # What meets the other cloud's side of the package: its calls, its errors, its machines, its tokens, its clock.
