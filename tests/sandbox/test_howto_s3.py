@@ -27,8 +27,6 @@ from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run, until_allowed
 
-pytestmark = pytest.mark.nightly
-
 NODE = "metal-1"
 COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
 
@@ -75,6 +73,7 @@ def gpu_pod(pool: KubernetesGpuPool, name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
+@pytest.mark.nightly
 def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     pool = lab(taints=["team=ml:NoSchedule"], cordon_when_idle=True)
     machines = {each.metadata.name for each in core.list_node().items}
