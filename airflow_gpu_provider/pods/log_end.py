@@ -23,6 +23,7 @@ _FAR = 60
 # What a launcher puts before each line: torch ([rank0]:), torchrun ([default0]:), Ray and vLLM ((train pid=7)), mpirun.
 _SENDER = re.compile(r"^(?:\[(?:rank|default)\d+\]:|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std\w+>:) ?")
 _GROUP = re.compile(r"^ {2,}(?:\| ?|\+ )")  # an ExceptionGroup's indentation
+_OF_GROUP = re.compile(r"^ {2,}[|+]")
 
 # What a logger puts before a message: logging, loguru, vLLM, glog and TensorFlow, in their default formats.
 _LEVEL = re.compile(
@@ -50,11 +51,14 @@ _REPORTS = re.compile(
     "|".join(
         (
             r"ChildFailedError|\bSignalException\b",  # torch/distributed/elastic
+            r"\bExceptionGroup\b|\bCancelledError\b",  # Python: a group of errors, and a task that ended for another's
             r"Process(?:Exited|Raised)Exception",  # torch/multiprocessing/spawn.py
             r"CalledProcessError|BrokenProcessPool|BrokenPipeError|\bEOFError|SystemExit|KeyboardInterrupt",  # Python
             r"DataLoader worker \(pid",  # torch/utils/data/dataloader.py
-            r"Connection (?:reset|closed) by peer|Socket Timeout",  # c10d's TCPStore, gloo
+            r"Connection (?:reset|closed) by peer|Socket Timeout|Dist(?:Network|Store)Error",  # c10d's TCPStore, gloo
+            r"[Ww]ait timeout after|monitoredBarrier|[Bb]roken pipe",
             r"ncclRemoteError|remote process exited|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread)",
+            r"unhandled system error|ncclSystemError|socketPollConnect|Proxy Call to rank",  # nccl: src/misc/socket.cc
             r"unhandled cuda error|ncclUnhandledCudaError",  # NCCL names it in lines of its own, src/include/checks.h
             r"Engine core initialization failed|Engine process failed|EngineDeadError|stack trace.*root cause",  # vLLM
             r"(?:Ray)?Actor(?:Died)?Error|WorkerCrashedError|TrainingFailedError",  # Ray
@@ -66,11 +70,15 @@ _REPORTS = re.compile(
 # What a program prints that has survived an error: it counts on, or says so.
 _BAR = re.compile(r"(?P<of>.{0,100}?)\s*(?P<at>\d{1,3})%\|")  # tqdm
 _COUNTS = re.compile(
-    r"\b(?:step|epoch|iter(?:ation)?|batch)s?\b['\"]?\W{0,4}\d|\bloss\b['\"]?\s*[:= ]\s*-?\d", re.IGNORECASE
+    r"\b(?:step|epoch|iter(?:ation)?|batch|trial|fold|episode|round|chunk|shard|sample|example)s?\b['\"]?\W{0,4}\d"
+    r"|\bloss\b['\"]?\s*[:= ]\s*-?\d|^\s*\d+/\d+ .*s/(?:step|it|epoch)\b",  # keras: utils/progbar.py
+    re.IGNORECASE,
 )
+_PACE = re.compile(r"\d+:\d\d(?::\d\d)?|\d[\d.]* ?\w*/\w+")  # what of a bar changes while nothing moves
+_FAILS = re.compile(r"\b(?:error|fail\w*|abort\w*|killed|exception|out of memory|OOM)\b", re.IGNORECASE)
 _RECOVERS = re.compile(
     r"\b(?:retrying|trying again|recover(?:ing|ed|s)?|skip(?:ping|ped|s)|fall(?:s|ing)? back|continuing|resuming"
-    r"|ignoring)\b",
+    r"|ignoring|(?:will restart|restarting) worker group)\b",  # torch/distributed/elastic/agent/server/api.py
     re.IGNORECASE,
 )
 _CLOSING = re.compile(r"^(?:wandb:|frame #|#\d+ )")  # a summary, a stack of C++
@@ -87,37 +95,65 @@ class _Line:
 
     Attributes:
         text: Without what a launcher and a logger have put before it.
+        sender: What a launcher has put there.
         is_quiet: It was logged as less than an error.
+        is_loud: It was logged as an error.
+        is_of_group: It belongs to the traceback of an ExceptionGroup.
     """
 
     raw: str
     shown: str
     text: str
+    sender: str
     is_quiet: bool
+    is_loud: bool
+    is_of_group: bool
+
+    @property
+    def is_work(self) -> bool:
+        """It counts what the program does, and not where it failed."""
+        if self.is_loud or _EXCEPTION.match(self.text) or _FAILS.search(self.text):
+            return False
+        return _COUNTS.search(self.text) is not None
 
     @classmethod
     def parse(cls, raw: str) -> _Line:
         what = shown(raw)
-        text = _GROUP.sub("", _SENDER.sub("", what))
+        sender = found[0] if (found := _SENDER.match(what)) else ""
+        sent = what.removeprefix(sender)
+        text = _GROUP.sub("", sent)
+        is_quiet = is_loud = False
         if _NCCL.search(text):
-            is_quiet = False
+            is_loud = True
         elif found := _GLOG.match(text):
-            is_quiet = found["level"] in "IW"
+            is_quiet, is_loud = found["level"] in "IW", found["level"] in "EF"
         elif _WARNING.match(text) or _JSON_LEVEL.search(text):
             is_quiet = True
         elif found := _LEVEL.match(text):
-            text, is_quiet = text[found.end() :], found["loud"] is None
-        else:
-            is_quiet = False
-        return cls(raw=raw, shown=what, text=text, is_quiet=is_quiet)
+            text, is_quiet, is_loud = text[found.end() :], found["loud"] is None, found["loud"] is not None
+        is_of_group = _OF_GROUP.match(sent) is not None
+        return cls(
+            raw=raw, shown=what, text=text, sender=sender, is_quiet=is_quiet, is_loud=is_loud, is_of_group=is_of_group
+        )
 
 
 @dataclass(kw_only=True)
 class _Failure:
     """An exception and those that it is chained to: the lines that name them, and the first line of all."""
 
+    sender: str
     begins: int
     named: list[int]
+
+
+@dataclass
+class _Traceback:
+    """Where one sender's tracebacks are: the first line of the one that is open, and the failure before."""
+
+    begins: int | None = None
+    is_chained: bool = False
+    is_of_group: bool = False
+    last: _Failure | None = None
 
 
 @dataclass
@@ -128,27 +164,32 @@ class _Log:
     passed_over: set[int] = field(default_factory=set)
 
     def last_error(self) -> Iterator[_Line]:
-        counted = self._of_last_failure()
-        survived = self._last_work()
+        sender, counted = self._of_last_failure()
+        survived = self._last_work(sender)
         return (self.lines[at] for at in reversed(counted) if at > survived and not self.lines[at].is_quiet)
 
-    def _of_last_failure(self) -> Sequence[int]:
-        """Return the lines of the last failure that is the program's own; of a log without any, its last lines."""
+    def _of_last_failure(self) -> tuple[str, Sequence[int]]:
+        """Return the lines of the last failure that ended the program, and its sender; without one, the last lines."""
         for failure in reversed(self._failures):
-            if not self._only_reports(failure):
+            if not self._ended_nothing(failure):
                 since = self._told(failure.named[0])
-                return since if len(since) <= _FAR else since[-_NEAR:]
-            self.passed_over.update(range(failure.begins, failure.named[-1] + 1))
-        return self._told(0)[-_NEAR:]
+                return failure.sender, since if len(since) <= _FAR else since[-_NEAR:]
+            its = range(failure.begins, failure.named[-1] + 1)
+            self.passed_over.update(at for at in its if self.lines[at].sender == failure.sender)
+        return "", self._told(0)[-_NEAR:]
 
     def _told(self, begins: int) -> list[int]:
         """Return the lines from there on that the program has printed itself."""
         own = (at for at in range(begins, len(self.lines)) if at not in self.passed_over)
         return [at for at in own if not _CLOSING.match(self.lines[at].text)]
 
-    def _last_work(self) -> int:
-        """Return the last line that shows that the program went on after what came before it; -1 if none does."""
+    def _last_work(self, sender: str) -> int:
+        """Return the last line that shows that the program went on after what came before it; -1 if none does.
+
+        Where a launcher names its processes, only what this one has printed shows that: the others go on for a while.
+        """
         last = -1
+        seen: set[str] = set()  # a bar is printed once more, as it was, when its program ends
         bars: dict[str, tuple[int, str]] = {}
         for at in self._told(0):
             line = self.lines[at]
@@ -157,7 +198,10 @@ class _Log:
                     before, count = bars.get(bar["of"], (at, bar["at"]))
                     last = max(last, before) if count != bar["at"] else last
                     bars[bar["of"]] = (at, bar["at"])
-            elif not _EXCEPTION.match(line.text) and (_COUNTS.search(line.text) or _RECOVERS.search(line.text)):
+            elif line.is_work and sender in ("", line.sender):
+                last = last if (said := _PACE.sub("", line.text)) in seen else at
+                seen.add(said)
+            elif not _EXCEPTION.match(line.text) and _RECOVERS.search(line.text):
                 last = at
         return last
 
@@ -165,21 +209,26 @@ class _Log:
     def _failures(self) -> list[_Failure]:
         """The failures in their order; the frames of their tracebacks are passed over."""
         found: list[_Failure] = []
-        begins: int | None = None  # of the traceback that is open
-        is_chained = False
+        senders: dict[str, _Traceback] = {}
         for at, line in enumerate(self.lines):
+            traceback = senders.setdefault(line.sender, _Traceback())
+            is_of_same_group, traceback.is_of_group = traceback.is_of_group and line.is_of_group, line.is_of_group
             if _TRACEBACK.search(line.text):
-                begins = at
+                traceback.begins = at
             elif _CHAINED.match(line.text):
-                is_chained = True
-            elif begins is None or not _IN_TRACEBACK.match(line.text):
-                if not line.is_quiet and (begins is not None or _EXCEPTION.match(line.text)):
-                    if found and (is_chained or self._is_of_nccl(at, found[-1])):
-                        found[-1].named.append(at)
+                traceback.is_chained = True
+            elif traceback.begins is None or not _IN_TRACEBACK.match(line.text):
+                if not line.is_quiet and (traceback.begins is not None or _EXCEPTION.match(line.text)):
+                    if (last := traceback.last) and (
+                        traceback.is_chained or is_of_same_group or self._is_of_nccl(at, last)
+                    ):
+                        last.named.append(at)
                     else:
-                        found.append(_Failure(begins=at if begins is None else begins, named=[at]))
-                    is_chained = False
-                begins = None
+                        begins = at if traceback.begins is None else traceback.begins
+                        traceback.last = _Failure(sender=line.sender, begins=begins, named=[at])
+                        found.append(traceback.last)
+                    traceback.is_chained = False
+                traceback.begins = None
                 continue
             self.passed_over.add(at)
         return found
@@ -187,8 +236,10 @@ class _Log:
     def _is_of_nccl(self, at: int, before: _Failure) -> bool:
         return before.named[-1] == at - 1 and _OF_NCCL.match(self.lines[at].text) is not None
 
-    def _only_reports(self, failure: _Failure) -> bool:
-        """Return True if it says only that another process has ended, or is from Python's own shutdown."""
-        before = self.lines[failure.begins - 1].text if failure.begins else ""
-        is_of_nobody = _OF_NOBODY.match(before) is not None
-        return is_of_nobody or all(_REPORTS.search(self.lines[at].text) for at in failure.named)
+    def _ended_nothing(self, failure: _Failure) -> bool:
+        """Return True if it only says that another process has ended, was survived, or is of Python's own shutdown."""
+        if failure.begins:
+            before = self.lines[failure.begins - 1]
+            if _OF_NOBODY.match(before.text) or (before.is_loud and _RECOVERS.search(before.text)):
+                return True
+        return all(_REPORTS.search(self.lines[at].text) for at in failure.named)

@@ -75,6 +75,12 @@ LOST_GPU = Advice(
     fix="Retry the task: a new container gets its devices anew. If it lasts, something on the node reloads systemd,"
     " which takes the devices away (NVIDIA/nvidia-container-toolkit#48).",
 )
+BUSY = Advice(
+    cause="driver",
+    what="no process may use its GPU on node {node}",
+    fix="Retry the task. If it lasts, see what uses the GPU there: another process in exclusive mode, MPS, or a MIG"
+    " layout without instances.",
+)
 NO_FABRIC = Advice(
     cause="driver",
     what="the GPUs of node {node} are not initialized",
@@ -106,6 +112,18 @@ _SIGNS = (
     Sign(r"out_of_memory: .*Maximum pool size exceeded", TOO_LARGE, "rmm: mr/detail/pool_memory_resource_impl.cpp"),
     Sign(r"No executable batch size found, reached zero", TOO_LARGE, "accelerate: utils/memory.py"),
     Sign(r"Error out of memory at line \d+ in file .*csrc", TOO_LARGE, "bitsandbytes: csrc/ops.cuh"),
+    Sign(r"Can't allocate \d+ bytes on device \d|CUDA allocation failed", TOO_LARGE, "DALI: dali/core/cuda_error.h"),
+    Sign(r"Failed to CUDA (calloc|malloc)", TOO_LARGE, "nccl: src/include/alloc.h"),
+    Sign(
+        r"NVML_SUCCESS == .*CUDACachingAllocator",
+        TOO_LARGE,
+        "pytorch: c10/cuda/CUDACachingAllocator.cpp, which asks NVML only once an allocation has failed (on MIG)",
+    ),
+    Sign(
+        r"to \S*device:GPU:\d+ in order to run .*Dst tensor is not initialized",
+        TOO_LARGE,
+        "TensorFlow: common_runtime/eager/execute.cc, gpu_util.cc",
+    ),
     # -- a broken GPU ----------------------------------------------------------------------------------------
     Sign(r"uncorrectable (double[- ]bit )?ECC error", BROKEN, "CUDA runtime API: error 214"),
     Sign(r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE", BROKEN, "CUDA runtime and driver API: error 214"),
@@ -113,13 +131,28 @@ _SIGNS = (
     Sign(r"GPU has fallen off the bus|GPU is lost|GPU requires reset", BROKEN, "NVIDIA: XID 79; NVML: errors 15, 16"),
     Sign(r"device error: GPU-[\da-f-]+: unknown device", BROKEN, "libnvidia-container: src/cli/configure.c"),
     # -- the driver, at the start of a container -------------------------------------------------------------
-    Sign(r"nvidia-container-cli: requirement error", OLD_DRIVER, "libnvidia-container: src/cli/dsl.c; toolkit#152"),
     Sign(
-        r"nvidia-container-cli: (initialization|detection|driver) error|nvml error: driver not loaded",
+        r"nvidia-container-cli(\.real)?: requirement error",
+        OLD_DRIVER,
+        "libnvidia-container: src/cli/dsl.c; toolkit#152",
+    ),
+    Sign(
+        r"nvidia-container-cli(\.real)?: (initialization|detection|driver) error|nvml error: driver not loaded",
         NO_DRIVER,
         "libnvidia-container: src/cli/configure.c, src/driver.c; toolkit#237, #2102, llama.cpp#9665",
     ),
-    Sign(r"nvidia-container-cli: \w+ error", TOOLKIT, "libnvidia-container: src/cli/configure.c"),
+    Sign(
+        r"nvidia-container-cli(\.real)?: \w+ error",
+        TOOLKIT,
+        "libnvidia-container: src/cli/configure.c; k8s-device-plugin#324, #1400",
+    ),
+    Sign(r"invoking the NVIDIA Container Runtime Hook directly", TOOLKIT, "toolkit: cmd/nvidia-container-runtime-hook"),
+    Sign(r"nvidia-(cdi-hook|ctk)\S*: (no such file|executable file not found)", TOOLKIT, "runc: createContainer hooks"),
+    Sign(
+        r"/dev/nvidia[\w-]*\W.*no such file",
+        NO_DRIVER,
+        "moby: daemon/oci_linux.go; container-device-interface: pkg/cdi/container-edits_unix.go; toolkit#885",
+    ),
     Sign(
         r"unresolvable CDI devices|inject(ion|ing)? (of )?CDI devices?|CDI device injection",
         TOOLKIT,
@@ -134,6 +167,8 @@ _SIGNS = (
     Sign(r"not supported in the installed CUDA driver|CallRequiresNewerDriver", OLD_DRIVER, "CUDA: error 36"),
     Sign(r"forward compatibility was attempted on non supported HW", OLD_DRIVER, "CUDA runtime API: error 804"),
     Sign(r"cudaErrorCompatNotSupported|CUDA_ERROR_COMPAT_NOT_SUPPORTED", OLD_DRIVER, "CUDA: error 804"),
+    Sign(r"devices?(\(s\))? (is/)?are busy or unavailable|cudaErrorDevicesUnavailable", BUSY, "CUDA: error 46"),
+    Sign(r"MPS client failed to connect|MPS server is not ready|cudaErrorMps\w+", BUSY, "CUDA: errors 805 to 809"),
     Sign(r"system not yet initialized", NO_FABRIC, "CUDA runtime API: error 802"),
     Sign(r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY", NO_FABRIC, "CUDA: error 802"),
     Sign(r"Found no NVIDIA driver on your system", NO_DRIVER, "pytorch: c10/cuda/CUDAFunctions.cpp"),
@@ -161,7 +196,8 @@ _SIGNS = (
     Sign(r"But your machine only has: \[\]", NO_GPU, "lightning: fabric/utilities/device_parser.py"),
     Sign(r"^No devices were found$", NO_GPU, "nvidia-smi"),
     Sign(
-        r"\bno (\w+ ){0,2}(GPUs?|CUDA[ -](capable )?devices?)(\(s\))? (\w+ ){0,2}(available|found|detected|visible)\b",
+        r"\bno (\w+ ){0,2}(GPUs?|CUDA[ -](capable )?devices?)(\(s\))? (?!memory)(\w+ ){0,2}"
+        r"(available|found|detected|visible)\b",
         NO_GPU,
         "pytorch: c10/cuda/CUDAFunctions.cpp (No CUDA GPUs are available), vllm#3019, and others in like words",
     ),
@@ -175,6 +211,7 @@ _ALLOCATOR = re.compile(r"cuda|cuMem|\bGPU|VRAM|\bHBM\b|device memory", re.IGNOR
 _FAILED = re.compile(
     r"\bout of (\w+ ){0,2}(memory|VRAM)\b|\bOutOfMemory|\bOOM\b|memory allocation (failed|failure|error)"
     r"|(insufficient|not enough|no available|too little) (\w+ ){0,3}(memory|VRAM)"
+    r"|\bno (\w+ ){0,2}(memory|VRAM) (\w+ ){0,2}(available|left|free)\b"
     r"|(fail\w*|unable|cannot|can't|could not) (to )?(re)?(alloc|reserv)\w* .{0,60}(memory|bytes|[KMGT]i?B\b|buffer)"
     r"|memory.{0,60}(could not|cannot|can't) be (alloc|reserv)\w*",
     re.IGNORECASE,
@@ -192,8 +229,9 @@ _MEANT = ((_CACHE, _LACKS, NO_CACHE), (_ALLOCATOR, _FAILED, TOO_LARGE))
 # The same about something else: the host's memory, also what CUDA pins of it; a bucket's quota; the memory that a
 # block of threads shares; and what cuBLAS and cuDNN say of other failures too.
 _ELSEWHERE = re.compile(
-    r"device:CPU|allocator (mkl)?cpu|CPUAllocator|\b(on|from|in) (the )?host\b|host (memory|buffer)|host_?(alloc|bfc)"
-    r"|MallocHost|pinned|page-?locked|(CPU|system|shared) memory|/dev/shm|low on memory|\bquota\b|\bdisk\b|\bErrno 12\b"
+    r"device:CPU(?!:\d+ to )|allocator (mkl)?cpu|CPUAllocator|\b(on|from|in) (the )?host\b|host (memory|buffer)"
+    r"|host_?(alloc|bfc|regist)|alloc_?host|pinned|page-?locked|(CPU|system|shared) memory|object store|/dev/shm"
+    r"|low on memory|\bquota\b|\bdisk\b|\bErrno 12\b"
     r"|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_",
     re.IGNORECASE,
 )

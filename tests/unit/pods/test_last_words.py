@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.pods.diagnosis import last_word
-from airflow_gpu_provider.pods.signs import LOST_GPU, NO_DRIVER, NO_FABRIC, NO_GPU, OLD_DRIVER, Advice
+from airflow_gpu_provider.pods.signs import BUSY, LOST_GPU, NO_DRIVER, NO_FABRIC, NO_GPU, OLD_DRIVER, Advice
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 21.96 GiB "
@@ -71,6 +71,18 @@ def test_words(line: str, cause: str) -> None:
         "desired GPU memory utilization (0.8, 97.3 GiB)",
         "ValueError: Insufficient GPU memory for the KV cache: 4.0 GiB required, only 1.2 GiB available",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node __wrapped__AddV2_device_/job:"
+        "localhost/replica:0/task:0/device:GPU:0}} failed to allocate memory [Op:AddV2]",
+        "InternalError: Failed copying input tensor from /job:localhost/replica:0/task:0/device:CPU:0 to /job:"
+        "localhost/replica:0/task:0/device:GPU:0 in order to run _EagerConst: Dst tensor is not initialized.",
+        "torch.AcceleratorError: CUDA error: out of memory",
+        'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838',
+        "Failed to CUDA calloc async 608 bytes",
+        "RuntimeError: Can't allocate 1073741824 bytes on device 0.",
+        "RuntimeError: [TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, pool, s): out of memory",
+        "E0801 02:00:00.123456 1 cuda_memory_manager.cc:115] failed to allocate CUDA memory with byte size 268435456 on"
+        " GPU 0: CNMEM_STATUS_OUT_OF_MEMORY",
+        "RuntimeError: No GPU memory available for the activations",
     ],
 )
 def test_a_full_gpu_in_each_library_s_words(line: str) -> None:
@@ -95,6 +107,9 @@ def test_a_full_gpu_in_each_library_s_words(line: str) -> None:
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 1",
         "RuntimeError: DataLoader worker is killed by signal: Out of shared memory (/dev/shm) for the GPU",
+        "RuntimeError: CUDA error: cudaHostRegister failed: out of memory",
+        "ray.exceptions.ObjectStoreFullError: The object store of the GPU worker has not enough memory for 8 GB",
+        "OSError: Not enough disk space for the GPU cache",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory: name=train_gpu",
         "ValueError: No GPU could be allocated to worker 3",
         "ValueError: KV cache dtype fp8 is not supported on this GPU",
@@ -161,6 +176,10 @@ def test_missing_nvidia_smi_is_a_cause_only_if_it_ended_the_container(lacks_comm
         ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", OLD_DRIVER),
         ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", OLD_DRIVER),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", OLD_DRIVER),
+        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", BUSY),
+        ("F0801 caffe.cpp:1] Check failed: 46 vs. 0: all CUDA-capable devices are busy or unavailable", BUSY),
+        ("RuntimeError: CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server", BUSY),
+        ("RuntimeError: No GPUs found. Physical devices cannot be modified", NO_GPU),
         ("failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error", NO_DRIVER),
         ("numba.cuda.cudadrv.error.CudaSupportError: CUDA driver library cannot be found.", NO_DRIVER),
         ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", NO_DRIVER),
@@ -179,6 +198,7 @@ def test_no_usable_gpu_in_each_library_s_words(line: str, advice: Advice) -> Non
         "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "
         "variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
         "AssertionError: Torch not compiled with CUDA enabled",
+        "xgboost.core.XGBoostError: XGBoost version not compiled with GPU support.",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         "RuntimeError: CUDA error: invalid device ordinal",
         "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",

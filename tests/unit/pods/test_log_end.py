@@ -24,6 +24,10 @@ LAUNCHER = [
     "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
 ]
 VLLM = "(EngineCore_DP0 pid=272) ERROR 10-25 13:08:43 [core.py:708] "
+PEER = [f"[rank1]: {line}" for line in TRACEBACK]
+RANK = [f"[rank0]: {line}" for line in (*TRACEBACK, OOM)]
+RICH = "Epoch 3/10 ━━━╸ 12/500 0:00:10"
+TRIAL = "[W 2026-08-01 02:00:00,1] Trial 0 failed with parameters: {'lr': 0.1} because of the following error: CUDA"
 BAR = "  3%|▎         | 3/100 [00:01<00:30,  3.2it/s, loss=2.1]"
 
 
@@ -58,9 +62,30 @@ def tells(*lines: str) -> bool:
         ["terminate called after throwing an instance of 'c10::Error'", "  what():  CUDA out of memory", "frame #0: x"],
         ["CUDA out of memory\r"],
         ["\x1b[31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory"],
+        [*STEPS, "2026-08-01 02:00:01,123 - train - ERROR - step 512: CUDA out of memory. Tried to allocate 2 GiB"],
+        [*STEPS, "CUDA out of memory at step 512, giving up"],
+        [RICH, *TRACEBACK, OOM, RICH.replace(":10", ":11")],
+        [*RANK, "step 41 loss 2.0", "step 42 loss 2.0", *LAUNCHER],
+        [line for pair in zip(RANK, [*PEER, "[rank1]: torch.distributed.DistBackendError: NCCL communicator was aborted"
+         " on rank 1."], strict=True) for line in pair],
+        [*RANK[:2], "step 41 loss 2.0", *RANK[2:]],
+        [*RANK, *PEER, "[rank1]: torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0"],
+        [*RANK, *PEER, "[rank1]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes"],
+        [*RANK, *PEER, "[rank1]: torch.distributed.DistBackendError: NCCL error in: a.cpp:77, unhandled system error,"
+         " NCCL version 2.26.2", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed",
+         "Last error:", "socketPollConnect: connect to 10.0.0.1<43021> returned Connection refused"],
+        [*RANK, *PEER, "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while"
+         " waiting for send/recv from rank 0."],
+        ["  + Exception Group Traceback (most recent call last):", "  |   File \"a.py\", line 1, in <module>",
+         "  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)",
+         "  +-+---------------- 1 ----------------", "    | Traceback (most recent call last):", f"    | {OOM}",
+         "    +---------------- 2 ----------------", "    | Traceback (most recent call last):",
+         "    | asyncio.exceptions.CancelledError", "    +------------------------------------"],
     ],
     ids=["alone", "wandb", "its own bar", "torchrun", "shutdown", "thread", "peer", "launcher", "cause", "context",
-         "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours"],
+         "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours", "logged with a step",
+         "printed with a step", "a bar of rich", "another rank works", "interleaved", "printed in between",
+         "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group"],
 )  # fmt: skip
 def test_an_error_that_ended_the_program(lines: list[str]) -> None:
     assert tells(*lines)
@@ -88,9 +113,16 @@ def test_an_error_that_ended_the_program(lines: list[str]) -> None:
         ['{"level": "info", "message": "CUDA out of memory in a trial"}'],
         ["Exception ignored in: <function f>", "Traceback (most recent call last):", OOM],
         [*TRACEBACK[:3], '    raise RuntimeError("CUDA out of memory")', S3],
+        [TRIAL, *TRACEBACK, OOM, "[I 2026-08-01 02:10:00,2] Trial 1 finished with value: 0.5.", "upload failed"],
+        ["ERROR:train:the batch does not fit, skipping it", *TRACEBACK, OOM, "error: could not write the checkpoint"],
+        [*TRACEBACK, OOM, "313/313 ━━━━━━━━━━━━ 3s 9ms/step", "could not write the model: no route to host"],
+        [*RANK, "I0801 02:00:00.1 1 torch/distributed/elastic/agent/server/api.py:895] [default] Worker group FAILED."
+         " 2/3 attempts left; will restart worker group", "upload failed: no route to host"],
+        [*RANK, "[rank0]: step 41 loss 2.0", "upload failed: no route to host"],
     ],
     ids=["recovered", "went on", "another", "launched", "later", "skipped", "bars", "one bar", "no header", "far",
-         "far too", "warning", "bracket", "warnings", "TensorFlow", "glog", "JSON", "shutdown", "a frame's source"],
+         "far too", "warning", "bracket", "warnings", "TensorFlow", "glog", "JSON", "shutdown", "a frame's source",
+         "Optuna", "logged and skipped", "Keras", "restarted", "the same rank works"],
 )  # fmt: skip
 def test_an_error_that_the_program_survived(lines: list[str]) -> None:
     assert not tells(*lines)
