@@ -18,9 +18,11 @@ from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import PodImageError
 
-Why = Literal["no name", "absent", "refused", "node", "passing"]
+Why = Literal["no name", "absent", "refused", "unsigned", "node", "passing"]
 
-PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
+PULL_FAILED = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
+)
 """Reasons of a container that waits for its image."""
 
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
@@ -31,6 +33,7 @@ LASTS: dict[Why, timedelta] = {
     "no name": timedelta(0),
     "absent": timedelta(minutes=1),
     "refused": timedelta(minutes=3),
+    "unsigned": timedelta(minutes=1),
 }
 
 FIX: dict[Why, str] = {
@@ -38,6 +41,7 @@ FIX: dict[Why, str] = {
     "absent": "Check the image's name and tag, and that it is there for the node's platform.",
     "refused": "Check that the node's role or image_pull_secrets may pull it, and its name: a registry also refuses a"
     " repository that does not exist.",
+    "unsigned": "Sign the image as the container runtime's policy on the nodes asks, or take one that is.",
     "node": "The image store of node {node} fails: retry the task, the next try may get another node. See its free disk"
     " (disk_size).",
     "passing": "Check that the node can reach the image's registry, or raise startup_timeout_seconds.",
@@ -62,9 +66,9 @@ _CAUSES = (
         "containerd: core/content, core/unpack/unpacker.go, core/remotes/docker; containerd#3604, moby#52411",
     ),
     _Cause(
-        r"commit|ingest|\block(ed)?\b|no space left|input/output error|read-only file system|\bmount\b",
+        r"commit|ingest|\block(ed)?\b|no space left|input/output error|read-only file system|\bmount\b|^\w+ /\S+$",
         "node",
-        "containerd: plugins/content/local/writer.go; errno",
+        "containerd: plugins/content/local/writer.go; Go: fs.PathError; errno",
     ),
     _Cause(
         r"dial |lookup|time(d )?.?out|deadline exceeded|\bEOF\b|connection|\bTLS\b|x509|no such host|\b5\d\d\b",
@@ -73,14 +77,18 @@ _CAUSES = (
     ),
     _Cause(r"reference format|couldn't parse|parse reference|invalid image name", "no name", "distribution: reference"),
     _Cause(
-        r"denied|forbidden|unauthori[sz]ed|authoriz|authentication|credential|insufficient_scope|\b40[13]\b",
+        r"signature (validation|was required|is required)|image rejected", "unsigned", "containers/image: signature"
+    ),
+    _Cause(
+        r"denied|forbidden|no pull access|unauthori[sz]ed|authoriz|authentication|credential|insufficient_scope"
+        r"|\b40[13]\b",
         "refused",
         "containerd: core/remotes/docker/authorizer.go, resolver.go; distribution: errcode; amazon-eks-ami#1949",
     ),
     _Cause(
-        r"(manifest|name) unknown|manifest .*not found|(repository|image|tag) .*(not exist|not found)",
+        r"(manifest|name) unknown|manifest .*not found|(repository|image|tag|artifact) .*(not exist|not found)",
         "absent",
-        "distribution: api/errors; docker",
+        "distribution: api/errors; docker; harbor: lib/errors",
     ),
     _Cause(r"no match(ing manifest)? for|no image found in", "absent", "containerd: core/images; cri-o#6457"),
 )
@@ -90,25 +98,40 @@ _QUOTED = re.compile(r'"[^"]*"')  # the image's own name
 _WORDS = re.compile(r"[A-Za-z]{2}")
 _IS_REFERENCE = re.compile(r"^[^ ]*[/:@][^ ]*$")
 _NOT_FOUND = re.compile(r"^(404 )?not ?found$", re.IGNORECASE)  # by itself it does not say of what
+_SAYS_NOTHING = re.compile(  # containerd: errdefs; os/exec; errno
+    r"^(unknown|failed precondition|already exists|exit status \d+|no such file or directory|invalid argument\b.*"
+    r"|operation not permitted|permission denied|not a directory)$",
+    re.IGNORECASE,
+)
+_CODE = re.compile(  # distribution: registry/api/errcode; what follows it is the registry's own message
+    r"^(errors:\s+)?(unauthorized|denied|manifest unknown|(repository )?name (unknown|not known to registry)"
+    r"|invalid reference format)$",
+    re.IGNORECASE,
+)
 _LIMITED = re.compile(r"too ?many ?requests|rate limit|\bquota\b", re.IGNORECASE)  # some registries word it as a denial
 _BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"')
 _FAILED = re.compile(r'^Failed to pull image "[^"]*": ')
 
 
 def why_not_pulled(message: str) -> Why:
-    """Return what the last cause in a message means; "passing" if it is none that is known."""
+    """Return what the last cause in a message means; "passing" if it is none that is known.
+
+    Before a cause that is not known, only a registry's own verdict says that it is final: "failed to authorize" tells
+    what was being done.
+    """
     said = _QUOTED.sub("", message)
     if _LIMITED.search(said):
         return "passing"
-    is_not_found = False
+    is_not_found = is_unclear = False
     for segment in reversed([part.strip(" :") for part in re.split(r":\s", said)]):
         if _NOT_FOUND.match(segment):
             is_not_found = True
-        elif _WORDS.search(segment) and not _IS_REFERENCE.match(segment):
+        elif _WORDS.search(segment) and not _IS_REFERENCE.match(segment) and not _SAYS_NOTHING.match(segment):
             why = next((why for pattern, why in _ROWS if pattern.search(segment)), None)
-            if why is not None or not is_not_found:
-                return why or "passing"
-    return "absent" if is_not_found else "passing"
+            if why is not None and not (is_unclear and why in LASTS and not _CODE.match(segment)):
+                return why
+            is_unclear = is_unclear or not is_not_found
+    return "absent" if is_not_found and not is_unclear else "passing"
 
 
 def cannot_start(pod: PodState, events: Sequence[PodEvent], now: datetime) -> PodImageError | None:

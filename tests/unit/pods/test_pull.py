@@ -33,8 +33,20 @@ SAID = {
         f"{PULL}no match for platform in manifest: not found",
         "choosing an image: no image found in manifest list for architecture amd64, variant, OS linux",
         "name unknown: The repository with name 'train' does not exist in the registry with id '1'",
+        "Error response from daemon: unknown: artifact ml/train:1 not found",
+        "manifest for acme/train:1 not found: manifest unknown: The named manifest is not known to the registry.",
+        "reading manifest 1 in quay.io/acme/train: manifest unknown",
+        f"{RESOLVE}unexpected status from HEAD request to https://acme.azurecr.io/v2/train/manifests/1: 404 Not Found",
+        'choosing an image from manifest list: no image found in image index for architecture "arm64", OS "linux"',
     ],
-    "no name": ["failed to parse reference: invalid reference format"],
+    "no name": [
+        "failed to parse reference: invalid reference format",
+        'couldn\'t parse image name "ACME/train": invalid reference format: repository name must be lowercase',
+    ],
+    "unsigned": [
+        "image pull failed for r.example.com/train:1 because the signature validation failed",
+        "Source image rejected: A signature was required, but no signature exists",
+    ],
     "refused": [
         "pull access denied, repository does not exist or may require authorization",
         f"{RESOLVE}pull access denied, repository does not exist: authorization failed: no basic auth credentials",
@@ -43,6 +55,16 @@ SAID = {
         f'{RESOLVE}unexpected status: 403 Forbidden: {{"errors":[{{"code":"DENIED","message":"no"}}]}}',
         "reading manifest 1 in quay.io/acme/train: unauthorized: access to the resource is not authorized",
         "denied: Your authorization token has expired. Reauthenticate and try again.",
+        "pull access denied for train: denied: User: arn:aws:sts::1:assumed-role/node/i-1 is not authorized to perform:"
+        " ecr:BatchGetImage on resource: arn:aws:ecr:us-west-2:1:repository/train because no policy allows the action",
+        "repository 1.dkr.ecr.us-west-2.amazonaws.com/train not found: does not exist or no pull access",
+        "unauthorized: unauthorized to access repository: ml/train, action: pull: unauthorized to access repository: "
+        "ml/train, action: pull",
+        "unable to retrieve auth token: invalid username/password: unauthorized: incorrect username or password",
+        "reading manifest latest in docker.io/crio/busybox: errors:\ndenied: requested access to the resource is denied"
+        "\nunauthorized: authentication required\n",
+        'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "p" (or it may not be)',
+        "unauthorized: authentication required, visit https://aka.ms/acr/authorization for more information.",
     ],
     "node": [
         f"{PULL}failed to extract layer sha256:4dc: failed to get reader from content store: {DIGEST}",
@@ -52,6 +74,13 @@ SAID = {
         " (application/vnd.docker.image.rootfs.diff.tar.gzip) from remote: not found",
         f"{PULL}failed to extract layer sha256:4dc: write /var/lib/containerd/x: no space left on device",
         f'{PULL}failed commit on ref "layer-sha256:4dc": unexpected commit digest sha256:5, expected sha256:4',
+        f'{PULL}failed commit on ref "manifest-sha256:4": unexpected commit digest: failed precondition',
+        f"{PULL}failed to extract layer sha256:4d: mount callback failed on /x: failed to write file: no space left on "
+        "device: unknown",
+        f'{PULL}failed to extract layer sha256:4d: failed to Lchown: lchown /x: invalid argument (Hint: ids): unknown',
+        f"{PULL}failed to commit snapshot extract-1: failed to stat metadata: no such file or directory",
+        "writing blob: adding layer: processing tar file(write /usr/lib/x: no space left on device): exit status 1",
+        f"{PULL}open /var/lib/containerd/x: permission denied",
     ],
     "passing": [
         'Back-off pulling image "train:1"',
@@ -65,6 +94,12 @@ SAID = {
         "unexpected status from HEAD request: 500 Internal Server Error",
         "denied: Quota exceeded for quota metric 'Requests per project'",
         "toomanyrequests: Too Many Requests",
+        f"{PULL}failed to copy: httpReadSeeker: failed open: unexpected status code https://registry-1.docker.io/v2/x: "
+        "429 Too Many Requests - Server message: toomanyrequests: You have reached your pull rate limit.",
+        f"{RESOLVE}failed to authorize: failed to fetch oauth token: the server said something new",
+        f"{RESOLVE}unexpected status from HEAD request to https://x/v2/train/manifests/1: 503 Service Unavailable",
+        "pinging container registry r.example.com: tls: failed to verify certificate: x509: unknown authority",
+        "pull QPS exceeded",
         "",
     ],
 }
@@ -102,6 +137,7 @@ def failed(message: str, *, first: float, last: float | None = None) -> PodEvent
         ("ImagePullBackOff", f"Back-off pulling image {IMAGE}: ErrImagePull: {REFUSED}", 180),
         ("ErrImagePull", "dial tcp: i/o timeout", None),
         ("ErrImagePull", f"{PULL}{DIGEST}", None),
+        ("SignatureValidationFailed", "the signature validation failed", 60),
         ("RegistryUnavailable", "", None),
         ("ContainerCreating", "", None),
         ("CreateContainerConfigError", 'secret "token" not found', None),
