@@ -54,6 +54,10 @@ _NO_SERVER = (
     "Node {node} does not get the volume from its server: check the network between them (security groups, firewalls,"
     " mount targets in the zone), and the server's own access rules."
 )
+_NO_CACHE = (
+    "The kubelet of node {node} does not get it from the API server: retry the task, the next try may get another node."
+)
+_FULL = "The disk of node {node} is full: retry the task, or take a larger one (disk_size)."
 _SLOW = (
     "The container runtime of node {node} is too slow, mostly because its disk is: retry the task, or take a larger or"
     " faster disk (disk_size)."
@@ -64,13 +68,21 @@ _LONGER = "Use a smaller image, or raise startup_timeout_seconds."
 _NODE_GONE = "NodeNotReady"
 
 _TABLE = (
+    Hindrance(".*", r"no space left on device|disk quota exceeded", _FULL, "errno"),
+    Hindrance(
+        ".*",
+        r"failed to sync (configmap|secret) cache",
+        _NO_CACHE,
+        "kubelet: util/manager/watch_based_manager.go; kubernetes#75260",
+    ),
     # -- addresses, runtime, network -------------------------------------------------------------------------
     Hindrance(
         "FailedCreatePodSandBox",
-        r"assign an IP|no (free |more |available )*IP|range is full|IPs? .{0,40}(exhausted|not available)"
-        r"|InsufficientFreeAddresses|unable to allocate IP|IP space",
+        r"assign an IP|not enough IPs|no (free |more |available )*IP|range is full"
+        r"|IPs? .{0,40}(exhausted|not available)|InsufficientFreeAddresses|InsufficientCidrBlocks|unable to allocate IP|IP space",
         _NO_ADDRESS,
-        "amazon-vpc-cni-k8s: cmd/routed-eni-cni-plugin/cni.go, #2814; karpenter-provider-aws#3989; cilium#10627",
+        "amazon-vpc-cni-k8s: cmd/routed-eni-cni-plugin/cni.go, #2814; karpenter-provider-aws#3989; cilium#10627;"
+        " azure-container-networking: cns",
     ),
     Hindrance(
         ".*",
@@ -118,15 +130,16 @@ _TABLE = (
     Hindrance("Failed(Mount|MapVolume)", r"registered CSI drivers", _NO_CSI, "kubelet: volume/csi; efs-csi-driver#180"),
     Hindrance(
         "Failed(Mount|MapVolume)",
-        r"not found|non-existent|no such|couldn't find|not registered|does not exist",
+        r"not found|non-existent|no such|couldn't find|not registered|does not exist|hostPath type check failed",
         _CREATE,
         "kubelet: volume/configmap, volume/secret, volume/projected",
     ),
     Hindrance(
         "Failed(Mount|MapVolume)",
-        r"timed? ?out|[Dd]eadline ?[Ee]xceeded|exit status|access denied|[Pp]ermission ?[Dd]enied|refused|unreachable",
+        r"(?i)timed? ?out|deadline ?exceeded|exit status|access ?denied|forbidden|permission ?denied|refused"
+        r"|unreachable|is the MGS running",
         _NO_SERVER,
-        "kubelet: volumemanager; mount.nfs4; terraform-aws-eks-blueprints#1171",
+        "kubelet: volumemanager; mount.nfs4; terraform-aws-eks-blueprints#1171; mountpoint-s3; lustre: mount_lustre.c",
     ),
     Hindrance(
         "Failed(Mount|MapVolume)",
@@ -150,9 +163,15 @@ _TABLE = (
     Hindrance("CreateContainerConfigError", "", _CREATE, "kubelet: kubelet_pods.go"),
     Hindrance(
         "CreateContainerError|RunContainerError",
-        r"[Dd]eadline ?[Ee]xceeded|is reserved|reserv\w+ (container|ctr) name|timed? ?out",
+        r"[Dd]eadline ?[Ee]xceeded|is reserved|reserv\w+ (container|ctr) name|is already in use|tim(ed?|ing) ?out",
         _SLOW,
         "containerd: internal/cri/server/container_create.go, containerd#4604; amazon-linux-2023#1097; cri-o#8906",
+    ),
+    Hindrance(
+        "CreateContainerError|RunContainerError",
+        r"no running task found|sandbox \S+ not found",
+        "The container runtime of node {node} has lost the pod's sandbox: retry the task.",
+        "containerd: internal/cri/server/container_create.go, cri#316; k3s#1589",
     ),
     Hindrance(
         "CreateContainerError|RunContainerError",
@@ -190,7 +209,8 @@ _TABLE = (
     ),
 )
 
-_PULLING = re.compile(r"^(Failed to pull|Back-off pulling) image")  # kubelet: pkg/kubelet/images/image_manager.go
+# kubelet: pkg/kubelet/images/image_manager.go; containerd: internal/cri/server/sandbox_run.go
+_PULLING = re.compile(r"^(Failed to pull|Back-off pulling) image|failed to (pull|get sandbox) image")
 
 _PREPARED = frozenset({"Pulling", "Pulled", "Created", "Started"})
 """Events that come after the pod's volumes, its network and its sandbox are there."""

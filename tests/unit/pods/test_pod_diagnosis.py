@@ -81,6 +81,26 @@ def not_started(said: str) -> PodFailed:
             "container toolkit of node n1",
         ),
         (
+            f"{RUNC.replace('cli', 'cli.real')}container error: cgroup subsystem: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        (
+            "error running prestart hook #0: Using mode 'cdi'\ninvoking the NVIDIA Container Runtime Hook directly"
+            " (e.g. specifying the docker --gpus flag) is not supported.: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        (
+            "running createContainer hook #0: fork/exec /usr/bin/nvidia-cdi-hook: no such file or directory: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        ('while adding custom device "/dev/nvidia0": no such file or directory', DriverMissing, "no NVIDIA driver"),
+        ("failed to apply OCI options: lstat /dev/nvidia-uvm: no such file or directory", DriverMissing, "no NVIDIA"),
+        (f"{RUNC}detection error: nvml error: gpu is lost: unknown", BadGpu, "a GPU of node n1 is broken"),
+        ("runc create failed: exec /app/train: exec format error: unknown", PodFailed, "not be started"),
+        (
             'OCI runtime create failed: exec: "nvidia-container-runtime": executable file not found in $PATH: unknown',
             DriverMissing,
             "container toolkit of node n1",

@@ -63,7 +63,7 @@ SAID = {
         "unable to retrieve auth token: invalid username/password: unauthorized: incorrect username or password",
         "reading manifest latest in docker.io/crio/busybox: errors:\ndenied: requested access to the resource is denied"
         "\nunauthorized: authentication required\n",
-        'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "p" (or it may not be)',
+        'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "p" (or not there)',
         "unauthorized: authentication required, visit https://aka.ms/acr/authorization for more information.",
     ],
     "node": [
@@ -77,7 +77,7 @@ SAID = {
         f'{PULL}failed commit on ref "manifest-sha256:4": unexpected commit digest: failed precondition',
         f"{PULL}failed to extract layer sha256:4d: mount callback failed on /x: failed to write file: no space left on "
         "device: unknown",
-        f'{PULL}failed to extract layer sha256:4d: failed to Lchown: lchown /x: invalid argument (Hint: ids): unknown',
+        f"{PULL}failed to extract layer sha256:4d: failed to Lchown: lchown /x: invalid argument (Hint: ids): unknown",
         f"{PULL}failed to commit snapshot extract-1: failed to stat metadata: no such file or directory",
         "writing blob: adding layer: processing tar file(write /usr/lib/x: no space left on device): exit status 1",
         f"{PULL}open /var/lib/containerd/x: permission denied",
