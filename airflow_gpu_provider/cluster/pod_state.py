@@ -215,13 +215,13 @@ def _terminated(name: str, ended: Json) -> ContainerState:
         reason=ended.get("reason") or "",
         message=ended.get("message") or "",
         exit_code=ended.get("exitCode"),
-        started_at=_start(ended.get("startedAt")),
-        finished_at=parse_time(ended.get("finishedAt")),
+        started_at=_moment(ended.get("startedAt")),
+        finished_at=_moment(ended.get("finishedAt")),
     )
 
 
-def _start(text: str | None) -> datetime | None:
-    """Read when a container started; of one that could not, the kubelet says the beginning of 1970."""
+def _moment(text: str | None) -> datetime | None:
+    """Read when a container started or ended; where its runtime does not know, the kubelet says the start of 1970."""
     at = parse_time(text)
     return at if at and at.timestamp() > 0 else None
 

@@ -79,7 +79,7 @@ _TABLE = (
     Hindrance(
         "FailedCreatePodSandBox",
         r"assign an IP|not enough IPs|no (free |more |available )*IP|range is full"
-        r"|IPs? .{0,40}(exhausted|not available)|InsufficientFreeAddresses|InsufficientCidrBlocks|unable to allocate IP|IP space",
+        r"|IPs? .{0,40}(exhausted|not available)|Insufficient(FreeAddresses|CidrBlocks)|unable to allocate IP|IP space",
         _NO_ADDRESS,
         "amazon-vpc-cni-k8s: cmd/routed-eni-cni-plugin/cni.go, #2814; karpenter-provider-aws#3989; cilium#10627;"
         " azure-container-networking: cns",

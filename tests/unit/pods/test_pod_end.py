@@ -276,7 +276,10 @@ def lost(**more: Any) -> dict[str, Any]:
     return {"name": "base", "state": {"terminated": {**made_up, "finishedAt": None, **more}}}
 
 
-@pytest.mark.parametrize("finished", [None, stamp(60)])
+EPOCH = "1970-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("finished", [None, stamp(60), EPOCH])
 def test_an_end_that_the_node_made_up_is_the_disruption_s(finished: str | None) -> None:
     container = lost(finishedAt=finished)
     for reason in ("DeletionByTaintManager", "EvictionByEvictionAPI", "DeletionByPodGC", "TerminationByKubelet"):
@@ -286,7 +289,10 @@ def test_an_end_that_the_node_made_up_is_the_disruption_s(finished: str | None) 
     assert type(error_of(pod(container, deleted_at=50))) is PodPreempted
 
 
-@pytest.mark.parametrize("made_up", [lost(), lost(finishedAt=stamp(60)), ended(255, reason="Unknown")])
+@pytest.mark.parametrize(
+    "made_up",
+    [lost(), lost(finishedAt=stamp(60)), ended(255, reason="Unknown"), lost(reason="Error", finishedAt=EPOCH)],
+)
 def test_an_end_that_nobody_saw_is_not_the_program_s(made_up: dict[str, Any]) -> None:
     error = error_of(pod(made_up, phase="Failed"))
     assert type(error) is EndUnknown
