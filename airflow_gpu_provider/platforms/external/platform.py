@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
@@ -15,6 +16,7 @@ from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.external.kubeconfig import Kubeconfig, load_entries, load_file
 from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -216,6 +218,7 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
     from airflow.sdk.exceptions import AirflowException
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
+    from yaml import YAMLError
 
     settings = Configuration()
     try:
@@ -227,20 +230,22 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
         }
     except GpuError:
         raise
-    except (AirflowException, ConfigException, OSError, ValueError) as error:
+    except (AirflowException, ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
         raise CredentialsError(
-            f"Airflow connection {conn_id} gives no way to a cluster: {error}.",
+            f"Airflow connection {conn_id} gives no way to a cluster: {' '.join(str(error).split()).rstrip('.')}.",
             "Give it a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
             connection=conn_id,
         ) from error
     _check_supported(kubeconfig, settings, conn_id)
-    return ClusterAccess(
+    access = ClusterAccess(
         server=settings.host,
         token=_token(kubeconfig, settings, conn_id),
         tls_server_name=kubeconfig.cluster.get("tls-server-name") or "",
         proxy_url=kubeconfig.cluster.get("proxy-url") or "",
         **certificates,
     )
+    _check_credentials(kubeconfig, access, conn_id)
+    return access
 
 
 def extras_of(conn_id: str) -> dict[str, Any]:
@@ -261,18 +266,10 @@ def extras_of(conn_id: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 
-class _Kubeconfig(NamedTuple):
-    """The current context's entries of a kubeconfig, and the folder that the user's paths are relative to."""
-
-    cluster: Mapping[str, Any]
-    user: Mapping[str, Any]
-    folder: Path
+_IN_CLUSTER = Kubeconfig({}, {}, Path())
 
 
-_IN_CLUSTER = _Kubeconfig({}, {}, Path())
-
-
-def _load(extras: dict[str, Any], settings: Any, context: str | None) -> _Kubeconfig:
+def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubeconfig:
     import yaml
     from kubernetes import config
     from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
@@ -282,42 +279,23 @@ def _load(extras: dict[str, Any], settings: Any, context: str | None) -> _Kubeco
         config.load_incluster_config(client_configuration=settings)
         return _IN_CLUSTER
     if path := extras.get("kube_config_path"):
-        return _load_file(path, settings, context)
+        return load_file(path, settings, context)
     if kubeconfig := extras.get("kube_config"):
         parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
-        return _load_entries(parsed, settings, context)
+        return load_entries(parsed, settings, context)
     try:
         config.load_incluster_config(client_configuration=settings)
         return _IN_CLUSTER
     except config.ConfigException:
-        return _load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context)
+        return load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context)
 
 
-def _load_file(path: str, settings: Any, context: str | None) -> _Kubeconfig:
-    from kubernetes.config.kube_config import KubeConfigMerger
-
-    merged = KubeConfigMerger(path)
-    return _load_entries(merged.config, settings, context, config_persister=merged.save_changes)
-
-
-def _load_entries(source: Any, settings: Any, context: str | None, **options: Any) -> _Kubeconfig:
-    """Load a kubeconfig into the client's settings; return what these leave out as well."""
-    from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader
-
-    loader = KubeConfigLoader(source, active_context=context, config_base_path=None, **options)
-    loader.load_and_set(settings)
-    node = source if isinstance(source, ConfigNode) else ConfigNode("kubeconfig", source)
-    names = loader.current_context["context"]
-    cluster = node["clusters"].get_with_name(names["cluster"])["cluster"]
-    found = node["users"].get_with_name(names["user"], safe=True) if names.get("user") and "users" in node else None
-    user = found["user"] if found is not None else ConfigNode("user", {})
-    return _Kubeconfig(cluster.value, user.value, Path(user.path).parent if user.path else Path())
-
-
-def _check_supported(kubeconfig: _Kubeconfig, settings: Any, conn_id: str) -> None:
+def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
     """Raise CredentialsError about what would otherwise be left out, and reach the cluster as somebody else or not."""
     proxy, user = str(kubeconfig.cluster.get("proxy-url") or ""), kubeconfig.user
-    if not settings.verify_ssl:
+    if not settings.host:
+        what, fix = "names no server", "Give the kubeconfig's cluster a server."
+    elif not settings.verify_ssl:
         what, fix = "does not verify the API server's certificate", "the cluster's certificate-authority-data"
         fix = f"Give the kubeconfig {fix}: GPU pools always verify."
     elif proxy and not proxy.startswith(("http://", "https://")):
@@ -333,7 +311,28 @@ def _check_supported(kubeconfig: _Kubeconfig, settings: Any, conn_id: str) -> No
     raise CredentialsError(f"Airflow connection {conn_id} {what}.", fix, connection=conn_id)
 
 
-def _token(kubeconfig: _Kubeconfig, settings: Any, conn_id: str) -> Callable[[], str] | None:
+def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: str) -> None:
+    """Raise CredentialsError about what shows the API server nothing, or nothing whole: it may be being renewed."""
+    plugin = kubeconfig.user.get("exec") or kubeconfig.user.get("auth-provider") or {}
+    if plugin and access.token is None and not access.client_certificate_data:
+        raise CredentialsError(
+            f"Airflow connection {conn_id}: the plugin {plugin.get('command') or plugin.get('name')} of its kubeconfig"
+            " gives no credentials; why, it has told this process' own log.",
+            "Log in again, as that plugin asks.",
+            connection=conn_id,
+        )
+    try:
+        if access.ca_data or access.client_certificate_data:
+            access.ssl_context()
+    except (ssl.SSLError, ValueError) as error:
+        raise CredentialsError(
+            f"Airflow connection {conn_id} gives certificates that are not whole, or not of its key: {error}.",
+            "If they are being renewed, they are read again at the next look; otherwise correct them.",
+            connection=conn_id,
+        ) from error
+
+
+def _token(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Callable[[], str] | None:
     """Return what makes a token: a file of one is read each time, and a kubeconfig's own plugin asked again."""
 
     def token() -> str:

@@ -6,6 +6,7 @@ Each for both clients: a worker's, and a triggerer's. The server is this file's 
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
+from airflow_gpu_provider.platforms.external.platform import access_from_connection
 from airflow_gpu_provider.pods.hook import PoolHook
 from gpu_sandbox.pki import CertificateAuthority, KeyPair
 
@@ -160,6 +162,47 @@ async def test_renewed_certificate_is_presented(client: type, authority: Certifi
         with pytest.raises(CredentialsError):
             await asks.ask()
         await asks.close()
+
+
+@CLIENTS
+async def test_pair_that_is_half_renewed_costs_one_look(
+    client: type, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    pairs = {name: authority.client(name, user=name) for name in ("old", "new")}
+    present, certificate, key = ["old"], tmp_path / "client.crt", tmp_path / "client.key"
+    certificate.write_bytes(pairs["old"].certificate)
+    key.write_bytes(pairs["old"].key)
+
+    def is_present(request: BaseHTTPRequestHandler) -> bool:
+        connection: Any = request.connection
+        subject = dict(field[0] for field in (connection.getpeercert() or {}).get("subject", ()))
+        return bool(subject.get("commonName") == present[0])
+
+    with serving(is_present, context_of(authority, "127.0.0.1")) as server:
+        cluster = {"server": f"https://127.0.0.1:{server.server_port}"}
+        cluster["certificate-authority"] = str(authority.certificate_file)
+        user = {"client-certificate": str(certificate), "client-key": str(key)}
+        monkeypatch.setenv("AIRFLOW_CONN_LAB", kubernetes_connection(user, cluster))
+        asks = client(access_from_connection("lab", None))
+        await asks.ask()
+        present[0] = "new"
+        certificate.write_bytes(pairs["new"].certificate)
+        with pytest.raises(CredentialsError, match="not whole, or not of its key"):
+            await asks.ask()
+        key.write_bytes(pairs["new"].key)
+        await asks.ask()
+        await asks.close()
+
+
+def kubernetes_connection(user: dict[str, str], cluster: dict[str, str]) -> str:
+    kubeconfig = {
+        "current-context": "lab",
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "u"}}],
+        "clusters": [{"name": "lab", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+    }
+    return json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": kubeconfig}})
 
 
 @CLIENTS

@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.credentials import Credentials
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.platforms.external.platform import access_from_connection
+from gpu_sandbox.pki import CertificateAuthority
 
 SERVER = "https://10.0.0.1:6443"
 
@@ -75,16 +76,22 @@ def test_token_file_without_a_token_is_named(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_everything_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    authority = CertificateAuthority(tmp_path / "pki", name="lab")
     certificate, key = tmp_path / "client.crt", tmp_path / "client.key"
     user = {"client-certificate": str(certificate), "client-key": str(key)}
-    certificate.write_text("old")
-    key.write_text("old")
+
+    def renew(name: str) -> bytes:
+        pair = authority.client(name, user=name)
+        certificate.write_bytes(pair.certificate)
+        key.write_bytes(pair.key)
+        return pair.certificate + pair.key
+
+    renew("old")
     access = connect(monkeypatch, kube_config=kubeconfig(user))
-    certificate.write_text("new")
-    key.write_text("new")
+    new = renew("new")
     assert access.again is not None
     renewed = access.again()
-    assert base64.b64decode(renewed.client_certificate_data) == base64.b64decode(renewed.client_key_data) == b"new"
+    assert b"".join(map(base64.b64decode, (renewed.client_certificate_data, renewed.client_key_data))) == new
     connect(monkeypatch, kube_config=kubeconfig({"token": "another"}))
     assert renewed.again is not None
     assert token_of(renewed.again()) == "another"
@@ -112,17 +119,76 @@ def test_a_login_that_was_renewed_in_the_file_that_the_connection_names(
     assert renewed.token == "renewed"
 
 
-def test_a_certificate_that_was_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def certified(name: str) -> dict[str, Any]:
-        return kubeconfig({"client-certificate-data": name, "client-key-data": "S0VZ"})
+def test_a_certificate_that_was_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path / "pki", name="lab")
 
-    credentials = Credentials(connect(monkeypatch, kube_config=certified("T0xE")))
+    def certified(name: str) -> dict[str, Any]:
+        pair = authority.client(name, user=name)
+        data = {"client-certificate-data": pair.certificate, "client-key-data": pair.key}
+        return kubeconfig({field: base64.b64encode(content).decode() for field, content in data.items()})
+
+    old, new = certified("old"), certified("new")
+    credentials = Credentials(connect(monkeypatch, kube_config=old))
     shown = credentials.get()
-    connect(monkeypatch, kube_config=certified("TkVX"))
+    connect(monkeypatch, kube_config=new)
     renewed = credentials.after(shown)
     assert renewed is not None
     certificates = [shown.access.client_certificate_data, renewed.access.client_certificate_data]
-    assert certificates == ["T0xE", "TkVX"]
+    assert certificates == [each["users"][0]["user"]["client-certificate-data"] for each in (old, new)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("apiVersion: v1\nclusters:\n- cluster:\n    server: 'https://10.0", "unexpected end of stream"),
+        (json.dumps(kubeconfig({"token": "t"}))[:200], "unexpected end of stream"),
+        (json.dumps(kubeconfig({"token": "t"}) | {"users": []}), "with name u"),
+        ("hello", "gives no way to a cluster"),
+    ],
+    ids=["empty", "YAML", "JSON", "no user yet", "text"],
+)
+def test_a_kubeconfig_that_is_being_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, says: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig({"token": "expired"})))
+    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    credentials = Credentials(connect(monkeypatch, kube_config_path=str(path)))
+    shown = credentials.get()
+    path.write_text(text)
+    with pytest.raises(CredentialsError, match=says) as caught:
+        credentials.after(shown)
+    assert "\n" not in str(caught.value)
+    path.write_text(yaml.safe_dump(kubeconfig({"token": "renewed"})))
+    renewed = credentials.after(shown)
+    assert renewed is not None
+    assert renewed.token == "renewed"
+
+
+@pytest.mark.parametrize("says", ["echo not logged in >&2; exit 1", "echo '{\"status\": {}}'", "echo hello"])
+def test_a_plugin_that_gives_nothing_is_no_login_of_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str
+) -> None:
+    """The client goes on without a token, and the API server's answer is that system:anonymous may not."""
+    plugin = tmp_path / "plugin"
+    token = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'
+    plugin.write_text(f"#!/bin/sh\necho '{token}'\n")
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}}
+    credentials = Credentials(connect(monkeypatch, kube_config=kubeconfig(user)))
+    shown = credentials.get()
+    assert shown.token == "t"
+    plugin.write_text(f"#!/bin/sh\n{says}\n")
+    with pytest.raises(CredentialsError, match=f"the plugin {plugin} of its kubeconfig gives no credentials"):
+        credentials.after(shown)
+
+
+def test_fields_that_are_null_are_as_if_they_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: dict[str, Any] = {"tls-server-name": None, "proxy-url": None, "certificate-authority-data": None}
+    access = connect(monkeypatch, kube_config=kubeconfig({"token": "t", "tokenFile": None, "exec": None}, **nothing))
+    assert token_of(access) == "t"
+    assert (access.tls_server_name, access.proxy_url, access.ca_data) == ("", "", "")
 
 
 def test_a_connection_that_is_gone_for_a_moment_is_read_once_more_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +213,9 @@ def test_a_connection_that_is_gone_for_a_moment_is_read_once_more_later(monkeypa
         ({"username": "u", "password": "p"}, {}, "a user name and a password"),
         ({"token": "t"}, {"proxy-url": "socks5://proxy.example.com:1080"}, "a proxy-url of the scheme socks5"),
         ({"token": "t"}, {"insecure-skip-tls-verify": True}, "does not verify"),
+        ({"token": "t"}, {"server": None}, "names no server"),
+        ({"token": "t"}, {"certificate-authority-data": "Q0E="}, "certificates that are not whole"),
+        ({"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}, {}, "certificates that are not whole"),
         ({"tokenFile": "/no/such/file"}, {}, "/no/such/file"),
         ({"client-certificate": "/no/such/file", "client-key": "/no/such/file"}, {}, "/no/such/file"),
     ],
@@ -156,6 +225,11 @@ def test_what_is_not_supported_is_refused(
 ) -> None:
     with pytest.raises(CredentialsError, match=says):
         connect(monkeypatch, kube_config=kubeconfig(user, **cluster))
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CredentialsError, match="there is no file /no/such/file"):
+        connect(monkeypatch, kube_config_path="/no/such/file")
 
 
 def test_missing_connection_is_an_error() -> None:
