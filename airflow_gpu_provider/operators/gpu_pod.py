@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pendulum
 from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
-from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction
+from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.open_blocks import current_pool
+from airflow_gpu_provider.operators.later_arguments import KEEP_POD, LaterArguments
 from airflow_gpu_provider.operators.pod_arguments import (
     MovedArguments,
     check_nodes,
@@ -57,7 +58,7 @@ _GANG = Way(GangAttempt, GangWait.from_record, GpuGangTrigger)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
-class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
+class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, KubernetesPodOperator):
     """Run a pod on a GPU pool.
 
     Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
@@ -192,7 +193,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
             pod_log=_pod_log(self),
             has_result=self.do_xcom_push,
             multiple_outputs=bool(self.multiple_outputs),
-            is_kept_when_killed=self.on_kill_action == OnKillAction.KEEP_POD,
+            is_kept_when_killed=self.on_kill_action == KEEP_POD,
             build=lambda: self._build(context),
             create=lambda request: self.get_or_create_pod(request, context),
             extract_result=lambda pod: self.extract_xcom(pod=pod),
@@ -243,7 +244,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
         # KubernetesPodOperator adds to env_vars each time that it builds a pod.
         given = copy.copy(self.env_vars)
         try:
-            return super().build_pod_request_obj(context, **kwargs)
+            return self._complete(super().build_pod_request_obj(context, **kwargs))
         finally:
             self.env_vars = given
 
