@@ -41,7 +41,7 @@ _VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
 
 
 class Expired(Exception):
-    """The resource version is too old to go on from (410): list again."""
+    """No watch goes on from this resource version (410), or in this API version (404): list again."""
 
 
 class AsyncApi:
@@ -159,11 +159,13 @@ class AsyncApi:
             **params: The watch's parameters.
 
         Raises:
-            Expired: `resourceVersion` is too old.
+            Expired: `resourceVersion` is too old, or the server does not have the collection any more.
             GpuError: The server refused, or did not answer.
         """
         timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
         async with self._request("GET", path, params={**params, "watch": "true"}, timeout=timeout) as response:
+            if response.status == 404:
+                raise Expired
             if on_open is not None:
                 on_open()
             with suppress(TimeoutError):
@@ -340,8 +342,10 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
 
 
 def resource_of(path: str) -> str:
-    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"."""
+    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"; an API group's path as it is."""
     parts = path.partition("?")[0].strip("/").split("/")
+    if parts[0] == "apis" and len(parts) < 4:
+        return "/".join(parts)
     parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else parts
     if parts[0] == "namespaces" and len(parts) > 2:
         parts = parts[2:]

@@ -18,7 +18,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +29,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import Resource
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -199,6 +199,7 @@ class _Informer:
     def __init__(self, api: AsyncApi, resource: Resource) -> None:
         self._api = api
         self._resource = resource
+        self._path = resource.path
         self._seen: dict[str, Json] = {}
         self._by_key: dict[str, dict[str, Json]] = defaultdict(dict)
         self._feeds: dict[str, list[Feed]] = defaultdict(list)
@@ -250,7 +251,7 @@ class _Informer:
                 self._tell_trouble(error)
             except Exception as error:  # noqa: BLE001 - waiting feeds have to learn of a bug here; else they wait for ever
                 failures += 1
-                self._tell_trouble(GpuError(f"The watch of {self._resource.path} failed: {error!r}."))
+                self._tell_trouble(GpuError(f"The watch of {self._resource} failed: {error!r}."))
             if time.monotonic() - self._open_since > _QUIET_START:
                 failures, expiries = int(self._trouble is not None), 0
             if in_a_row := max(failures, expiries - 1):
@@ -260,15 +261,16 @@ class _Informer:
         """Take what is there now for the truth; what went or changed while nobody watched is told as changes."""
         items: list[Json] = []
         params = {**self._resource.params, "limit": PAGE}
+        page = await self._first_page(params)
+        if page is None and self._resource.is_optional:
+            raise ObjectNotFound(f"The API server serves no {self._resource}.")
         while True:
-            page = await self._api.get(self._resource.path, **params)
-            if page is None and self._resource.is_optional:
-                raise ObjectNotFound(f"The API server serves no {self._resource.path}.")
             page = page or {"items": [], "metadata": {}}
             items += page["items"]
             if not page["metadata"].get("continue"):
                 break
             params["continue"] = page["metadata"]["continue"]
+            page = await self._api.get(self._path, **params)
         there = {raw["metadata"]["uid"] for raw in items}
         for uid, last_seen in list(self._seen.items()):
             if uid not in there:
@@ -280,10 +282,30 @@ class _Informer:
         self._tell_all(Change(resource=self._resource, kind="synced"))
         return str(page["metadata"].get("resourceVersion") or "")
 
+    async def _first_page(self, params: Mapping[str, str]) -> Json | None:
+        """Return a list's first page, in the best version that the API server has now; None where it has none."""
+        for version in await self._versions():
+            self._path = self._resource.path.format(version=version)
+            page: Json | None = await self._api.get(self._path, **params)
+            if page is not None:
+                return page
+        return None
+
+    async def _versions(self) -> Sequence[str]:
+        known = self._resource.versions
+        if not known:
+            return [""]
+        try:
+            group = await self._api.get(self._resource.group) or {}
+        except PermissionDenied:  # clusters let everybody read it, unless somebody has taken that away
+            return known
+        served = {each["version"] for each in group.get("versions") or ()}
+        return [version for version in known if version in served]
+
     async def _watch(self, version: str) -> AsyncIterator[str]:
         """Tell what changes after `version`; yields the version that is reached."""
         events = self._api.watch(
-            self._resource.path,
+            self._path,
             silence=SILENCE,
             on_open=self._watch_is_open,
             resourceVersion=version,

@@ -24,6 +24,8 @@ class Resource:
         field_selector: Only objects with these fields.
         key: Says which key an object has; a feed asks for one key.
         is_optional: No wait depends on it: where it is refused or not there, it is asked for once a minute.
+        versions: Those of its API group that this package can read, the best first; the path then has "{version}", for
+            the one that the API server has. Empty: the path names it.
     """
 
     path: str
@@ -31,6 +33,15 @@ class Resource:
     label_selector: str = ""
     field_selector: str = ""
     is_optional: bool = False
+    versions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.path.format(version="|".join(self.versions))
+
+    @property
+    def group(self) -> str:
+        """The path of its API group, which tells its versions."""
+        return self.path.partition("/{version}/")[0]
 
     @property
     def params(self) -> dict[str, str]:
@@ -79,9 +90,13 @@ def workloads(path: str) -> Resource:
 
 
 def kueue_workloads(namespace: str) -> Resource:
-    """Kueue's Workloads of a namespace; keyed by their LocalQueue."""
-    path = f"apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads"
-    return Resource(path=path, key=_queue, is_optional=True)
+    """Kueue's Workloads of a namespace; keyed by their LocalQueue.
+
+    Kueue 0.15 and later serve v1beta2, up to 0.19 v1beta1. What this package reads of a Workload is alike in both: its
+    owners, queueName, priority, active and conditions. (The name and the kind of its priority class are not.)
+    """
+    path = f"apis/kueue.x-k8s.io/{{version}}/namespaces/{namespace}/workloads"
+    return Resource(path=path, key=_queue, is_optional=True, versions=("v1beta2", "v1beta1"))
 
 
 def workload_pods(namespace: str) -> Resource:

@@ -31,6 +31,7 @@ class LaterArguments(PoolOperator):
     """
 
     hook: Any
+    on_kill_action: Any
     reattach_on_restart: Any
 
     def __init__(

@@ -1,7 +1,7 @@
 """What Kueue's Workload objects say about an object in a queue: its place, why it waits, and its evictions.
 
 KueueQueue gets them from the shared watch; everything else is pure. Conditions, reasons and priorities are those of
-kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
+kueue.x-k8s.io/v1beta2 and v1beta1 (Kueue 0.6 and later), which say them alike.
 """
 
 from __future__ import annotations

@@ -112,6 +112,7 @@ class ApiServer:
         self.token = ""
         self._objects = Objects()
         self._refusals: list[tuple[str, str, int]] = []
+        self._versions: dict[str, tuple[str, ...]] = {}
         self._pages: dict[str, tuple[int, list[Raw]]] = {}
         self._tokens = itertools.count(1)
         self._watches: list[Watch] = []
@@ -150,6 +151,11 @@ class ApiServer:
     def named(self, kind: str) -> dict[str, Raw]:
         """Return the objects of a kind ("api/v1/pods") by name, the first that was created first. Not to be changed."""
         return {name: raw for (_, name), raw in self._objects.of_kind(kind).items()}
+
+    def serve(self, group: str, *versions: str) -> None:
+        """Have an API group in these versions, and in no others; a group of which nothing is said has each."""
+        with self._mutex:
+            self._versions[group] = versions
 
     def when_changed(self, listener: Callable[[Change], None]) -> None:
         """Have a listener called right after each change."""
@@ -204,7 +210,7 @@ class ApiServer:
         with self._mutex:
             self._admit(verb, at, path, query)
             if at.resource == "version":
-                return {"major": "1"}
+                return self._group(at.group) if at.group else {"major": "1"}
             if verb == "list":
                 return copied(self._list(at, query))
             if verb == "create":
@@ -236,6 +242,9 @@ class ApiServer:
         self.requests.append(Request(verb, at.resource, path, query))
         if self.is_away:
             raise Refused(0, "", "connection refused")
+        version = at.kind.split("/")[-2]
+        if version != at.group and version not in self._versions.get(at.group, (version,)):
+            raise Refused(404, "NotFound", "404 page not found")
         for refused_verb, refused_path, status in self._refusals:
             if refused_verb in ("", verb) and refused_path in ("", path.strip("/")):
                 scope = f'in the namespace "{at.namespace}"' if at.namespace else "at the cluster scope"
@@ -243,6 +252,12 @@ class ApiServer:
                 phrase = HTTPStatus(status).phrase if status else "connection reset"
                 message = f"{at.words} is forbidden: {user}" if status == 403 else phrase
                 raise Refused(status, phrase.replace(" ", ""), message)
+
+    def _group(self, name: str) -> Raw:
+        if not self._versions.get(name):
+            raise Refused(404, "NotFound", "404 page not found")
+        versions = [{"groupVersion": f"{name}/{each}", "version": each} for each in self._versions[name]]
+        return {"kind": "APIGroup", "name": name, "versions": versions, "preferredVersion": versions[0]}
 
     def _list(self, at: Where, query: Mapping[str, str]) -> Raw:
         if token := query.get("continue"):

@@ -324,6 +324,22 @@ async def told(watch: AsyncIterator[Raw], count: int) -> list[tuple[str, Raw]]:
     return [(event["type"], event["object"]) for event in events]
 
 
+async def test_a_group_tells_its_versions_and_a_version_that_is_not_served_has_nothing(
+    cluster: Cluster, loops: AsyncApi
+) -> None:
+    if isinstance(cluster.api, FakeApiClient):
+        cluster.api.server.serve("coordination.k8s.io", "v1")
+        cluster.api.server.serve("kueue.x-k8s.io")
+    group = await loops.get("apis/coordination.k8s.io")
+    assert group is not None
+    assert "v1" in [each["version"] for each in group["versions"]]
+    assert await loops.get("apis/kueue.x-k8s.io") is None
+    path = "apis/coordination.k8s.io/v1beta9/namespaces/default/leases"
+    assert await loops.get(path) is None
+    with pytest.raises(Expired):
+        await anext(aiter(loops.watch(path, silence=5, resourceVersion="1")))
+
+
 async def test_a_watch_tells_what_changed_since_a_version(cluster: Cluster, loops: AsyncApi) -> None:
     before, selector = cluster.lease("before"), f"mark={cluster.mark},x"
     cluster.lease("of-no-interest")

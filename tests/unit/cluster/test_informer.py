@@ -202,12 +202,69 @@ def test_what_no_wait_depends_on_is_asked_for_once_a_minute_where_it_is_refused(
     assert informer._pause(1, ClusterUnreachable("It broke off."), is_optional=True) < 1
 
 
-async def test_a_collection_that_may_not_be_there_is_no_empty_one() -> None:
-    kueues = kueue_workloads("ml")
-    heard = Heard(kueues)
-    heard.server.refuse(path=kueues.path, status=404)
+# -- Kueue's API, whose versions come and go ------------------------------------------------------------------------
+
+KUEUE, GROUP = kueue_workloads("ml"), "kueue.x-k8s.io"
+
+
+class HeardOfKueue(Heard):
+    """What is told of a Workload of the queue `old`, which is there in each version that the server has."""
+
+    def __init__(self, *versions: str) -> None:
+        super().__init__(KUEUE)
+        self.serve(*versions)
+
+    def serve(self, *versions: str) -> None:
+        self.server.serve(GROUP, *versions)
+        for version in versions:
+            path = KUEUE.path.format(version=version)
+            self.server.put(f"{path}/job-train", {"metadata": {"uid": "w1"}, "spec": {"queueName": "old"}})
+
+    def versions(self, verb: str) -> list[str]:
+        return [path.split("/")[2] for _, resource, path, _ in self.asked(verb) if resource == "workloads"]
+
+
+@pytest.mark.parametrize(
+    ("served", "read"),
+    [(["v1beta1"], "v1beta1"), (["v1beta2"], "v1beta2"), (["v1alpha1", "v1beta1", "v1beta2"], "v1beta2")],
+)
+async def test_kueue_is_read_in_the_best_version_that_the_cluster_serves(served: list[str], read: str) -> None:
+    heard = HeardOfKueue(*served)
+    await heard.until_watches(1)
+    heard.server.end_watches()
+    await heard.until_watches(2)
+    await heard.over()
+    assert [change.kind for change in heard.changes] == ["present", "synced"]
+    assert (heard.versions("list"), heard.versions("watch")) == ([read], [read, read])
+    assert [path for _, _, path, _ in heard.asked("get")] == [f"apis/{GROUP}"]
+
+
+async def test_kueue_is_upgraded_while_something_waits_in_its_queue() -> None:
+    heard = HeardOfKueue("v1beta1")
+    await heard.until_watches(1)
+    heard.serve("v1beta2")
+    heard.server.end_watches()
+    await heard.until(lambda: heard.versions("watch")[-1] == "v1beta2")
+    await heard.over()
+    assert heard.versions("list") == ["v1beta1", "v1beta2"]
+    assert {change.kind for change in heard.changes} == {"present", "synced"}
+
+
+@pytest.mark.parametrize(("served", "tried"), [("v1beta2", ["v1beta2"]), ("v1beta1", ["v1beta2", "v1beta1"])])
+async def test_kueue_s_versions_are_tried_where_nobody_may_ask_for_them(served: str, tried: list[str]) -> None:
+    heard = HeardOfKueue(served)
+    heard.server.refuse(path=f"apis/{GROUP}")
+    await heard.until_watches(1)
+    await heard.over()
+    assert (heard.versions("list"), heard.versions("watch")) == (tried, [served])
+
+
+@pytest.mark.parametrize("served", [[], ["v1alpha1"]])
+async def test_a_collection_that_may_not_be_there_is_no_empty_one(served: list[str]) -> None:
+    heard = HeardOfKueue(*served)
     await heard.until_told("trouble")
     await heard.over()
     (change,) = heard.changes
     assert (change.kind, type(change.error)) == ("trouble", ObjectNotFound)
-    assert (len(heard.asked("list")), heard.watched_from) == (1, [])
+    assert f"apis/{GROUP}/v1beta2|v1beta1/namespaces/ml/workloads" in str(change.error)
+    assert (heard.asked("list"), heard.watched_from) == ([], [])

@@ -29,7 +29,7 @@ from tests.unit.pods.test_pod_watch_orders import DONE_WITHIN
 
 POOL = replace(a_pool(), max_nodes=64)
 JOB = "apis/batch/v1/namespaces/ml/jobs/train"
-WORKLOADS = "apis/kueue.x-k8s.io/v1beta1/namespaces/ml/workloads"
+WORKLOADS = "apis/kueue.x-k8s.io/v1beta2/namespaces/ml/workloads"
 
 
 class Cluster:
@@ -37,6 +37,7 @@ class Cluster:
 
     def __init__(self, ranks: int) -> None:
         self.server = ApiServer()
+        self.server.serve("kueue.x-k8s.io", "v1beta2")
         self.lines: list[str] = []
         self.ranks = ranks
         self.queue = ""
