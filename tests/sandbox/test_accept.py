@@ -131,7 +131,7 @@ def accepted(sandbox: Sandbox, report: Path, **changes: Any) -> tuple[int, list[
 def test_it_says_what_it_may_cost_and_changes_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
     status, said = accepted(sandbox, tmp_path / "report.md", may_cost=False)
     assert status == NOT_RUN
-    assert said[0].startswith("At most 4.29: 4 nights of one node, each 80 minutes")
+    assert said[0].startswith("At most 4.29 USD: 4 nights of one node, each 80 minutes")
     assert not (tmp_path / "report.md").exists()
 
 
