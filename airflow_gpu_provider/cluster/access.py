@@ -127,9 +127,9 @@ def _put_way(configuration: Configuration, access: ClusterAccess) -> None:
         configuration.proxy, configuration.no_proxy = url._replace(auth=None).url, None
         configuration.proxy_headers = make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
         return
-    by_environment = Configuration()
-    bypass = should_bypass_proxies(configuration.host, no_proxy=by_environment.no_proxy or "")
-    configuration.proxy, configuration.no_proxy = None if bypass else by_environment.proxy, by_environment.no_proxy
+    # NO_PROXY is read here: version 35 of the client passes over it.
+    bypass = should_bypass_proxies(configuration.host, no_proxy=None)
+    configuration.proxy, configuration.no_proxy = None if bypass else Configuration().proxy, None
     configuration.proxy_headers = None
 
 
@@ -242,21 +242,23 @@ class _Requests:
     def _sent(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().call_api(*args, **kwargs)  # type: ignore[misc]
-        except AttributeError as error:
+        except Exception as error:
             if (refused := _refused_exec(error)) is None:
                 raise
             raise refused from error
 
 
-def _refused_exec(masked: AttributeError) -> ApiException | None:
-    """Return the refusal of an exec that the client hides: it decodes an answer's body, and a WebSocket has none.
+def _refused_exec(error: BaseException | None) -> ApiException | None:
+    """Return the refusal of an exec, which is what the WebSocket's library has raised; None where it is none.
 
-    The answer itself is what the WebSocket's library has raised.
+    The client makes an ApiException without a status of it, and from version 36 on an AttributeError of that: it
+    decodes an answer's body, and a WebSocket has none.
     """
     from kubernetes.client.exceptions import ApiException
 
-    error = masked.__context__
-    if not isinstance(error, ApiException):
+    if isinstance(error, AttributeError):
+        error = error.__context__
+    if not isinstance(error, ApiException) or error.status:
         return None
     answer = error.__context__
     refused = ApiException(

@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.rest import TIMEOUT
+from airflow_gpu_provider.cluster.rest import TIMEOUT, as_json
 from airflow_gpu_provider.errors import ClusterUnreachable
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _date_of_answer(api: ApiClient) -> str | None:
                 "/version",
                 "GET",
                 header_params={"Accept": "application/json"},
-                response_types_map={200: "object"},
+                **as_json(),
                 auth_settings=["BearerToken"],
                 _return_http_data_only=False,
                 _request_timeout=TIMEOUT,

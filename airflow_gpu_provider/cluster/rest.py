@@ -6,7 +6,9 @@ No request sets resourceVersion on a read: every read is a quorum read, for deci
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider import __version__
@@ -46,6 +48,16 @@ def query_of(http_method: str) -> dict[str, str]:
     return STRICT if http_method in ("POST", "PUT", "PATCH") else {}
 
 
+@cache
+def as_json() -> dict[str, Any]:
+    """Return the argument of `call_api` that asks for plain JSON, which has another name before version 36."""
+    from kubernetes.client import ApiClient
+
+    if "response_type" in inspect.signature(ApiClient.call_api).parameters:
+        return {"response_type": "object"}
+    return {"response_types_map": dict.fromkeys((200, 201, 202), "object")}
+
+
 def call(
     api: ApiClient,
     verb: str,
@@ -68,7 +80,7 @@ def call(
             query_params=list((query or {}).items()),
             header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
-            response_types_map=dict.fromkeys((200, 201, 202), "object"),
+            **as_json(),
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
             _request_timeout=TIMEOUT,

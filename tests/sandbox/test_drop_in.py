@@ -7,7 +7,6 @@ trigger's and the operator's together; it has to be that of a KubernetesPodOpera
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -119,7 +118,9 @@ def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
         patch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
-        core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+        # The triggers of older KubernetesPodOperators refuse this one beside the connection's.
+        patch.delenv("KUBECONFIG")
+        core = client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
         core.create_namespaced_secret("default", {"metadata": {"name": "token"}, "stringData": {"key": "sesame"}})
         core.create_namespaced_config_map("default", {"metadata": {"name": "settings"}, "data": {"GREETING": "map"}})
         yield core
