@@ -126,17 +126,21 @@ chaos: .venv control-plane
 chaos-cover: .venv control-plane
 	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
 
-# make compat    the last three releases of the cncf-kubernetes provider (the newest is .venv's), and MWAA's set
+# make compat                  the package with what is installed where Airflow is sold: a file of tests/compat each
+# make compat-composer-3.3.1   one of them; OPERATORS=gang only these of the operators' sandbox tests, tests/sandbox/test_gang.py
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))
+OPERATORS ?= drop_in ensure device_plugin gpu_pod gpu_pod_kills gang workload scale_down refusals pod_ends live_logs preemption same_dag
 
-compat: .venv $(COMPAT:%=compat-%)
+compat: .venv control-plane $(COMPAT:%=compat-%)
 
 compat-%: .venv
-	@echo "== tests/unit and the drop-in tests with $*"
+	@echo "== tests/unit, and the operators' sandbox tests, with $*"
 	@test -x build/compat/$*/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python build/compat/$*
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
-	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n 2 --dist loadfile
+	@$(BIN)/uv pip check --quiet --python build/compat/$*/bin/python
+	@build/compat/$*/bin/python -m pytest tests/unit -q -n $(or $(JOBS),2) --dist loadfile
+	@build/compat/$*/bin/python -m pytest $(OPERATORS:%=tests/sandbox/test_%.py) -m "not nightly" -q -n $(or $(SANDBOXES),9) --dist loadfile
 
 # The page in Airflow's web UI: checks it, tests its arithmetic, and writes the bundle that the package carries.
 ui:

@@ -103,7 +103,7 @@ ENGINES = Tier(
 )
 COMPAT = Tier(
     name="compat",
-    title="older releases of the cncf-kubernetes provider, and Amazon MWAA's set",
+    title="unit and operators with what Composer, MWAA and Astro install, and with Airflow 3.4",
     commands=(("make", "--no-print-directory", "compat"),),
 )
 
