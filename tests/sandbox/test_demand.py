@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.cluster.rest import call
@@ -22,9 +21,8 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
+from tests.demand_leases import check_that_demand_is_kept
 from tests.kubeconfig import access_of
-
-NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +36,8 @@ def pool() -> str:
     return f"pool-{uuid.uuid4().hex[:8]}"
 
 
-def lease(pool: str, run_id: str = "scheduled__2026-03-01T02:00:00+00:00", **fields: Any) -> DemandLease:
-    key = DemandKey(installation="airflow-1", dag_id="nightly_training", run_id=run_id, pool=pool)
-    return DemandLease(**{"key": key, "nodes": 1, "until": NOW + timedelta(hours=6), "created_at": NOW, **fields})
-
-
-def unlocked() -> None:
-    """Stand for the check of a lock that nobody else wants."""
-
-
 def test_demand_is_written_replaced_listed_and_given_up(api: Any, pool: str) -> None:
-    first, second = lease(pool), lease(pool, "manual__2", created_at=NOW - timedelta(minutes=1))
-    write_demand(api, first, check=unlocked)
-    write_demand(api, second, check=unlocked)
-    write_demand(api, lease(pool, nodes=3), check=unlocked)
-
-    assert list_demand(api, pool) == (second, lease(pool, nodes=3))
-    assert list_demand(api, f"{pool}-other") == ()
-    assert delete_demand(api, first.key)
-    assert not delete_demand(api, first.key)
-    assert list_demand(api, pool) == (second,)
-    delete_demand(api, second.key)
+    check_that_demand_is_kept(api, pool)
 
 
 def lock(api: Any, pool: str, holder: str, **seconds: float) -> PoolLock:
