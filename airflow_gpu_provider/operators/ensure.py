@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from airflow.sdk.exceptions import TaskDeferred
-
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.operators.giving_up import check_give_up_after
+from airflow_gpu_provider.operators.giving_up import (
+    check_give_up_after,
+    giving_up_on_failure,
+    push_tried,
+    release_quietly,
+)
 from airflow_gpu_provider.operators.node_counts import (
     NodeCounts,
     check_scale_down_is_to_come,
@@ -182,7 +184,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         reconciler.over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
-        with _giving_up_on_failure(self, reconciler, key, context):
+        with giving_up_on_failure(self, reconciler, key, context):
             self._apply(reconciler, plan, nodes)
             result = self._wait(reconciler, key, counts, context)
             self._stop.check()
@@ -302,7 +304,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if event["status"] != "done":
             self._give_up(context)
             error = GpuError.from_record(event["error"])
-            _push_tried(error, context)
+            push_tried(error, context)
             raise error
         return self._finish(lambda: self._open(context), event["result"], context)
 
@@ -317,7 +319,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _give_up(self, context: Context) -> None:
         from airflow_gpu_provider.run_identity import run_key
 
-        _release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
+        release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         if result["nodes"]:
@@ -342,43 +344,6 @@ def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
         opened().record_machines()
     except GpuError as error:
         operator.log.warning("The machines could not be recorded for the run's bill: %s", error)
-
-
-@contextmanager
-def _giving_up_on_failure(
-    operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey, context: Context
-) -> Iterator[None]:
-    """Withdraw a run's demand when its task fails; a deferral is not a failure."""
-    try:
-        yield
-    except TaskDeferred:
-        raise
-    except BaseException as error:
-        _release_quietly(operator, lambda: reconciler, key)
-        _push_tried(error, context)
-        raise
-
-
-def _push_tried(error: BaseException, context: Context) -> None:
-    """Push the candidates that had no machine to XCom, for the web UI: a failed task returns nothing."""
-    if isinstance(error, GpuError) and (tried := error.details.get("tried")):
-        context["ti"].xcom_push(key="tried", value=tried)
-
-
-def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
-    """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
-    from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
-
-    operator.log.info("Withdrawing this run's demand for nodes.")
-    within = WHEN_KILLED if operator._stop.error is not None else None
-    try:
-        release_without_sensor(opened(), key, say=operator.log.info, within=within)
-    except GpuError as error:
-        operator.log.error(
-            "The run's remaining nodes could not be released now; the next reconcile releases them, at the latest after"
-            " max_runtime: %s",
-            error,
-        )
 
 
 def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:

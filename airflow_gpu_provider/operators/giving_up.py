@@ -1,12 +1,23 @@
-"""How long EnsureGpuPoolOperator tries: what of `give_up_after` can be said when the DAG is parsed."""
+"""When EnsureGpuPoolOperator gives up, as far as it is known when the DAG is parsed, and what it releases then."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.errors import GpuError, PoolSpecError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 
 def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
@@ -27,4 +38,41 @@ def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedel
             f"Task {task_id}: give_up_after={give_up_after} allows one try of each zone and type: one that has no"
             f" capacity is not tried again for {FIRST}. Raise give_up_after.",
             stacklevel=2,
+        )
+
+
+@contextmanager
+def giving_up_on_failure(
+    operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey, context: Context
+) -> Iterator[None]:
+    """Withdraw a run's demand when its task fails; a deferral is not a failure."""
+    try:
+        yield
+    except TaskDeferred:
+        raise
+    except BaseException as error:
+        release_quietly(operator, lambda: reconciler, key)
+        push_tried(error, context)
+        raise
+
+
+def push_tried(error: BaseException, context: Context) -> None:
+    """Push the candidates that had no machine to XCom, for the web UI: a failed task returns nothing."""
+    if isinstance(error, GpuError) and (tried := error.details.get("tried")):
+        context["ti"].xcom_push(key="tried", value=tried)
+
+
+def release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
+    """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
+    from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
+
+    operator.log.info("Withdrawing this run's demand for nodes.")
+    within = WHEN_KILLED if operator._stop.error is not None else None
+    try:
+        release_without_sensor(opened(), key, say=operator.log.info, within=within)
+    except GpuError as error:
+        operator.log.error(
+            "The run's remaining nodes could not be released now; the next reconcile releases them, at the latest after"
+            " max_runtime: %s",
+            error,
         )
