@@ -62,6 +62,8 @@ _TERMINATING = "because it is being terminated"
 _MANAGED = "is managed and the request's verb"
 _DENIED = ("denied the request", "denied request", _MANAGED)
 _LACKING = re.compile(r"must specify .+")
+_LIMIT_RANGE = re.compile(r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|max limit to request ratio per")
+_NOBODY = 'User "system:anonymous"'
 _VIOLATING = re.compile(r"\(containers? (.+?) must")  # pod-security-admission: (containers "base", "side" must set ...)
 _QUOTED = re.compile(r'"([^"]+)"')
 XCOM_SIDECAR = "airflow-xcom-sidecar"
@@ -211,8 +213,14 @@ def _missing(message: str, verb: str, resource: str, details: dict[str, Any]) ->
     return None
 
 
-def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) -> PermissionDenied:
+def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) -> PermissionDenied | CredentialsError:
     """Return the refusal of an authorizer; the server names what it asked for better than the caller knows it."""
+    if _NOBODY in message:
+        return CredentialsError(
+            f"The Airflow connection gives no credentials that the cluster knows ({verb} {resource}): {message}",
+            "Correct the connection, or log in again where a plugin of its kubeconfig does that.",
+            **details,
+        )
     named = _BY_RBAC.search(message)
     verb, resource = (named["verb"], named["resource"]) if named else (verb, resource)
     return PermissionDenied(
@@ -238,6 +246,8 @@ def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> 
 def _fix_of(message: str) -> str:
     if lacking := _LACKING.search(message):
         return _fix_of_quota(lacking[0])
+    if _LIMIT_RANGE.search(message):
+        return "Ask for what a LimitRange of the namespace allows in container_resources, or have it changed."
     if "violates PodSecurity" in message:
         named = {name for each in _VIOLATING.findall(message) for name in _QUOTED.findall(each)}
         own = f"xcom_sidecar_container_security_context, an argument or {SIDECAR_SETTINGS}"

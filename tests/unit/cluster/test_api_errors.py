@@ -176,6 +176,18 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         "webhook pods.example.com",
     ),
     (404, 'namespaces "ml" not found', ReferenceNotFound, "there is no namespace ml."),
+    (
+        403,
+        'pods "t" is forbidden: [maximum memory usage per Container is 200Mi, but limit is 8Gi]',
+        AdmissionDenied,
+        "a LimitRange of the namespace allows in container_resources",
+    ),
+    (
+        403,
+        'pods "t" is forbidden: User "system:anonymous" cannot create resource "pods" in the namespace "ml"',
+        CredentialsError,
+        "log in again",
+    ),
     (404, "the server could not find the requested resource", ObjectNotFound, "requested resource"),
     (500, "etcdserver: request is too large", ObjectRejected, "smaller than 1.5 MiB"),
     (409, 'pods "train-abc" already exists', ObjectChanged, "already exists"),
