@@ -23,6 +23,9 @@ _COMMAND_NOT_FOUND = 127
 
 _OF_GPU = re.compile(r"\b(?:CUDA|NCCL|GPU)", re.IGNORECASE)
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+_NEEDS_RESET = re.compile(
+    r"GPU recovery action changed .* to \S+ \((?:GPU Reset|Node Reboot|Drain and Reset)"
+)  # XID 154
 _NO_NVIDIA_SMI = re.compile(r"nvidia-smi: (command )?not found|exec: \"nvidia-smi\"", re.IGNORECASE)
 
 
@@ -64,7 +67,8 @@ def _advice(line: str, *, lacks_command: bool) -> Advice | None:
 
 
 def _is_bad_xid(line: str) -> bool:
-    return not BAD_XIDS.isdisjoint(int(number) for number in _XID.findall(line))
+    has_bad_number = not BAD_XIDS.isdisjoint(int(number) for number in _XID.findall(line))
+    return has_bad_number or _NEEDS_RESET.search(line) is not None
 
 
 _SHOWN = 10

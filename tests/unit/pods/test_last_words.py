@@ -30,6 +30,7 @@ TORCH = (
         ("NVRM: Xid (PCI:0000:00:1e): 79, pid=1234, GPU has fallen off the bus.", "gpu"),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu"),
         ("NVRM: Xid (PCI:0000:00:1e): 48, pid='<unknown>', DBE", "gpu"),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)", "gpu"),
     ],
 )
 def test_words(line: str, cause: str) -> None:
@@ -127,6 +128,7 @@ def test_other_memory(line: str) -> None:
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "NVRM: Xid (PCI:0000:00:1e): 13, pid=1234, Graphics Exception",
         "NVRM: Xid (PCI:0000:00:1e): 31, pid=1234, MMU Fault",
+        "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
         "MemoryError: Unable to allocate 8.00 GiB for an array",
         "ValueError: no such data set",
     ],
