@@ -270,6 +270,13 @@ async def test_proxy_of_the_kubeconfig_goes_before_the_environments(
     assert base64.b64decode(headers["proxy-authorization"].removeprefix("Basic ")) == b"somebody:se@cret"
 
 
+def test_no_proxy_of_the_environment_holds_whatever_the_client_reads_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "kubernetes.example.com")
+    for server, proxy in (("kubernetes.example.com", None), ("another.example.com", "http://proxy:3128")):
+        assert Worker(ClusterAccess(server=f"http://{server}")).api.configuration.proxy == proxy
+
+
 def test_exec_goes_by_the_same_way() -> None:
     access = ClusterAccess(
         server="https://10.0.0.1", tls_server_name="a.example.com", proxy_url="http://somebody:secret@proxy:3128"
