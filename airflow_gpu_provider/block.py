@@ -146,7 +146,7 @@ def gpu_nodes(
             BlockVerdictOperator,
             f"{name}.done",
             {
-                "block_tasks": [*own, *tasks, scale_down.task_id],
+                "block_tasks": [*own, *(name for name in tasks if not _is_witness(tasks[name])), scale_down.task_id],
                 "deciding_tasks": deciding,
                 "scale_down": scale_down.task_id,
                 "witness": witness.task_id,
@@ -192,6 +192,11 @@ def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:
     """Return True for a task of the block that is work, and that nothing but teardowns comes after."""
     after = tasks[name].downstream_task_ids & tasks.keys()
     return not (tasks[name].is_setup or tasks[name].is_teardown) and all(tasks[each].is_teardown for each in after)
+
+
+def _is_witness(task: Any) -> bool:
+    """Return True for the witness of a block in the block: a mark on the run skips it also after all work has ended."""
+    return bool(task.is_setup) and task.trigger_rule == TriggerRule.ALL_DONE_SETUP_SUCCESS
 
 
 # -- how the block makes the tasks of its own, so that nothing reaches them that is meant for the author's -------

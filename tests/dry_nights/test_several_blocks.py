@@ -100,6 +100,15 @@ def test_a_block_in_a_block(airflow: Airflow, fails: str, inner: str, outer: str
     assert (night["inner.scale_down"], night["outer.scale_down"]) == ("success", "success")
 
 
+def test_a_run_is_marked_failed_when_only_the_inner_block_s_scale_down_is_left(airflow: Airflow) -> None:
+    """All work has ended: it ends as its tasks have."""
+    with dag() as nightly, block("outer"), block("inner"):
+        Work(task_id="train", retries=0)
+    night = airflow.begin(nightly, **{"inner.scale_down": "running"}).until("inner.scale_down", "running")
+    night.mark("failed").end("inner.scale_down").go_on()
+    assert (night["inner.done"], night["outer.done"], night.state) == ("success", "success", "success")
+
+
 def test_a_task_of_the_first_of_two_blocks_is_cleared(airflow: Airflow) -> None:
     """With its downstream tasks, which are the second block's, and alone."""
     with dag() as nightly:
