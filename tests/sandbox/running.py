@@ -116,6 +116,23 @@ def meanwhile(do: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+@contextmanager
+def told_to_stop(operator: Any, once: Callable[[], Any]) -> Iterator[None]:
+    """Tell the operator to stop, as a worker that is evicted does: by SIGTERM, once `once` is true."""
+
+    def tell() -> None:
+        eventually(once)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
+    telling = meanwhile(tell)
+    try:
+        yield
+    finally:
+        telling.join()
+        signal.signal(signal.SIGTERM, before)
+
+
 async def watched_until(deferral: TaskDeferred, is_so: Callable[[], Any]) -> None:
     """Run the deferral's trigger until `is_so` returns what is true, and cut it off, as a triggerer that dies would."""
     watching = asyncio.create_task(first_event(copy_of(deferral.trigger)))

@@ -25,7 +25,7 @@ from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles
+from tests.sandbox import aws_identity, documented_roles
 from tests.sandbox.running import eventually, until_allowed
 
 pytestmark = pytest.mark.nightly
@@ -79,8 +79,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 def _eks_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:
     policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox))
     key = sandbox.aws.add_identity("airflow", policy=policy)
-    where = {"region_name": sandbox.region, "endpoint_url": sandbox.aws.endpoint_url}
-    return {"conn_type": "aws", "login": key.access_key_id, "password": key.secret_access_key, "extra": where}, key.arn
+    return aws_identity.connection(sandbox, key), key.arn
 
 
 def _gke_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:

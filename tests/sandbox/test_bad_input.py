@@ -25,7 +25,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles
+from tests.sandbox import aws_identity, documented_roles
 from tests.sandbox.running import context_of, eventually, run
 
 NAME = "bad-input"
@@ -166,7 +166,7 @@ def test_a_role_that_may_not_be_assumed(gpu_sandbox: Sandbox, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     cloud, key = _eks(gpu_sandbox), gpu_sandbox.aws.add_identity("bad-input-role")
-    connection = _aws_connection(gpu_sandbox, key, role_arn="arn:aws:iam::123456789012:role/not-yours")
+    connection = aws_identity.connection(gpu_sandbox, key, role_arn="arn:aws:iam::123456789012:role/not-yours")
     monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
     with cloud.creates_nothing(), pytest.raises(PermissionDenied, match="refused sts:AssumeRole"):
         ensure(cloud.pool(aws_conn_id="refused"))
@@ -183,7 +183,10 @@ def _refuse(cloud: Cloud, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
         of_cluster = documented_roles.of_cluster(cloud.sandbox)
         policy = documented_roles.policy("eks-full.json", without=[missing], **of_cluster)
         key = cloud.sandbox.aws.add_identity(name, policy=policy)
-        connection, identity = _aws_connection(cloud.sandbox, key), key.arn
+        connection, identity = (
+            aws_identity.connection(cloud.sandbox, key),
+            key.arn,
+        )
     monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
     return identity
@@ -220,7 +223,10 @@ def test_a_permission_of_the_cluster_that_is_missing(gpu_sandbox: Sandbox, monke
     cloud = _eks(gpu_sandbox)
     key = gpu_sandbox.aws.add_identity("bad-input-nobody")
     gpu_sandbox.authenticator.access_entries[key.arn] = ["nobodies"]
-    monkeypatch.setenv("AIRFLOW_CONN_NOBODY", json.dumps(_aws_connection(gpu_sandbox, key)))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_NOBODY",
+        json.dumps(aws_identity.connection(gpu_sandbox, key)),
+    )
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     try:
         says = r'denies permission to \w+ leases.*resources \["leases"\], verbs \["\w+"\].*docs/rbac/'
@@ -228,17 +234,6 @@ def test_a_permission_of_the_cluster_that_is_missing(gpu_sandbox: Sandbox, monke
             ensure(cloud.pool(aws_conn_id="nobody"))
     finally:
         del gpu_sandbox.authenticator.access_entries[key.arn]
-
-
-def _aws_connection(sandbox: Sandbox, key: Any, **extra: Any) -> dict[str, Any]:
-    endpoint = sandbox.aws.endpoint_url
-    config = {"service_config": {"sts": {"endpoint_url": endpoint}}}
-    return {
-        "conn_type": "aws",
-        "login": key.access_key_id,
-        "password": key.secret_access_key,
-        "extra": {"region_name": sandbox.region, "endpoint_url": endpoint, **config, **extra},
-    }
 
 
 NOT_POSSIBLE = [

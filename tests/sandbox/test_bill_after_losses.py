@@ -25,7 +25,7 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles
+from tests.sandbox import aws_identity, documented_roles
 from tests.sandbox.ec2_times import instances_of
 from tests.sandbox.running import run
 
@@ -162,11 +162,8 @@ def test_two_losses_on_eks(
     policy = documented_roles.policy("eks-full.json", without=["ec2:DescribeInstances"], **of_cluster)
     key = gpu_sandbox.aws.add_identity(f"bill-{deferrable}", policy=policy)
     monkeypatch.setitem(gpu_sandbox.authenticator.access_entries, key.arn, ["system:masters"])
-    connection = {"conn_type": "aws", "login": key.access_key_id, "password": key.secret_access_key}
-    endpoint = gpu_sandbox.aws.endpoint_url
-    of_sts = {"sts": {"endpoint_url": endpoint}}
-    extra = {"region_name": gpu_sandbox.region, "endpoint_url": endpoint, "service_config": of_sts}
-    monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps({**connection, "extra": extra}))
+    connection = aws_identity.connection(gpu_sandbox, key)
+    monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
     least = scale_down(replace(pool, aws_conn_id="refused"))
     assert "ec2:DescribeInstances" in least["at_least"]
     assert least["node_seconds"]["booting"] <= usage["node_seconds"]["booting"], "machines that nobody saw boot"

@@ -27,7 +27,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.aws import AccessKey
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles, role_record
+from tests.sandbox import aws_identity, documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_allowed, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -69,13 +69,7 @@ def identity(
         policy = documented_roles.policy(*files, without=without, **values)
         key = gpu_sandbox.aws.add_identity(f"doctor-{name}", policy=policy)
         monkeypatch.setitem(entries, key.arn, [group])
-        connection = {
-            "conn_type": "aws",
-            "login": key.access_key_id,
-            "password": key.secret_access_key,
-            "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
-        }
-        monkeypatch.setenv("AIRFLOW_CONN_PATIENT", json.dumps(connection))
+        monkeypatch.setenv("AIRFLOW_CONN_PATIENT", json.dumps(aws_identity.connection(gpu_sandbox, key)))
         keys.append((files, key))
 
     keys: list[tuple[list[str], AccessKey]] = []

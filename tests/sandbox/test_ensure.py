@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -36,6 +33,7 @@ from tests.sandbox.running import (
     resumption,
     run,
     timing_out_once,
+    told_to_stop,
 )
 
 
@@ -81,20 +79,9 @@ def test_a_stock_out_everywhere_is_told_and_given_up(gpu_sandbox: Sandbox, opera
 
 def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
     operator.wait_timeout = timedelta(minutes=5)
-    before = signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
-
-    def kill_when_it_waits() -> None:
-        eventually(lambda: demand_of(gpu_sandbox, "no-stock"))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    killer = threading.Thread(target=kill_when_it_waits)
-    killer.start()
-    try:
-        with pytest.raises(TaskKilled, match="was told to stop while it ensured pool no-stock"):
-            run(operator)
-    finally:
-        killer.join()
-        signal.signal(signal.SIGTERM, before)
+    told = pytest.raises(TaskKilled, match="was told to stop while it ensured pool no-stock")
+    with told_to_stop(operator, lambda: demand_of(gpu_sandbox, "no-stock")), told:
+        run(operator)
     assert demand_of(gpu_sandbox, "no-stock") == []
     eventually(lambda: desired(gpu_sandbox) == 0)
 

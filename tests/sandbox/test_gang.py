@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from datetime import timedelta
 
@@ -37,6 +35,7 @@ from tests.sandbox.running import (
     line_of,
     lines_of,
     run,
+    told_to_stop,
 )
 from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
@@ -183,20 +182,8 @@ def test_task_that_is_told_to_stop_deletes_the_gang(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
 ) -> None:
     task = gang(pool, FOREVER, deferrable=False)
-
-    def stop() -> None:
-        eventually(lambda: running(api, 2))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    thread = threading.Thread(target=stop)
-    thread.start()
-    try:
-        with pytest.raises(TaskKilled):
-            task.execute(context_of(task))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
+    with told_to_stop(task, lambda: running(api, 2)), pytest.raises(TaskKilled):
+        task.execute(context_of(task))
     assert not batch.list_namespaced_job("default").items
     eventually(lambda: not api.list_namespaced_pod("default").items)
 

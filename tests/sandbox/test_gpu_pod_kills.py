@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
@@ -19,7 +17,15 @@ from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import FOREVER, pod, pods, running_pod
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, meanwhile, run
+from tests.sandbox.running import (
+    airflow_says,
+    context_of,
+    copy_of,
+    eventually,
+    first_event,
+    run,
+    told_to_stop,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +65,8 @@ def test_other_tasks_pods_are_left_alone(pool: EksGpuPool, api: client.CoreV1Api
 
 def test_sigterm_deletes_the_pod_and_is_never_green(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     task = pod(pool, *FOREVER, deferrable=False, termination_grace_period=1)
-
-    def worker_is_evicted() -> None:
-        running_pod(api)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    thread = meanwhile(worker_is_evicted)
-    try:
-        with pytest.raises(TaskKilled):
-            run(task)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
+    with told_to_stop(task, lambda: running_pod(api)), pytest.raises(TaskKilled):
+        run(task)
     eventually(lambda: not pods(api))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -35,6 +34,7 @@ from tests.sandbox.running import (
     meanwhile,
     resumption,
     run,
+    told_to_stop,
     watched_until,
 )
 from tests.sandbox.ways import BOTH_WAYS
@@ -115,23 +115,18 @@ def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.Core
 def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     """Airflow kills the process five seconds later: what ends the node without it comes first."""
     soon = datetime.now(UTC) + timedelta(minutes=30)
-
-    def worker_is_evicted() -> None:
-        running(api)
-        assert switch_of(pool) > soon
-        os.kill(os.getpid(), signal.SIGTERM)
-
     saves = "trap 'sleep 600; exit 143' TERM; while :; do sleep 0.1; done"
     task = pod(pool, "sh", "-c", saves, deferrable=False, termination_grace_period=610)
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    thread = meanwhile(worker_is_evicted)
-    try:
-        with capture_logs() as told, pytest.raises(TaskKilled):
-            run(task)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
-    assert switch_of(pool) < soon
+    switches = []
+
+    def runs() -> bool:
+        running(api)
+        switches.append(switch_of(pool))
+        return True
+
+    with told_to_stop(task, runs), capture_logs() as told, pytest.raises(TaskKilled):
+        run(task)
+    assert switch_of(pool) < soon < switches[0]
     assert any("which is deleted, has ended; the switch of" in str(entry) for entry in told)
     (left,) = api.list_namespaced_pod("default").items
     assert left.metadata.deletion_timestamp

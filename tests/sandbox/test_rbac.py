@@ -29,7 +29,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.audit_log import RoleUse
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles, role_record
+from tests.sandbox import aws_identity, documented_roles, role_record
 from tests.sandbox.running import run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -81,13 +81,7 @@ def airflow_identity(
     policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(gpu_sandbox))
     key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}", policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
-    connection = {
-        "conn_type": "aws",
-        "login": key.access_key_id,
-        "password": key.secret_access_key,
-        "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_IDENTITY", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_IDENTITY", json.dumps(aws_identity.connection(gpu_sandbox, key)))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     yield key.arn
     assert not gpu_sandbox.aws.refused(key.arn)

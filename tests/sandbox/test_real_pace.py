@@ -12,7 +12,7 @@ from kubernetes import config
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from gpu_sandbox.managed_cluster import Platform
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles
+from tests.sandbox import aws_identity, documented_roles
 from tests.sandbox.test_same_dag import eks, gke, holds, one_night
 
 pytestmark = pytest.mark.nightly
@@ -50,13 +50,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 def _on_eks(sandbox: Sandbox) -> tuple[str, dict[str, Any], str]:
     policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox))
     key = sandbox.aws.add_identity("airflow", policy=policy)
-    connection = {
-        "conn_type": "aws",
-        "login": key.access_key_id,
-        "password": key.secret_access_key,
-        "extra": {"region_name": sandbox.region, "endpoint_url": sandbox.aws.endpoint_url},
-    }
-    return "AIRFLOW_CONN_AWS_DEFAULT", connection, key.arn
+    return "AIRFLOW_CONN_AWS_DEFAULT", aws_identity.connection(sandbox, key), key.arn
 
 
 def _on_gke(sandbox: Sandbox) -> tuple[str, dict[str, Any], str]:

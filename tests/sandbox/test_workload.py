@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +22,7 @@ from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import running
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, lines_of, run
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, lines_of, run, told_to_stop
 from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
@@ -208,20 +206,8 @@ def test_task_that_is_told_to_stop_deletes_it(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
 ) -> None:
     task = workload(pool, a_job(FOREVER), deferrable=False)
-
-    def stop() -> None:
-        eventually(lambda: running(api, 2))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    thread = threading.Thread(target=stop)
-    thread.start()
-    try:
-        with pytest.raises(TaskKilled):
-            task.execute(context_of(task))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
+    with told_to_stop(task, lambda: running(api, 2)), pytest.raises(TaskKilled):
+        task.execute(context_of(task))
     assert not batch.list_namespaced_job("default").items
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
