@@ -83,7 +83,7 @@ class Pools:
 
 @pytest.fixture
 def account() -> Iterator[Account]:
-    account = Account()
+    account = Account.fresh()
     yield account
     account.close()
 
@@ -720,7 +720,7 @@ class TestShrinkUnfilled:
         pools.platform().grow({GROUP_A: 2})
 
         account.advance(TIMINGS.asg_retry + TIMINGS.asg_launch)
-        assert len(account.in_service(asg)) == size
+        assert len(account.instances(asg)) == size
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
     def test_a_stale_suspension_is_seen_and_ended(self, account: Account, starved: EksPlatform) -> None:

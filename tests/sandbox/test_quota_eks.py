@@ -24,7 +24,7 @@ BOTH = ["SPOT", "ON_DEMAND"]
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    account = Account()
+    account = Account.fresh()
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
@@ -55,7 +55,7 @@ def with_a_machine(account: Account, pool: EksPlatform) -> EksPlatform:
     account.advance(TIMINGS.nodegroup_create)
     pool.grow({GROUP: 1})
     account.advance(LAUNCH)
-    assert len(account.in_service(account.asg_of(GROUP))) == 1
+    assert len(account.instances(account.asg_of(GROUP))) == 1
     return pool
 
 

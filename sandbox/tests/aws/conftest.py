@@ -1,176 +1,14 @@
-"""An AWS account of its own for each test, in AWS's own times on a clock that the test moves, and boto3 clients."""
+"""An AWS account of its own for each test, in AWS's own times on a clock that the test moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cache
-from typing import Any
+from collections.abc import Iterator
 
-import boto3
 import pytest
-from botocore.config import Config
 
-from gpu_sandbox.aws import AccessKey, AwsCloud, AwsTimings, ClusterNetwork, Instance
+from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.faults import Faults
-from gpu_sandbox.manual_clock import ManualClock
-from gpu_sandbox.pace import Pace
-
-CLUSTER = "k8s-ml"
-# Not the default: a whole sandbox may be running in this process, with an account of its own
-ACCOUNT_ID = "210987654321"
-REAL = Pace(name="real", speed=1.0, stale=0.0).aws()
-LAUNCH = REAL.asg_reaction + REAL.asg_launch
-"""From a change of a group's size to an instance in service."""
-END = REAL.asg_reaction + REAL.terminate
-"""From a change of a group's size to the end of an instance that drains at once."""
-
-
-@dataclass
-class Recorder:
-    """The listener: remembers every event; nodes join, and drain, at once, unless told not to."""
-
-    drains_at_once: bool = True
-    seen: list[tuple[str, Instance]] = field(default_factory=list)
-    notices: dict[str, datetime] = field(default_factory=dict)
-    nodes_join: bool = True
-    complete_drain: Callable[[str], None] = lambda _: None
-    node_joined: Callable[[str], None] = lambda _: None
-
-    def instance_launched(self, instance: Instance) -> None:
-        self._note("launched", instance)
-        if self.nodes_join:
-            self.node_joined(instance.instance_id)
-
-    def drain_requested(self, instance: Instance) -> None:
-        self._note("drain", instance)
-        if self.drains_at_once:
-            self.complete_drain(instance.instance_id)
-
-    def instance_relabelled(self, before: Instance, after: Instance) -> None:
-        self._note("relabelled", after)
-
-    def rebalance_recommended(self, instance: Instance) -> None:
-        self._note("at risk", instance)
-
-    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
-        self.notices[instance.instance_id] = at
-        self._note("notice", instance)
-
-    def instance_terminated(self, instance: Instance) -> None:
-        self._note("terminated", instance)
-
-    def _note(self, what: str, instance: Instance) -> None:
-        self.seen.append((what, instance))
-
-    def of(self, what: str) -> list[Instance]:
-        return [instance for event, instance in self.seen if event == what]
-
-    def kinds(self) -> list[str]:
-        return [event for event, _ in self.seen]
-
-
-class Account:
-    """One running AwsCloud, its clients, and short forms for what the tests do most."""
-
-    def __init__(
-        self, cloud: AwsCloud, clock: ManualClock, events: Recorder, faults: Faults, network: ClusterNetwork
-    ) -> None:
-        self.cloud = cloud
-        self.clock = clock
-        self.advance = clock.advance
-        self.events = events
-        self.faults = faults
-        self.network = network
-        self.client = cache(self._client)
-
-    def _client(self, service: str, key: AccessKey | None = None, *, checked: bool = True) -> Any:
-        """`checked=False` sends even what botocore itself would refuse."""
-        key = key or self.cloud.access_key
-        return boto3.client(
-            service,
-            endpoint_url=self.cloud.endpoint_url,
-            region_name=self.cloud.region,
-            aws_access_key_id=key.access_key_id,
-            aws_secret_access_key=key.secret_access_key,
-            config=Config(retries={"total_max_attempts": 1}, parameter_validation=checked),
-        )
-
-    @property
-    def eks(self) -> Any:
-        return self.client("eks")
-
-    @property
-    def asg(self) -> Any:
-        return self.client("autoscaling")
-
-    @property
-    def ec2(self) -> Any:
-        return self.client("ec2")
-
-    def node_group(self, name: str = "train-gpu-a", **changes: Any) -> str:
-        """Create a group at size 0 in zone a, let the time to ACTIVE pass; return its Auto Scaling group's name."""
-        self.eks.create_nodegroup(**self.node_group_request(name, **changes))
-        self.advance(self.cloud.timings.nodegroup_create)
-        active = self.describe(name)
-        assert active["status"] == "ACTIVE"
-        return str(active["resources"]["autoScalingGroups"][0]["name"])
-
-    def node_group_request(self, name: str = "train-gpu-a", **changes: Any) -> dict[str, Any]:
-        return {
-            "clusterName": CLUSTER,
-            "nodegroupName": name,
-            "nodeRole": self.network.node_role_arn,
-            "subnets": [self.network.subnets["us-west-2a"]],
-            "instanceTypes": ["g6.xlarge"],
-            "amiType": "AL2023_x86_64_NVIDIA",
-            "scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 0},
-        } | changes
-
-    def describe(self, name: str = "train-gpu-a") -> dict[str, Any]:
-        described: dict[str, Any] = self.eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName=name)
-        return dict(described["nodegroup"])
-
-    def status(self, name: str = "train-gpu-a") -> str:
-        return str(self.describe(name)["status"])
-
-    def group(self, asg_name: str) -> dict[str, Any]:
-        (group,) = self.asg.describe_auto_scaling_groups(AutoScalingGroupNames=[asg_name])["AutoScalingGroups"]
-        return dict(group)
-
-    def instances(self, asg_name: str, state: str = "InService") -> list[str]:
-        found = self.group(asg_name)["Instances"]
-        return [one["InstanceId"] for one in found if one["LifecycleState"] == state]
-
-    def grow(self, asg_name: str, size: int) -> list[str]:
-        """Set the desired capacity, and let the time to the instances pass."""
-        self.resize(asg_name, size)
-        self.advance(LAUNCH)
-        found = self.instances(asg_name)
-        assert len(found) == size
-        return found
-
-    def resize(self, asg_name: str, size: int) -> None:
-        self.asg.set_desired_capacity(AutoScalingGroupName=asg_name, DesiredCapacity=size)
-
-    def terminate(self, instance_id: str, *, decrement: bool = True) -> dict[str, Any]:
-        """What Auto Scaling says that it does."""
-        answer = self.asg.terminate_instance_in_auto_scaling_group(
-            InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
-        )
-        return dict(answer["Activity"])
-
-    def ec2_state(self, instance_id: str) -> str:
-        (reservation,) = self.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
-        return str(reservation["Instances"][0]["State"]["Name"])
-
-    def activities(self, asg_name: str) -> list[dict[str, Any]]:
-        """Newest first."""
-        return list(self.asg.describe_scaling_activities(AutoScalingGroupName=asg_name)["Activities"])
-
-    def failed(self, asg_name: str) -> list[dict[str, Any]]:
-        return [a for a in self.activities(asg_name) if a["StatusCode"] in ("Failed", "Cancelled")]
+from tests.sandbox.aws_account import TIMINGS, Account
 
 
 @pytest.fixture
@@ -180,18 +18,12 @@ def faults() -> Faults:
 
 @pytest.fixture
 def timings() -> AwsTimings:
-    return REAL
+    return TIMINGS
 
 
 @pytest.fixture
 def account(faults: Faults, timings: AwsTimings) -> Iterator[Account]:
-    events, clock = Recorder(), ManualClock()
-    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=timings, events=events, clock=clock)
-    events.complete_drain = cloud.complete_drain
-    events.node_joined = cloud.node_joined
-    cloud.start()
-    try:
-        network = cloud.create_cluster(CLUSTER, endpoint="https://127.0.0.1:6443", certificate_authority="Q0E=")
-        yield Account(cloud, clock, events, faults, network)
-    finally:
-        cloud.stop()
+    """Its instances are nodes at once."""
+    account = Account.fresh(faults=faults, timings=timings, nodes_join=True)
+    yield account
+    account.close()

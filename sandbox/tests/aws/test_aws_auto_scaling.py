@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.faults import Stockout
-from sandbox.tests.aws.conftest import CLUSTER, END, LAUNCH, REAL, Account
+from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 
 
 def refusal(call: Any, **arguments: Any) -> tuple[str, str]:
@@ -48,12 +48,12 @@ def test_instances_do_not_appear_at_once(account: Account) -> None:
     """A group reacts after a while in which nothing shows, and then an instance is launched."""
     asg = account.node_group()
     account.resize(asg, 1)
-    account.advance(REAL.asg_reaction - 1)
+    account.advance(TIMINGS.asg_reaction - 1)
     assert (account.group(asg)["Instances"], account.activities(asg)) == ([], [])
 
     account.advance(1)
     (pending,) = account.instances(asg, "Pending")
-    account.advance(REAL.asg_launch - 1)
+    account.advance(TIMINGS.asg_launch - 1)
     assert (account.instances(asg, "Pending"), account.ec2_state(pending)) == ([pending], "pending")
     assert account.events.kinds() == []
 
@@ -86,7 +86,7 @@ def test_a_launch_is_an_activity_that_ends(account: Account) -> None:
     assert activity["StatusCode"] == "Successful"
     assert activity["Description"] == f"Launching a new EC2 instance: {instance}"
     assert "changing the desired capacity from 0 to 1" in activity["Cause"]
-    assert activity["EndTime"] - activity["StartTime"] == timedelta(seconds=REAL.asg_launch)
+    assert activity["EndTime"] - activity["StartTime"] == timedelta(seconds=TIMINGS.asg_launch)
     assert json.loads(activity["Details"]) == {
         "Subnet ID": account.network.subnets["us-west-2a"],
         "Availability Zone": "us-west-2a",
@@ -110,13 +110,13 @@ def test_a_stock_out_fails_in_ec2s_words_and_is_tried_again(account: Account) ->
     )
     assert failures[0]["Description"].startswith("Launching a new EC2 instance.  Status Reason: Could not launch")
     tries = [failure["StartTime"] for failure in reversed(failures)]
-    assert {later - before for before, later in pairwise(tries)} == {timedelta(seconds=REAL.asg_retry)}
+    assert {later - before for before, later in pairwise(tries)} == {timedelta(seconds=TIMINGS.asg_retry)}
     assert len(tries) == 20
     assert {each["StatusCode"] for each in failures} == {"Failed", "Cancelled"}
     assert account.events.seen == []
 
     account.faults.remove(shortage)
-    account.advance(REAL.asg_retry + REAL.asg_launch)
+    account.advance(TIMINGS.asg_retry + TIMINGS.asg_launch)
     assert len(account.instances(asg)) == 2
 
 
@@ -312,7 +312,7 @@ def test_terminate_with_decrement_ends_this_very_machine(account: Account) -> No
 
     assert "shrinking the capacity from 2 to 1" in activity["Cause"]
     assert account.group(asg)["DesiredCapacity"] == 1
-    account.advance(REAL.terminate - 1)
+    account.advance(TIMINGS.terminate - 1)
     assert account.ec2_state(first) == "shutting-down"
     account.advance(1)
     assert account.ec2_state(first) == "terminated"
@@ -370,7 +370,7 @@ def test_terminating_an_unknown_instance(account: Account) -> None:
 def test_a_pending_instance_is_not_terminated_on_request_and_ends_with_its_group_s_size(account: Account) -> None:
     asg = account.node_group()
     account.resize(asg, 1)
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     (pending,) = account.instances(asg, "Pending")
     terminate = account.asg.terminate_instance_in_auto_scaling_group
     assert refusal(terminate, InstanceId=pending, ShouldDecrementDesiredCapacity=True)[0] == "ScalingActivityInProgress"
@@ -409,7 +409,7 @@ def test_unhealthy_instances_are_replaced(account: Account) -> None:
     asg = account.node_group()
     (first,) = account.grow(asg, 1)
     account.asg.set_instance_health(InstanceId=first, HealthStatus="Unhealthy")
-    account.advance(REAL.asg_launch)
+    account.advance(TIMINGS.asg_launch)
 
     (second,) = account.instances(asg)
     assert second != first
@@ -421,7 +421,7 @@ def test_an_instance_ended_by_ec2_is_replaced(account: Account) -> None:
     account.ec2.terminate_instances(InstanceIds=[first])
 
     assert account.ec2_state(first) == "shutting-down"
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     (second,) = account.instances(asg)
     assert second != first
     assert account.ec2_state(first) == "terminated"
@@ -436,7 +436,7 @@ def test_a_managed_instance_waits_for_its_drain(account: Account) -> None:
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
     account.terminate(instance)
-    account.advance(REAL.drain_timeout - 1)
+    account.advance(TIMINGS.drain_timeout - 1)
 
     assert account.events.kinds() == ["launched", "drain"]
     assert account.instances(asg, "Terminating:Wait") == [instance]
@@ -444,7 +444,7 @@ def test_a_managed_instance_waits_for_its_drain(account: Account) -> None:
     assert account.activities(asg)[0]["StatusCode"] == "MidTerminatingLifecycleAction"
 
     account.cloud.complete_drain(instance)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(instance) == "terminated"
     assert account.activities(asg)[0]["StatusCode"] == "Successful"
 
@@ -454,11 +454,11 @@ def test_a_drain_that_nobody_reports_ends_by_itself(account: Account) -> None:
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
     account.resize(asg, 0)
-    account.advance(REAL.asg_reaction + REAL.drain_timeout - 1)
+    account.advance(TIMINGS.asg_reaction + TIMINGS.drain_timeout - 1)
     assert account.ec2_state(instance) == "running"
     account.advance(1)
     assert account.ec2_state(instance) == "shutting-down"
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(instance) == "terminated"
 
 
@@ -475,10 +475,10 @@ def test_a_lifecycle_action_can_be_completed_through_the_api(account: Account) -
     assert refusal(account.asg.complete_lifecycle_action, **complete)[0] == "ValidationError"
 
     account.resize(asg, 0)
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     assert account.instances(asg, "Terminating:Wait") == [instance]
     account.asg.complete_lifecycle_action(**complete)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(instance) == "terminated"
 
 
@@ -486,7 +486,7 @@ def test_a_self_managed_group_drains_nothing(account: Account) -> None:
     own_group(account)
     (instance,) = account.grow("own", 1)
     account.terminate(instance)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
 
     assert account.ec2_state(instance) == "terminated"
     assert account.events.kinds() == ["launched", "terminated"]
@@ -560,7 +560,7 @@ def test_suspended_launch_and_terminate_are_respected_and_shown(account: Account
     assert [p["ProcessName"] for p in account.group(asg)["SuspendedProcesses"]] == ["Launch"]
 
     account.asg.resume_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
-    account.advance(REAL.asg_launch)
+    account.advance(TIMINGS.asg_launch)
     (instance,) = account.instances(asg)
 
     account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Terminate", "AZRebalance"])
@@ -569,7 +569,7 @@ def test_suspended_launch_and_terminate_are_respected_and_shown(account: Account
     assert account.instances(asg) == [instance]
 
     account.asg.resume_processes(AutoScalingGroupName=asg)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(instance) == "terminated"
 
 
@@ -601,7 +601,7 @@ def test_activities_outlive_their_group(account: Account) -> None:
     asg = account.node_group()
     account.grow(asg, 1)
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
-    account.advance(REAL.nodegroup_delete)
+    account.advance(TIMINGS.nodegroup_delete)
     assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
 
     kept = account.asg.describe_scaling_activities(AutoScalingGroupName=asg, IncludeDeletedGroups=True)["Activities"]

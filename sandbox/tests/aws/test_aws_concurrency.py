@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from botocore.exceptions import ClientError
 
-from sandbox.tests.aws.conftest import END, LAUNCH, Account
+from tests.sandbox.aws_account import END, LAUNCH, Account
 
 
 def test_sizes_and_events_add_up_under_many_callers(account: Account) -> None:

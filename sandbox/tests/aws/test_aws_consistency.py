@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.aws import AwsTimings
-from sandbox.tests.aws.conftest import CLUSTER, REAL, Account
+from tests.sandbox.aws_account import CLUSTER, TIMINGS, Account
 
 STALE = 10.0
 READS = 20
@@ -19,7 +19,7 @@ READS = 20
 
 @pytest.fixture
 def timings() -> AwsTimings:
-    return replace(REAL, stale=STALE)
+    return replace(TIMINGS, stale=STALE)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def answer(look: Callable[[], Any]) -> Any:
 def active_group(account: Account) -> str:
     """The Auto Scaling group of a node group that every read shows as ACTIVE."""
     account.eks.create_nodegroup(**account.node_group_request())
-    account.advance(REAL.nodegroup_create + STALE)
+    account.advance(TIMINGS.nodegroup_create + STALE)
     assert reads(account.status) == ["ACTIVE"] * READS
     return str(account.describe()["resources"]["autoScalingGroups"][0]["name"])
 
@@ -85,11 +85,11 @@ def test_sizes_instances_and_activities_are_shown_late_and_writes_find_what_is_t
 
     account.resize(asg, 1)
     assert set(reads(size)) == {0, 1}
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     assert (set(reads(states)), set(reads(activities))) == ({"", "Pending"}, {"", "InProgress"})
     account.advance(STALE)
     assert (set(reads(size)), set(reads(states)), set(reads(activities))) == ({1}, {"Pending"}, {"InProgress"})
-    account.advance(REAL.asg_launch - STALE)
+    account.advance(TIMINGS.asg_launch - STALE)
     assert set(reads(states)) == {"Pending", "InService"}
     assert set(reads(activities)) == {"InProgress", "Successful"}
     account.advance(STALE)
@@ -97,7 +97,7 @@ def test_sizes_instances_and_activities_are_shown_late_and_writes_find_what_is_t
 
     account.terminate(instance)
     assert set(reads(states)) == {"InService", "Terminating:Wait"}
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert "" in set(reads(states)) == {"Terminating:Proceed", ""}
     assert set(reads(lambda: account.ec2_state(instance))) == {"shutting-down", "terminated"}
     with pytest.raises(ClientError, match="Instance Id not found"):
@@ -109,7 +109,7 @@ def test_sizes_instances_and_activities_are_shown_late_and_writes_find_what_is_t
 def test_ec2_does_not_know_an_instance_that_was_just_launched(account: Account) -> None:
     asg = active_group(account)
     account.resize(asg, 1)
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     (instance,) = {id_ for ids in reads(lambda: account.instances(asg, "Pending")) for id_ in ids}
 
     def state() -> Any:
@@ -118,5 +118,5 @@ def test_ec2_does_not_know_an_instance_that_was_just_launched(account: Account) 
     assert set(reads(state)) == {"InvalidInstanceID.NotFound", "pending"}
     account.advance(STALE)
     assert set(reads(state)) == {"pending"}
-    account.advance(REAL.asg_launch)
+    account.advance(TIMINGS.asg_launch)
     assert set(reads(state)) == {"running"}

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.aws import AccessKey, identities
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, Account
+from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, Account
 
 
 def session(account: Account, key: AccessKey | None = None, token: str | None = None) -> boto3.Session:

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.faults import Stockout
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, LAUNCH, REAL, Account
+from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, LAUNCH, TIMINGS, Account
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -59,7 +59,7 @@ def test_a_machine_in_a_subnet_of_the_control_plane_never_joins(account: Account
     asg = account.node_group(subnets=[account.network.control_plane_subnets["us-west-2a"]])
     (instance,) = account.grow(asg, 1)
 
-    account.advance(REAL.join_timeout - 1)
+    account.advance(TIMINGS.join_timeout - 1)
     assert (account.status(), account.describe()["health"]["issues"]) == ("ACTIVE", [])
     account.advance(1)
     (issue,) = account.describe()["health"]["issues"]
@@ -74,7 +74,7 @@ def test_a_machine_whose_kubelet_refuses_a_label_never_joins(account: Account) -
     """EKS's own check lets it pass; the kubelet ends (eksctl-io/eksctl#4006)."""
     asg = account.node_group(labels={"node-role.kubernetes.io/gpu": "true"})
     (instance,) = account.grow(asg, 1)
-    account.advance(REAL.join_timeout)
+    account.advance(TIMINGS.join_timeout)
     (issue,) = account.describe()["health"]["issues"]
     assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
 
@@ -83,7 +83,7 @@ def test_a_public_subnet_that_gives_no_addresses_is_refused(account: Account) ->
     """Not by the call: by the group's health, NodegroupIssueCode Ec2SubnetInvalidConfiguration."""
     public = account.network.public_subnets["us-west-2a"]
     account.eks.create_nodegroup(**account.node_group_request(subnets=[public]))
-    account.advance(REAL.nodegroup_create)
+    account.advance(TIMINGS.nodegroup_create)
     assert account.status() == "CREATE_FAILED"
     (issue,) = account.describe()["health"]["issues"]
     assert (issue["code"], issue["resourceIds"]) == ("Ec2SubnetInvalidConfiguration", [public])
@@ -115,7 +115,7 @@ def test_creation_passes_through_creating_to_active(account: Account) -> None:
 
     assert created["status"] == "CREATING"
     assert created["createdAt"].replace(microsecond=0) == account.clock.utc_now().replace(microsecond=0)
-    account.advance(REAL.nodegroup_create - 1)
+    account.advance(TIMINGS.nodegroup_create - 1)
     assert account.status() == "CREATING"
     account.advance(1)
     assert account.status() == "ACTIVE"
@@ -125,7 +125,7 @@ def test_the_group_behind_comes_later(account: Account) -> None:
     created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
     assert created.get("resources", {}) == {}
 
-    account.advance(REAL.nodegroup_create / 2 - 1)
+    account.advance(TIMINGS.nodegroup_create / 2 - 1)
     assert account.describe()["resources"] == {}
     account.advance(1)
     assert account.describe()["resources"]["autoScalingGroups"]
@@ -165,7 +165,7 @@ def test_update_has_an_id_and_a_life(account: Account) -> None:
     assert update["status"] == "InProgress"
     assert update["params"] == [{"type": "MaxSize", "value": "5"}]
     assert account.eks.list_updates(name=CLUSTER, nodegroupName="train-gpu-a")["updateIds"] == [update["id"]]
-    account.advance(REAL.nodegroup_update - 1)
+    account.advance(TIMINGS.nodegroup_update - 1)
     assert (account.eks.describe_update(**find)["update"]["status"], account.status()) == ("InProgress", "UPDATING")
     account.advance(1)
     assert (account.eks.describe_update(**find)["update"]["status"], account.status()) == ("Successful", "ACTIVE")
@@ -244,16 +244,16 @@ def test_deletion_stays_visible_until_the_instances_are_gone(account: Account) -
 
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
     assert account.status() == "DELETING"
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     assert account.events.kinds() == ["launched", "drain"]
-    account.advance(REAL.nodegroup_delete)
+    account.advance(TIMINGS.nodegroup_delete)
     assert account.status() == "DELETING"
     with pytest.raises(ClientError) as error:
         account.eks.create_nodegroup(**account.node_group_request())
     assert code(error) == "ResourceInUseException"
 
     account.cloud.complete_drain(instance)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
     with pytest.raises(ClientError) as error:
         account.status()
@@ -268,7 +268,7 @@ def test_deletion_while_creating_leaves_nothing(account: Account) -> None:
     account.eks.create_nodegroup(**account.node_group_request(scalingConfig=scaling))
 
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
-    account.advance(REAL.nodegroup_delete - 1)
+    account.advance(TIMINGS.nodegroup_delete - 1)
     assert account.status() == "DELETING"
     account.advance(1)
     assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
@@ -279,7 +279,7 @@ def test_creation_without_capacity_fails_and_says_why(account: Account) -> None:
     account.faults.add(Stockout(zone="us-west-2a"))
     scaling = {"minSize": 0, "maxSize": 2, "desiredSize": 2}
     account.eks.create_nodegroup(**account.node_group_request(scalingConfig=scaling))
-    account.advance(REAL.nodegroup_create_timeout - 1)
+    account.advance(TIMINGS.nodegroup_create_timeout - 1)
     assert account.status() == "CREATING"
     account.advance(1)
     assert account.status() == "CREATE_FAILED"
@@ -297,7 +297,7 @@ def test_a_failed_launch_degrades_until_one_succeeds(account: Account) -> None:
     shortage = Stockout(zone="us-west-2a", instance_type="g6.xlarge", market="on-demand")
     account.faults.add(shortage)
     account.resize(asg, 1)
-    account.advance(REAL.asg_reaction)
+    account.advance(TIMINGS.asg_reaction)
     assert account.status() == "DEGRADED"
     (issue,) = account.describe()["health"]["issues"]
     assert issue["code"] == "AsgInstanceLaunchFailures"
@@ -419,7 +419,7 @@ def test_launch_template_takes_over_disk_and_types(account: Account) -> None:
 
     del request["diskSize"], request["instanceTypes"]
     account.eks.create_nodegroup(**request)
-    account.advance(REAL.nodegroup_create)
+    account.advance(TIMINGS.nodegroup_create)
     account.grow(account.describe()["resources"]["autoScalingGroups"][0]["name"], 1)
     (node,) = account.events.of("launched")
     assert node.instance_type == "g6.2xlarge"

@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.aws import AccessKey, PolicyUse
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, Account
 from tests.sandbox import documented_roles
+from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, Account
 
 POOL_TAG = {"airflow-gpu-provider/pool": "train"}
 PLACE = {"REGION": "us-west-2", "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER, "NODE_ROLE": f"{CLUSTER}-node"}

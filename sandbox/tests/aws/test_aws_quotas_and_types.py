@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from sandbox.tests.aws.conftest import END, LAUNCH, REAL, Account
+from tests.sandbox.aws_account import END, LAUNCH, TIMINGS, Account
 
 G_ON_DEMAND, P_ON_DEMAND = "L-DB2E81BA", "L-417A185B"
 P_SPOT, G_SPOT = "L-7212CCBC", "L-3819A6DF"
@@ -48,7 +48,7 @@ def test_a_launch_over_the_quota_fails_in_ec2s_words(account: Account) -> None:
         "current vCPU limit of 4 allows"
     )
     account.cloud.set_quota(G_ON_DEMAND, 8)
-    account.advance(REAL.asg_retry)
+    account.advance(TIMINGS.asg_retry)
     assert len(account.instances(asg)) == 2
 
 

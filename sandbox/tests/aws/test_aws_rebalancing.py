@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_sandbox import Stockout
-from sandbox.tests.aws.conftest import CLUSTER, REAL, Account
+from tests.sandbox.aws_account import CLUSTER, TIMINGS, Account
 
 FULL, EMPTY = "us-west-2a", "us-west-2b"
 
@@ -31,13 +31,13 @@ def zones_of(account: Account, asg: str) -> Counter[str]:
 
 def test_zones_are_evened_by_a_launch_and_then_an_end(account: Account, uneven: str) -> None:
     account.faults.clear()
-    account.advance(REAL.az_rebalance - 1)
+    account.advance(TIMINGS.az_rebalance - 1)
     assert zones_of(account, uneven) == {FULL: 3}
     account.advance(1)
     assert zones_of(account, uneven) == {FULL: 3, EMPTY: 1}
-    account.advance(REAL.asg_launch)
+    account.advance(TIMINGS.asg_launch)
     assert zones_of(account, uneven) == {FULL: 2, EMPTY: 1}
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
 
     launched, ended = account.events.of("launched")[-1], account.events.of("terminated")
     assert launched.zone == EMPTY
@@ -70,7 +70,7 @@ def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Accoun
     (old,) = account.grow(asg, 1)
     account.events.drains_at_once = False
     account.cloud.recommend_rebalance(old)
-    account.advance(REAL.asg_launch - 1)
+    account.advance(TIMINGS.asg_launch - 1)
     assert account.events.kinds() == ["launched", "at risk"]
     account.advance(1)
     assert account.events.kinds() == ["launched", "at risk", "launched", "drain"]
@@ -79,7 +79,7 @@ def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Accoun
     assert account.ec2_state(old) == "running"
 
     account.cloud.complete_drain(old)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(old) == "terminated"
     assert (account.instances(asg), account.group(asg)["DesiredCapacity"]) == ([new], 1)
     assert account.events.of("notice") == []
@@ -110,11 +110,11 @@ def test_a_notice_before_the_replacement_is_there_drains_at_once(account: Accoun
     account.cloud.interrupt_spot(old)
     account.advance()
     assert account.events.kinds() == ["launched", "at risk", "notice", "drain"]
-    account.advance(REAL.spot_notice + REAL.terminate)
+    account.advance(TIMINGS.spot_notice + TIMINGS.terminate)
     assert account.events.kinds()[-1] == "terminated"
     assert account.ec2_state(old) == "terminated"
     account.faults.clear()
-    account.advance(REAL.asg_retry + REAL.asg_launch)
+    account.advance(TIMINGS.asg_retry + TIMINGS.asg_launch)
     (new,) = account.instances(asg)
     assert new != old
 
@@ -151,8 +151,8 @@ def test_labels_and_taints_of_a_group_reach_its_instances(account: Account) -> N
     assert "gone" not in after.labels
     assert [taint.key for taint in after.taints] == ["nvidia.com/gpu"]
 
-    account.advance(REAL.nodegroup_update)
+    account.advance(TIMINGS.nodegroup_update)
     account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5})
-    account.advance(REAL.nodegroup_update)
+    account.advance(TIMINGS.nodegroup_update)
     assert account.status() == "ACTIVE"
     assert len(account.events.of("relabelled")) == 1

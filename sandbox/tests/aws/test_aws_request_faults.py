@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from gpu_sandbox.aws import AwsCloud
 from gpu_sandbox.faults import Faults
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, LAUNCH, Account, Recorder
+from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, LAUNCH, Account, Recorder
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("eks", "list_clusters", {}),

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from botocore.exceptions import ClientError
 
-from sandbox.tests.aws.conftest import CLUSTER, END, LAUNCH, Account
+from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, Account
 
 
 def put(account: Account, asg: str, *, hours: float | None = None, **action: Any) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from sandbox.tests.aws.conftest import LAUNCH, REAL, Account
+from tests.sandbox.aws_account import LAUNCH, TIMINGS, Account
 
 
 def test_a_notice_comes_before_the_end(account: Account) -> None:
@@ -22,7 +22,7 @@ def test_a_notice_comes_before_the_end(account: Account) -> None:
     assert account.ec2_state(instance) == "running"
     account.advance(1)
     assert account.ec2_state(instance) == "shutting-down"
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
     assert account.ec2_state(instance) == "terminated"
     assert account.events.kinds()[:2] == ["launched", "notice"]
     (reservation,) = account.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
@@ -33,7 +33,7 @@ def test_the_taken_instance_is_replaced(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (instance,) = account.grow(asg, 1)
     account.cloud.interrupt_spot(instance)
-    account.advance(REAL.spot_notice + REAL.asg_launch)
+    account.advance(TIMINGS.spot_notice + TIMINGS.asg_launch)
 
     (another,) = account.instances(asg)
     assert another != instance
@@ -48,7 +48,7 @@ def test_a_second_interruption_changes_nothing(account: Account) -> None:
     account.advance(minutes=1)
     account.cloud.interrupt_spot(instance)
     account.advance(minutes=1)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
 
     assert account.ec2_state(instance) == "terminated"
     assert len(account.events.of("notice")) == 1
@@ -59,7 +59,7 @@ def test_an_interrupted_instance_may_end_earlier(account: Account) -> None:
     (instance,) = account.grow(asg, 1)
     account.cloud.interrupt_spot(instance)
     account.terminate(instance)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
 
     assert account.ec2_state(instance) == "terminated"
     account.advance(hours=1)
@@ -80,11 +80,11 @@ def test_the_times_of_its_end_are_those_at_which_it_ended(account: Account) -> N
     asg = account.node_group(capacityType="SPOT")
     (taken,) = account.grow(asg, 1)
     account.cloud.interrupt_spot(taken)
-    account.advance(REAL.spot_notice + LAUNCH)
+    account.advance(TIMINGS.spot_notice + LAUNCH)
     (released,) = account.instances(asg)
     released_at = account.clock.utc_now().replace(microsecond=0)
     account.terminate(released)
-    account.advance(REAL.terminate)
+    account.advance(TIMINGS.terminate)
 
     told = {each: account.ec2.describe_instances(InstanceIds=[each])["Reservations"][0] for each in (taken, released)}
     reasons = {each: reservation["Instances"][0]["StateTransitionReason"] for each, reservation in told.items()}
@@ -95,5 +95,5 @@ def test_the_times_of_its_end_are_those_at_which_it_ended(account: Account) -> N
     (loss,) = [each for each in account.activities(asg) if each["Description"] == f"Terminating EC2 instance: {taken}"]
     assert (loss["StartTime"], loss["EndTime"]) == (
         account.events.notices[taken],
-        account.events.notices[taken] + timedelta(seconds=REAL.terminate),
+        account.events.notices[taken] + timedelta(seconds=TIMINGS.terminate),
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_sandbox.aws import AwsCloud
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.manual_clock import ManualClock
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, REAL, Account, Recorder
+from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, TIMINGS, Account, Recorder
 
 BEGIN = datetime(2026, 3, 1, 22, tzinfo=UTC)
 ZONES = ("us-west-2a", "us-west-2b")
@@ -44,7 +44,7 @@ def lived(night: list[tuple[int, tuple[str, Any]]], advance: Callable[[ManualClo
     """What is told in a night, and what is left after it. Ids are drawn, and left out."""
     clock, faults = ManualClock(BEGIN), Faults()
     events = Timeline(clock)
-    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=REAL, events=events, clock=clock)
+    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=TIMINGS, events=events, clock=clock)
     events.complete_drain, events.node_joined = cloud.complete_drain, cloud.node_joined
     cloud.start()
     try:
