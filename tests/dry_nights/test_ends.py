@@ -68,13 +68,22 @@ def test_a_task_that_fails_is_tried_again_before_scale_down_runs(airflow: Airflo
     assert night.tries("train") == 2
 
 
-def test_scale_down_waits_for_the_end_of_all_work(airflow: Airflow) -> None:
+def test_all_work_waits_for_the_nodes(airflow: Airflow) -> None:
     with dag() as nightly, block():
         Work(task_id="train")
         Work(task_id="longer")
-    night = airflow.begin(nightly, train="failed", longer="running").go_on()
-    assert (night["train"], night["longer"], night["gpus.scale_down"]) == ("failed", "running", None)
-    night.end("longer").go_on()
+    night = airflow.begin(nightly, ensure="running").go_on()
+    assert (night["train"], night["longer"]) == (None, None)
+
+
+@pytest.mark.parametrize("last", ["longer", "evaluate"], ids=["beside what fails", "after what has ended"])
+def test_scale_down_waits_for_the_end_of_all_work(airflow: Airflow, last: str) -> None:
+    with dag() as nightly, block():
+        Work(task_id="train", retries=0)
+        Work(task_id="longer") >> Work(task_id="evaluate")
+    night = airflow.begin(nightly, train="failed", **{last: "running"}).go_on()
+    assert (night["train"], night[last], night["gpus.scale_down"]) == ("failed", "running", None)
+    night.end(last).go_on()
     assert (night.state, night["gpus.scale_down"], night["gpus.done"]) == ("failed", "success", "failed")
 
 
@@ -85,6 +94,17 @@ def test_scale_down_that_fails_is_tried_three_times_more(airflow: Airflow) -> No
         airflow.pass_time(timedelta(hours=1))
         night.go_on()
     assert (night.state, night.states) == ("success", ALL_WELL)
+
+
+def test_default_args_change_no_retries_of_scale_down_and_of_the_verdict(airflow: Airflow) -> None:
+    with dag(default_args={"retries": 1}) as nightly, block():
+        Work(task_id="train", retries=0)
+    night = airflow.begin(nightly, train="failed", scale_down=["failed", "failed", "success"]).go_on()
+    for _ in range(2):
+        assert (night["gpus.scale_down"], night["gpus.done"]) == ("up_for_retry", None)
+        airflow.pass_time(timedelta(hours=1))
+        night.go_on()
+    assert (night["gpus.scale_down"], night["gpus.done"], night.state) == ("success", "failed", "failed")
 
 
 @pytest.mark.parametrize(("retries", "state"), [(0, "failed"), (1, "success")])

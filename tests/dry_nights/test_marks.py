@@ -116,6 +116,14 @@ def test_run_marked_after_all_work_ends_as_its_tasks_have(
     assert (night.state, night["evaluate"], night["gpus.done"]) == (state, evaluate, state)
 
 
+def test_rescued_run_marked_after_all_work_stays_rescued(airflow: Airflow) -> None:
+    with dag() as nightly, block():
+        Work(task_id="train", retries=0) >> Work(task_id="rescue", trigger_rule="one_failed")
+    night = airflow.begin(nightly, train="failed", scale_down="running").until("gpus.scale_down", "running")
+    night.mark("failed").end("gpus.scale_down").go_on()
+    assert (night.state, night["rescue"], night["gpus.done"]) == ("success", "success", "success")
+
+
 @WAITS
 def test_run_marked_success_while_its_training_waits(airflow: Airflow, waits: Callable[[Airflow], Night]) -> None:
     """Nobody can tell it from the other mark; marked again after everything has ended, it stays green."""

@@ -82,6 +82,14 @@ def test_a_decision_in_the_block_comes_too_late_for_its_nodes(airflow: Airflow, 
     assert night["gpus.done"] == "success"
 
 
+def test_a_decision_in_the_block_hides_no_failure(airflow: Airflow) -> None:
+    with dag() as nightly, block():
+        train = Work(task_id="train", retries=0)
+        train >> stop(trigger_rule="all_done") >> Work(task_id="evaluate")
+    night = airflow.begin(nightly, train="failed").go_on()
+    assert (night["evaluate"], night["gpus.done"], night.state) == ("skipped", "failed", "failed")
+
+
 def test_a_branch_in_the_block(airflow: Airflow) -> None:
     with dag() as nightly, block():
         branch = BranchPythonOperator(task_id="branch", python_callable=lambda: "small")

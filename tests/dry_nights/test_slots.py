@@ -67,12 +67,21 @@ def test_scale_down_waits_for_no_slot_of_the_author_s(airflow: Airflow) -> None:
     assert night.state == "success"
 
 
-def test_scale_down_comes_before_all_that_has_its_priority(airflow: Airflow) -> None:
+def test_scale_down_waits_for_no_other_run_s(airflow: Airflow) -> None:
+    with dag(default_args={"max_active_tis_per_dag": 1}) as nightly, block():
+        Work(task_id="train")
+    first = airflow.begin(nightly, scale_down="running").until("gpus.scale_down", "running")
+    second = airflow.begin(nightly).go_on()
+    assert (first["gpus.scale_down"], second["gpus.scale_down"], second.state) == ("running", "success", "success")
+
+
+@pytest.mark.parametrize("default_args", [{}, {"weight_rule": "downstream"}], ids=["by default", "default_args"])
+def test_scale_down_comes_before_all_that_has_its_priority(airflow: Airflow, default_args: dict[str, Any]) -> None:
     """Where the executor has one slot, and other runs' tasks, which were there first, wait for it too."""
     with dag("others") as others:
         for number in range(3):
             Work(task_id=f"work_{number}")
-    with dag() as nightly, block():
+    with dag(default_args=default_args) as nightly, block():
         Work(task_id="train")
     night = airflow.begin(nightly, train="running").until("train", "running")
     airflow.executor.parallelism = 1

@@ -101,7 +101,7 @@ def test_setup_and_teardown_of_the_author_s_in_the_block(airflow: Airflow, ends:
         cleanup = Work(task_id="cleanup", retries=0)
         prepare >> train >> cleanup.as_teardown(setups=prepare)
     night = airflow.begin(nightly, **ends).go_on()
-    assert (night.state, night["gpus.scale_down"]) == (state, "success")
+    assert (night.state, night["gpus.done"], night["gpus.scale_down"]) == (state, state, "success")
     assert night["cleanup"] == ends.get("cleanup", "success")
 
 
@@ -114,6 +114,18 @@ def test_a_task_before_the_block_fails(airflow: Airflow) -> None:
     night = airflow.begin(nightly, extract="failed").go_on()
     assert night.state == "failed"
     assert {state for name, state in night.states.items() if name != "extract"} == {"upstream_failed"}
+
+
+@pytest.mark.parametrize(("extract", "train"), [("failed", "success"), ("success", "skipped")])
+def test_a_block_that_is_the_fallback_of_a_task_before_it(airflow: Airflow, extract: str, train: str) -> None:
+    """Of its own tasks only `begin` takes the trigger rule: the others come after what has succeeded."""
+    with dag(default_args={"trigger_rule": "one_failed"}) as nightly:
+        before = Work(task_id="extract", retries=0, trigger_rule="all_success")
+        with block(install_device_plugin=True) as gpus:
+            Work(task_id="train", trigger_rule="all_success")
+        before >> gpus
+    night = airflow.begin(nightly, extract=extract).go_on()
+    assert (night.state, night["train"], night["gpus.scale_down"]) == ("success", train, train)
 
 
 def test_a_block_whose_begin_has_a_trigger_rule_of_default_args(airflow: Airflow) -> None:
