@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +23,6 @@ from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
@@ -155,13 +153,16 @@ def test_a_warm_night_has_its_node_before_its_pod(
 
 
 def test_a_broken_tag_is_explained_and_put_right(
-    nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
+    gpu_sandbox: Sandbox, nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
 ) -> None:
     night = nights()
-    night.ensure()
-    night.plugin()
-    night.break_tag(GPUS_TAG, "0")
-    time.sleep(2 * AutoscalerTimings().scaled(SANDBOX_SPEED).group_cache)  # for so long it may not have seen the change
+    gpu_sandbox.faults.autoscaler_dead = True
+    try:
+        night.ensure()
+        night.plugin()
+        night.break_tag(GPUS_TAG, "0")
+    finally:
+        gpu_sandbox.faults.autoscaler_dead = False  # it has never seen the group with its right tags
     assert night.train() == {"trained": True}
     log = capsys.readouterr().out
     assert "cluster-autoscaler adds no node" in log

@@ -317,33 +317,6 @@ def test_pod_waits_its_turn_for_the_cpus_that_another_pod_has(
     made_room.join()
 
 
-# -- tokens are refused: the API server goes on taking one that it has just seen for 20 s ---------------------------
-
-
-def test_training_outlives_a_time_in_which_no_token_is_accepted(
-    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox
-) -> None:
-    def is_refused() -> bool:
-        gpu_sandbox.cut_connections()
-        time.sleep(1)
-        return any("does not accept the credentials" in str(entry["event"]) for entry in [*told])
-
-    def refuse_until_it_has_ended() -> None:
-        name = running_pod(api).metadata.name
-        gpu_sandbox.faults.token_seconds = 0
-        try:
-            eventually(is_refused)
-            end(api, name)
-            eventually(lambda: api.read_namespaced_pod(name, "default").status.phase == "Succeeded")
-        finally:
-            gpu_sandbox.faults.token_seconds = None
-
-    with capture_logs() as told:
-        thread = meanwhile(refuse_until_it_has_ended)
-        assert run(pod(pool, "sh", "-c", UNTIL_TOLD, deferrable=True)) is None
-        thread.join()
-
-
 # -- the API server goes away: last, because scheduler and controllers take their time to find it again ---------------
 
 
@@ -362,3 +335,23 @@ def test_api_server_may_restart_meanwhile(
     again = {"metadata": {"name": "again"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
     api.create_namespaced_pod("default", again)
     eventually(lambda: api.read_namespaced_pod("again", "default").spec.node_name)
+
+
+def test_training_outlives_a_time_in_which_no_token_is_accepted(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox
+) -> None:
+    def refuse_until_it_has_ended() -> None:
+        name = running_pod(api).metadata.name
+        gpu_sandbox.faults.token_seconds = 0
+        try:
+            gpu_sandbox.restart_apiserver()  # it would take a token that it has just seen for 20 s more
+            eventually(lambda: any("does not accept the credentials" in str(entry["event"]) for entry in [*told]))
+            end(api, name)
+            eventually(lambda: api.read_namespaced_pod(name, "default").status.phase == "Succeeded")
+        finally:
+            gpu_sandbox.faults.token_seconds = None
+
+    with capture_logs() as told:
+        thread = meanwhile(refuse_until_it_has_ended)
+        assert run(pod(pool, "sh", "-c", UNTIL_TOLD, deferrable=True)) is None
+        thread.join()

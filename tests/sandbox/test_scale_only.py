@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -47,7 +46,7 @@ from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox import documented_roles, role_record
+from tests.sandbox import aws_identity, documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,7 +113,6 @@ class Eks:
         self.node_groups.append(name)
         self._made.append(lambda: self.eks.delete_nodegroup(clusterName=cluster, nodegroupName=name))
         group = eventually(lambda: self.described(name)["status"] == "ACTIVE" and self.described(name))
-        self.until_shown()
         return str(group["resources"]["autoScalingGroups"][0]["name"])
 
     def auto_scaling_group(self, name: str, zones: int = 1, *, spot: bool = False, **changes: Any) -> str:
@@ -138,16 +136,10 @@ class Eks:
         }
         self.asg.create_auto_scaling_group(**(request | changes))
         self._made.append(lambda: self.asg.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True))
-        self.until_shown()
         return name
 
     def tag(self, tags: list[dict[str, Any]]) -> None:
         self.asg.create_or_update_tags(Tags=tags)
-        self.until_shown()
-
-    def until_shown(self) -> None:
-        """Wait until the sandbox shows everybody what was written: no read is older."""
-        time.sleep(self.sandbox.aws.timings.stale)
 
     def described(self, name: str) -> dict[str, Any]:
         answer = self.eks.describe_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
@@ -229,13 +221,7 @@ def scaler(
     policy = documented_roles.policy("eks-scale-only.json", **documented_roles.of_cluster(gpu_sandbox))
     key = gpu_sandbox.aws.add_identity(name, policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
-    connection = {
-        "conn_type": "aws",
-        "description": name,
-        "login": key.access_key_id,
-        "password": key.secret_access_key,
-        "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
-    }
+    connection = {**aws_identity.connection(gpu_sandbox, key), "description": name}
     monkeypatch.setenv("AIRFLOW_CONN_SCALER", json.dumps(connection))
     yield
     del gpu_sandbox.authenticator.access_entries[key.arn]
