@@ -221,8 +221,8 @@ class _Requests:
             new = self._credentials.after(used) if error.status == 401 else None
             if new is None:
                 raise
-            self._show(new)
-            return self._told(*args, **kwargs)
+        self._show(new)
+        return self._told(*args, **kwargs)
 
     def _told(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
         from kubernetes.client.exceptions import ApiException

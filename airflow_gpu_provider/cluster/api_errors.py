@@ -90,7 +90,8 @@ class ObjectChanged(CloudError):
 def mapped(verb: str, resource: str) -> Iterator[None]:
     """Turn what a Kubernetes client raises into this package's errors.
 
-    `verb` and `resource` are RBAC's words ("patch", "nodes"): they are what a missing permission is called.
+    `verb` and `resource` are RBAC's words ("patch", "nodes"): they are what a missing permission is called. What the
+    server has answered is in the error's words: the client's own error, with its headers and frames, is not in a log.
     """
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
@@ -98,7 +99,7 @@ def mapped(verb: str, resource: str) -> Iterator[None]:
     try:
         yield
     except ApiException as error:
-        raise from_status(error, verb, resource) from error
+        raise from_status(error, verb, resource) from (None if error.status else error)
     except (HTTPError, OSError) as error:
         raise ClusterUnreachable(
             f"The Kubernetes API server did not answer ({verb} {resource}): {in_words(error)}.",

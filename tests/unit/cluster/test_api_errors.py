@@ -34,7 +34,9 @@ def answer(status: int | None, message: str = "the server's words") -> ApiExcept
 def what(error: Exception) -> GpuError:
     with pytest.raises(GpuError) as raised, mapped("patch", "nodes"):
         raise error
-    assert raised.value.__cause__ is error
+    is_answer = isinstance(error, ApiException) and error.status
+    assert raised.value.__cause__ is (None if is_answer else error)
+    assert raised.value.__suppress_context__
     return raised.value
 
 

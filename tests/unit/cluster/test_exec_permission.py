@@ -130,7 +130,7 @@ def test_refused_exec_is_told_in_the_servers_words() -> None:
     said = 'pods "train" is forbidden: User "a" cannot get resource "pods/exec" in API group "" in the namespace "ml"'
     with serving(message=said) as server, pytest.raises(PermissionDenied, match="cannot get resource") as refused:
         run_command(server)
-    assert isinstance(refused.value.__cause__, ApiException)
+    assert isinstance(refused.value.__context__, ApiException)
 
 
 def test_refused_credentials_are_made_anew_for_an_exec_too() -> None:

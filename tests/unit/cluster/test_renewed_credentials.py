@@ -9,6 +9,7 @@ import base64
 import json
 import ssl
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -221,6 +222,21 @@ async def test_renewed_token_is_sent(client: type) -> None:
         await asks.close()
     sent = [headers["authorization"].removeprefix("Bearer ") for _, headers in server.asked]
     assert sent == ["first", "first", "second"]
+
+
+@CLIENTS
+async def test_a_refusal_is_told_in_a_sentence(client: type) -> None:
+    """Airflow logs an error with all that it is chained to: the client's has the answer's headers, and its frames."""
+    with serving(lambda _: False) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        asks = client(ClusterAccess(server=address, token=lambda: "t", again=lambda: ClusterAccess(server=address)))
+        with pytest.raises(CredentialsError) as refused:
+            await asks.ask()
+        await asks.close()
+    told = "".join(traceback.format_exception(refused.value))
+    assert told.count("Traceback") == 1
+    assert "HTTP response headers" not in told
+    assert len(server.asked) == 2  # once more with what the connection holds now
 
 
 @CLIENTS
