@@ -18,7 +18,7 @@ _NEAR = 15
 """How many lines from the end an error counts that is in no traceback: programs print a few more before they exit."""
 
 _FAR = 60
-"""And one in a traceback: torchrun, wandb and others print more after it."""
+"""And one in a traceback: torchrun, wandb and others print more after it, and XLA lists its buffers, indented."""
 
 # What a launcher puts before each line: torch ([rank0]:), torchrun ([default0]:), Ray and vLLM ((train pid=7)), mpirun.
 _SENDER = re.compile(r"^(?:\[(?:rank|default)\d+\]:|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std\w+>:) ?")
@@ -34,6 +34,7 @@ _LEVEL = re.compile(
 _GLOG = re.compile(r"^\[?(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: )?(?P<level>[IWEF])(?:\d{4,8} |(?= [\w./]+:\d+\]))")
 _JSON_LEVEL = re.compile(r'"level(?:name)?"\s*:\s*"(?:trace|debug|info|notice|warn|warning)"', re.IGNORECASE)
 _WARNING = re.compile(r"^(?:\S+:\d+: )?\w*warning:", re.IGNORECASE)  # Python's module `warnings`
+_HINT = re.compile(r"^(?:tip|hint|note)\b\W|^(?:if|in case) (?:you|it|this)\b", re.IGNORECASE)
 _NCCL = re.compile(r"\bNCCL WARN\b")  # the level of NCCL's own errors
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -71,7 +72,7 @@ _REPORTS = re.compile(
 _BAR = re.compile(r"(?P<of>.{0,100}?)\s*(?P<at>\d{1,3})%\|")  # tqdm
 _COUNTS = re.compile(
     r"\b(?:step|epoch|iter(?:ation)?|batch|trial|fold|episode|round|chunk|shard|sample|example)s?\b['\"]?\W{0,4}\d"
-    r"|\bloss\b['\"]?\s*[:= ]\s*-?\d|^\s*\d+/\d+ .*s/(?:step|it|epoch)\b",  # keras: utils/progbar.py
+    r"|\bloss\b['\"]?\s*[:= ]\s*-?\d|^\W{0,2}\d+/\d+\b",  # keras: utils/progbar.py
     re.IGNORECASE,
 )
 _PACE = re.compile(r"\d+:\d\d(?::\d\d)?|\d[\d.]* ?\w*/\w+")  # what of a bar changes while nothing moves
@@ -127,7 +128,7 @@ class _Line:
             is_loud = True
         elif found := _GLOG.match(text):
             is_quiet, is_loud = found["level"] in "IW", found["level"] in "EF"
-        elif _WARNING.match(text) or _JSON_LEVEL.search(text):
+        elif _WARNING.match(text) or _HINT.match(text) or _JSON_LEVEL.search(text):
             is_quiet = True
         elif found := _LEVEL.match(text):
             text, is_quiet, is_loud = text[found.end() :], found["loud"] is None, found["loud"] is not None
@@ -173,7 +174,8 @@ class _Log:
         for failure in reversed(self._failures):
             if not self._ended_nothing(failure):
                 since = self._told(failure.named[0])
-                return failure.sender, since if len(since) <= _FAR else since[-_NEAR:]
+                is_near = sum(not self.lines[at].text[:1].isspace() for at in since) <= _FAR
+                return failure.sender, since if is_near else since[-_NEAR:]
             its = range(failure.begins, failure.named[-1] + 1)
             self.passed_over.update(at for at in its if self.lines[at].sender == failure.sender)
         return "", self._told(0)[-_NEAR:]

@@ -64,6 +64,7 @@ def tells(*lines: str) -> bool:
         ["\x1b[31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory"],
         [*STEPS, "2026-08-01 02:00:01,123 - train - ERROR - step 512: CUDA out of memory. Tried to allocate 2 GiB"],
         [*STEPS, "CUDA out of memory at step 512, giving up"],
+        [*STEPS, *TRACEBACK, OOM, "Peak buffers:", *(f"\tBuffer {at}:" for at in range(99))],
         [RICH, *TRACEBACK, OOM, RICH.replace(":10", ":11")],
         [*RANK, "step 41 loss 2.0", "step 42 loss 2.0", *LAUNCHER],
         [line for pair in zip(RANK, [*PEER, "[rank1]: torch.distributed.DistBackendError: NCCL communicator was aborted"
@@ -84,7 +85,7 @@ def tells(*lines: str) -> bool:
     ],
     ids=["alone", "wandb", "its own bar", "torchrun", "shutdown", "thread", "peer", "launcher", "cause", "context",
          "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours", "logged with a step",
-         "printed with a step", "a bar of rich", "another rank works", "interleaved", "printed in between",
+         "printed with a step", "XLA's buffers", "a bar of rich", "another rank works", "interleaved", "in between",
          "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group"],
 )  # fmt: skip
 def test_an_error_that_ended_the_program(lines: list[str]) -> None:
@@ -115,6 +116,8 @@ def test_an_error_that_ended_the_program(lines: list[str]) -> None:
         [*TRACEBACK[:3], '    raise RuntimeError("CUDA out of memory")', S3],
         [TRIAL, *TRACEBACK, OOM, "[I 2026-08-01 02:10:00,2] Trial 1 finished with value: 0.5.", "upload failed"],
         ["ERROR:train:the batch does not fit, skipping it", *TRACEBACK, OOM, "error: could not write the checkpoint"],
+        [*TRACEBACK, OOM, "[121/500] lr 0.1", "could not write the model: no route to host"],
+        ["If you see CUDA out of memory, lower the batch size.", "error: no such data set"],
         [*TRACEBACK, OOM, "313/313 ━━━━━━━━━━━━ 3s 9ms/step", "could not write the model: no route to host"],
         [*RANK, "I0801 02:00:00.1 1 torch/distributed/elastic/agent/server/api.py:895] [default] Worker group FAILED."
          " 2/3 attempts left; will restart worker group", "upload failed: no route to host"],
@@ -122,7 +125,7 @@ def test_an_error_that_ended_the_program(lines: list[str]) -> None:
     ],
     ids=["recovered", "went on", "another", "launched", "later", "skipped", "bars", "one bar", "no header", "far",
          "far too", "warning", "bracket", "warnings", "TensorFlow", "glog", "JSON", "shutdown", "a frame's source",
-         "Optuna", "logged and skipped", "Keras", "restarted", "the same rank works"],
+         "Optuna", "logged and skipped", "a counter", "a hint", "Keras", "restarted", "the same rank works"],
 )  # fmt: skip
 def test_an_error_that_the_program_survived(lines: list[str]) -> None:
     assert not tells(*lines)
