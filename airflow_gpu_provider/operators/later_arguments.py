@@ -50,7 +50,7 @@ class LaterArguments(PoolOperator):
                 f"Task {self.task_id}: on_kill_action={on_kill_action!r}.", f"Use {' or '.join(map(repr, _ON_KILL))}."
             )
         self.runtime_class_name = runtime_class_name
-        self.on_kill_action = on_kill_action
+        self.on_kill_action = type(getattr(self, "on_kill_action", ""))(on_kill_action)  # an enumeration from 10.15 on
         if durable is not None:
             self.reattach_on_restart = durable
         self.durable = self.reattach_on_restart
