@@ -14,7 +14,7 @@ HEAVY = {"kubernetes", "kubernetes_asyncio", "boto3", "botocore", "google.cloud"
 
 PROGRAM = """
 import json, sys
-import airflow.sdk
+from airflow.sdk import DAG, BaseOperator, BaseSensorOperator  # what each DAG file loads; airflow.sdk itself is lazy
 before = set(sys.modules)
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
 print(json.dumps([sorted(before), sorted(sys.modules)]))
