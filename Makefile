@@ -129,7 +129,7 @@ chaos-cover: .venv control-plane
 # make compat                  the package with what is installed where Airflow is sold: a file of tests/compat each
 # make compat-composer-3.3.1   one of them; OPERATORS=gang only these of the operators' sandbox tests, tests/sandbox/test_gang.py
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))
-OPERATORS ?= drop_in ensure device_plugin gpu_pod gpu_pod_kills gang workload scale_down refusals pod_ends live_logs preemption same_dag
+OPERATORS ?= drop_in ensure device_plugin gpu_pod gpu_pod_kills gang workload scale_down refusals pod_ends
 
 compat: .venv control-plane $(COMPAT:%=compat-%)
 

@@ -104,7 +104,7 @@ ENGINES = Tier(
 COMPAT = Tier(
     name="compat",
     title="unit and operators with what Composer, MWAA and Astro install, and with Airflow 3.4",
-    commands=(("make", "--no-print-directory", "compat"),),
+    commands=(("make", "--no-print-directory", "--keep-going", "compat"),),
 )
 
 Ring = Literal["test", "landing", "nightly"]
