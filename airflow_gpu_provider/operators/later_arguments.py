@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
@@ -50,7 +51,8 @@ class LaterArguments(PoolOperator):
                 f"Task {self.task_id}: on_kill_action={on_kill_action!r}.", f"Use {' or '.join(map(repr, _ON_KILL))}."
             )
         self.runtime_class_name = runtime_class_name
-        self.on_kill_action = type(getattr(self, "on_kill_action", ""))(on_kill_action)  # an enumeration from 10.15 on
+        kept_as: Callable[[str], Any] = type(getattr(self, "on_kill_action", ""))  # an enumeration from 10.15 on
+        self.on_kill_action = kept_as(on_kill_action)
         if durable is not None:
             self.reattach_on_restart = durable
         self.durable = self.reattach_on_restart
