@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.watched import pod_events, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, PermissionDenied
 from gpu_sandbox.control_plane import ControlPlane
 from tests.kubeconfig import access_of
+from tests.sandbox.running import eventually
 
 NAMESPACE = "informer"
 PODS = pods(NAMESPACE)
@@ -34,7 +35,7 @@ def core(access: ClusterAccess) -> Iterator[client.CoreV1Api]:
     core = client.CoreV1Api(access.api_client())
     if NAMESPACE not in [one.metadata.name for one in core.list_namespace().items]:
         core.create_namespace({"metadata": {"name": NAMESPACE}})
-        _wait(lambda: core.list_namespaced_service_account(NAMESPACE).items)
+        eventually(lambda: core.list_namespaced_service_account(NAMESPACE).items)
     yield core
     core.delete_collection_namespaced_pod(NAMESPACE, grace_period_seconds=0)
 
@@ -43,13 +44,6 @@ def core(access: ClusterAccess) -> Iterator[client.CoreV1Api]:
 async def nothing_is_left() -> AsyncIterator[None]:
     yield
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def _wait(look: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def create(core: client.CoreV1Api, name: str, *, labelled: bool = True, scheduler: str = "nobody's") -> client.V1Pod:
@@ -132,12 +126,12 @@ async def test_many_feeds_share_one_watch_and_hear_at_once(
     for name in names:
         create(core, name)
     # Those of the tests before have ended, and the API server has noticed.
-    await asyncio.to_thread(_wait, lambda: watches(control_plane) == 0)
+    await asyncio.to_thread(eventually, lambda: watches(control_plane) == 0)
     async with AsyncExitStack() as stack:
         feeds = [await stack.enter_async_context(watching("c", lambda: access, {PODS: name})) for name in names]
         for feed in feeds:
             await until(feed, is_synced)
-        await asyncio.to_thread(_wait, lambda: watches(control_plane) > 0)
+        await asyncio.to_thread(eventually, lambda: watches(control_plane) > 0)
         assert watches(control_plane) == 1
         took = []
         for name, feed in list(zip(names, feeds, strict=True))[:20]:
