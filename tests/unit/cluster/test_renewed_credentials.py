@@ -225,18 +225,34 @@ async def test_renewed_token_is_sent(client: type) -> None:
 
 
 @CLIENTS
+async def test_a_token_that_was_replaced_in_the_connection_costs_no_look(
+    client: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = ["the old one"]
+    with serving(lambda request: request.headers["Authorization"] == f"Bearer {present[0]}") as server:
+        cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
+        monkeypatch.setenv("AIRFLOW_CONN_LAB", kubernetes_connection({"token": present[0]}, cluster))
+        asks = client(access_from_connection("lab", None))
+        await asks.ask()
+        present[0] = "the new one"
+        monkeypatch.setenv("AIRFLOW_CONN_LAB", kubernetes_connection({"token": present[0]}, cluster))
+        await asks.ask()
+        await asks.close()
+
+
+@CLIENTS
 async def test_a_refusal_is_told_in_a_sentence(client: type) -> None:
     """Airflow logs an error with all that it is chained to: the client's has the answer's headers, and its frames."""
     with serving(lambda _: False) as server:
         address = f"http://127.0.0.1:{server.server_port}"
-        asks = client(ClusterAccess(server=address, token=lambda: "t", again=lambda: ClusterAccess(server=address)))
+        asks = client(ClusterAccess(server=address, token=lambda: "t"))
         with pytest.raises(CredentialsError) as refused:
             await asks.ask()
         await asks.close()
     told = "".join(traceback.format_exception(refused.value))
     assert told.count("Traceback") == 1
     assert "HTTP response headers" not in told
-    assert len(server.asked) == 2  # once more with what the connection holds now
+    assert len(server.asked) == 2  # once more with a new token
 
 
 @CLIENTS
