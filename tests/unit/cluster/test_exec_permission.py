@@ -11,14 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes.client import ApiException, CoreV1Api
+from kubernetes.client import ApiException
 from kubernetes.stream import stream
 
+from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.cluster.api_errors import mapped
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 from airflow_gpu_provider.pods import creation
+from airflow_gpu_provider.pods.hook import PoolHook
 
 
 class Server(HTTPServer):
@@ -120,7 +122,9 @@ def test_pod_without_a_result_needs_no_exec_and_no_answer_is_no_refusal(monkeypa
 
 
 def run_command(server: Server) -> None:
-    core = CoreV1Api(server.access.api_client(for_exec=True))
+    hook = PoolHook(KubernetesGpuPool(name="lab", nodes=["gpu-1"], gpus_per_node=1))
+    hook.access = server.access
+    core = hook.new_client()
     with mapped("create", "pods/exec"):
         stream(core.connect_get_namespaced_pod_exec, "train", "ml", command=["true"], stdout=True)
 

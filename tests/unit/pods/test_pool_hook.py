@@ -58,6 +58,15 @@ def test_the_xcom_sidecar_is_the_connections(monkeypatch: pytest.MonkeyPatch, po
     assert sidecar(pool, conn_id) == ("registry.example.com/alpine:3", RESOURCES, SECURITY)
 
 
+@pytest.mark.parametrize("pool", [TRAIN, GKE], ids=["EKS", "GKE"])
+def test_the_xcom_sidecar_of_a_cloud_s_pod_is_the_connection_s(monkeypatch: pytest.MonkeyPatch, pool: GpuPool) -> None:
+    connection(monkeypatch, "kubernetes_default", SETTINGS)
+    task = GpuPodOperator(task_id="train", gpu_pool=pool, image="train:1", name="train", do_xcom_push=True)
+    containers = task.build_pod_request_obj().spec.containers
+    (image,) = (each.image for each in containers if each.name == "airflow-xcom-sidecar")
+    assert image == SETTINGS["xcom_sidecar_container_image"]
+
+
 def test_a_pool_that_is_reached_by_a_kubernetes_connection_has_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     connection(monkeypatch, "lab", {})
     connection(monkeypatch, "kubernetes_default", SETTINGS)
