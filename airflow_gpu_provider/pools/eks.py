@@ -34,6 +34,9 @@ SHAPE = (
 ACCELERATOR_LABEL = "k8s.amazonaws.com/accelerator"
 """cluster-autoscaler recognizes GPU nodes by this label; without it, it may start several nodes for one pod."""
 
+IMAGE_VOLUME = "/dev/xvdb"
+"""Bottlerocket's volume for images and pods: 20 GiB where no launch template says otherwise."""
+
 AUTOSCALING_OPTIONS = (  # cluster-autoscaler 1.36: config/const.go
     "ignoredaemonsetsutilization",
     "maxnodeprovisiontime",
@@ -83,7 +86,8 @@ class EksGpuPool(GpuPool):
         zones: Availability zones, in order of preference. Default: those of the subnets.
         subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
             zones where there is no other node group, the cluster's own, and the plan says so.
-        disk_size: Root volume in GiB. Default 100; not with launch_template.
+        disk_size: Root volume in GiB. Default 100; not with launch_template, nor with Bottlerocket, where images and
+            pods are on another volume (docs/node-images.md).
         ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
             container toolkit, no device plugin. EKS offers AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
             labels and taints only after a node has joined: have the kubelet register with them in the template's
@@ -125,6 +129,11 @@ class EksGpuPool(GpuPool):
     def nodes_join_unlabelled(self) -> bool:
         # With a custom AMI, EKS gives nodes the group's labels and taints only some time after they have joined.
         return super().nodes_join_unlabelled or self.ami_type == "CUSTOM"
+
+    @property
+    def has_image_volume(self) -> bool:
+        """Whether images and pods are on IMAGE_VOLUME rather than the root volume: Bottlerocket's are."""
+        return self.ami_type.startswith("BOTTLEROCKET_")
 
     @property
     def needs_cluster_autoscaler(self) -> bool:
@@ -195,6 +204,11 @@ class EksGpuPool(GpuPool):
         self._check_autoscaling()
         if self.launch_template and self.disk_size is not None:
             raise self._error("disk_size and launch_template exclude each other: the template has the disk")
+        if self.has_image_volume and self.disk_size is not None:
+            raise self._error(
+                f"disk_size is the root volume's, and with ami_type {self.ami_type} images and pods are on another one",
+                f"Leave it out, and give {IMAGE_VOLUME} its size in a launch_template (docs/node-images.md).",
+            )
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 

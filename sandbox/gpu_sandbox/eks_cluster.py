@@ -146,6 +146,8 @@ class EksCluster:
                 "gpu_product": known.gpu.product,
                 "gpu_memory_mib": known.gpu.memory_gib * 1024,
             }
+        if instance.disk_gib:
+            hardware["disk_bytes"] = instance.disk_gib * _GIB
         image = node_image(instance.ami_type, instance.instance_type, kubernetes=version)
         return NodeSpec(
             name=instance.node_name,

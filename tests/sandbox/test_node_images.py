@@ -58,6 +58,7 @@ def test_bottlerocket_brings_the_plugin(gpu_sandbox: Sandbox, pools: list[EksGpu
     installed = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, deferrable=False))
     assert (installed["served_by"], installed["change"]) == ("node image Bottlerocket", "unchanged")
     assert list(installed["nodes"].values()) == [1]
+    assert node_of(gpu_sandbox, pool)["status"]["allocatable"]["ephemeral-storage"] == "20Gi"
 
 
 def test_an_image_without_a_driver_is_named_with_one_that_has_it(gpu_sandbox: Sandbox, pools: list[EksGpuPool]) -> None:

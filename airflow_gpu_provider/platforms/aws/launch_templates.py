@@ -10,6 +10,7 @@ from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.spec import launch_template
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
 
 _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
     "InvalidLaunchTemplateId.Malformed",
@@ -21,7 +22,7 @@ _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
 
 
 def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
-    """Ask EC2 for the launch template of a pool that has one. Returns what to know where that may not be asked.
+    """Ask EC2 for the launch template of a pool that has one. Returns what to know of it.
 
     Raises:
         PoolSpecError: There is no such template or no such version of it, or it does not go with the pool.
@@ -45,7 +46,18 @@ def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
             launch_template=pool.launch_template,
         ) from error
     check_fits(data, pool)
-    return ()
+    return disk_notes(pool, data)
+
+
+def disk_notes(pool: EksGpuPool, data: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what to know of Bottlerocket's volume for images where the pool's template leaves it as it is. Pure."""
+    volumes = {each.get("DeviceName") for each in data.get("BlockDeviceMappings", ())}
+    if not pool.has_image_volume or IMAGE_VOLUME in volumes:
+        return ()
+    return (
+        f"with ami_type {pool.ami_type} images and pods have 20 GiB on {IMAGE_VOLUME}, whatever the root volume has: a"
+        " launch template with a larger one gives more (docs/node-images.md)",
+    )
 
 
 def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:

@@ -195,6 +195,7 @@ class OwnedGroups(GroupSource):
             *self._security_notes(),
             *self._offers.notes,
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
+            *(() if self._pool.launch_template else eks_launch_templates.disk_notes(self._pool, {})),
         )
 
     def _security_notes(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class GroupSpec:
             request["amiType"] = pool.ami_type
         if pool.launch_template:
             request["launchTemplate"] = launch_template(pool.launch_template)
-        else:
+        elif not pool.has_image_volume:
             request["diskSize"] = pool.disk_size or _DEFAULT_DISK_GIB
         return request
 
@@ -112,7 +112,7 @@ class GroupSpec:
             pairs.append(("subnet", ", ".join(group.get("subnets", [])), self.subnet))
         if pool.node_role:
             pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
-        if not pool.launch_template:
+        if not pool.launch_template and not pool.has_image_volume:
             pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or _DEFAULT_DISK_GIB))
         found, wanted = _comparable_templates(group.get("launchTemplate"), pool.launch_template)
         pairs.append(("launch_template", found, wanted))

@@ -156,6 +156,7 @@ class Eks(EKSBackend):
             cluster=cluster,
             now=self.clock.utc_now(),
             timings=self._around.timings,
+            volumes=self._creation.volumes(request["launch_template"]),
             cluster_name=cluster_name,
             nodegroup_name=nodegroup_name,
             account_id=self.account_id,

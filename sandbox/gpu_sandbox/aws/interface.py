@@ -38,6 +38,8 @@ class Instance:
     taints: tuple[Taint, ...]
     ami_type: str | None = None
     """The managed node group's; None for an instance of a self-managed Auto Scaling group."""
+    disk_gib: int | None = None
+    """Of the volume for images and pods; None for an instance of a self-managed Auto Scaling group."""
     joins_as: Instance | None = None
     """What its kubelet registers with, where EKS adds the rest only afterwards: see Registration."""
 

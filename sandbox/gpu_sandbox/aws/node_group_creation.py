@@ -111,6 +111,12 @@ class NodeGroupCreation:
         except (EC2ClientError, IndexError, KeyError) as error:
             raise rules.refuse(f"Launch template {launch_template} does not exist") from error
 
+    def volumes(self, launch_template: Mapping[str, str] | None) -> dict[str, int]:
+        """Return the sizes in GiB that a user's template gives to volumes, by the device's name."""
+        data = self.launch_template_data(launch_template) if launch_template else {}
+        sizes = {each.get("DeviceName"): (each.get("Ebs") or {}).get("VolumeSize") for each in _mappings(data)}
+        return {device: int(size) for device, size in sizes.items() if device and size}
+
     def ami_type(self, request: Mapping[str, Any]) -> str:
         """Return what EKS says of a group: CUSTOM where the template names the AMI, by default AL2023 without GPUs."""
         template = request.get("launch_template")
@@ -179,6 +185,11 @@ class NodeGroupCreation:
             {},
         )
         return {"LaunchTemplateId": template.id, "Version": "1"}
+
+
+def _mappings(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = data.get("BlockDeviceMappings") or ()
+    return found
 
 
 def _asg_tags(group: NodeGroup) -> dict[str, str]:

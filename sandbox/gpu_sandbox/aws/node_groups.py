@@ -12,6 +12,7 @@ from moto.eks.models import Cluster, Nodegroup
 from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws.interface import AwsTimings
+from gpu_sandbox.aws.node_images import Volumes, image_disk_gib
 from gpu_sandbox.aws.registration import Registration, kubernetes_taint
 
 Status = Literal["CREATING", "ACTIVE", "UPDATING", "DELETING", "CREATE_FAILED", "DELETE_FAILED", "DEGRADED"]
@@ -43,11 +44,15 @@ class Update:
 class NodeGroup(Nodegroup):
     """moto's node group, with states that pass."""
 
-    def __init__(self, *, cluster: Cluster, now: datetime, timings: AwsTimings, **fields: Any) -> None:
+    def __init__(
+        self, *, cluster: Cluster, now: datetime, timings: AwsTimings, volumes: Volumes, **fields: Any
+    ) -> None:
         super().__init__(**fields)
         self.cluster = cluster
         self.created_at = self.modified_at = now
-        self.disk_size = int(self.disk_size) if self.launch_template is None else None  # type: ignore[assignment]
+        disk_gib = int(self.disk_size) if self.launch_template is None else None
+        self.disk_size = disk_gib  # type: ignore[assignment]
+        self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=disk_gib, volumes=volumes)
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
         self.resources: dict[str, Any] = {}
         self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
@@ -86,6 +91,7 @@ class NodeGroup(Nodegroup):
             labels=dict(self.labels),
             taints=tuple(kubernetes_taint(taint) for taint in self.taints),
             ami_type=self.ami_type,
+            disk_gib=self.image_disk_gib,
         )
 
 

@@ -7,8 +7,12 @@ Bottlerocket's the device plugin, too; all others bring neither. What systems ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+Volumes = Mapping[str, int]
+"""Sizes in GiB that a launch template gives, by the device's name."""
+IMAGES_OWN_GIB = 20
 _KEPLER = ("p2.", "g2.")
 
 
@@ -37,3 +41,14 @@ def node_image(ami_type: str | None, instance_type: str, *, kubernetes: str) -> 
         return NodeImage(system=f"Bottlerocket OS 1.50.0 ({variant})", has_driver=has_driver, has_plugin=nvidia)
     system = "Amazon Linux 2" if ami_type.startswith("AL2_") else "Amazon Linux 2023.9.20251117"
     return NodeImage(system=system, has_driver=has_driver)
+
+
+def image_disk_gib(ami_type: str, *, disk_gib: int | None, volumes: Volumes) -> int:
+    """Return the size of the volume for images and pods.
+
+    A node group's disk_gib is its root device's (botocore, CreateNodegroup). Bottlerocket has its system there, and
+    images and pods on /dev/xvdb (eksctl-io/eksctl#2776; aws-ia/terraform-aws-eks-blueprints#1610).
+    """
+    if ami_type.startswith("BOTTLEROCKET"):
+        return volumes.get("/dev/xvdb", IMAGES_OWN_GIB)
+    return disk_gib or volumes.get("/dev/xvda", IMAGES_OWN_GIB)

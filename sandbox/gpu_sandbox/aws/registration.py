@@ -36,6 +36,7 @@ class Registration:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     ami_type: str | None = None
+    disk_gib: int | None = None
 
 
 def kubernetes_taint(taint: Mapping[str, str]) -> Taint:
@@ -89,7 +90,7 @@ def describe_instance(
     whole = _describe(instance, registration=registration, asg_name=asg_name, region=region)
     if registration.ami_type != "CUSTOM":
         return whole
-    bare = replace(own, cluster_name=registration.cluster_name, ami_type=registration.ami_type)
+    bare = replace(registration, nodegroup=own.nodegroup, labels=own.labels, taints=own.taints)
     return replace(whole, joins_as=_describe(instance, registration=bare, asg_name=asg_name, region=region))
 
 
@@ -121,4 +122,5 @@ def _describe(instance: Ec2Instance, *, registration: Registration, asg_name: st
         labels=labels | dict(registration.labels),
         taints=registration.taints,
         ami_type=registration.ami_type,
+        disk_gib=registration.disk_gib,
     )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 HOST_IP = "127.0.0.1"
 LEASE_SECONDS = 40
 _MAX_PODS = 110
-_DISK_BYTES = 80 * 2**30
 log = logging.getLogger(__name__)
 
 
@@ -204,7 +203,7 @@ class Node:
             "cpu": str(self.spec.cpus),
             "memory": f"{self.spec.memory_bytes // 1024}Ki",
             "pods": str(_MAX_PODS),
-            "ephemeral-storage": f"{_DISK_BYTES // 1024}Ki",
+            "ephemeral-storage": f"{self.spec.disk_bytes // 1024}Ki",
         }
         if self._ever_registered or self._registered:
             capacity[gpus.RESOURCE] = str(len(self.gpus))

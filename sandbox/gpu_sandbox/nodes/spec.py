@@ -35,6 +35,7 @@ class NodeSpec:
     ``device_plugin_builtin`` is for machines whose image carries NVIDIA's device plugin (Bottlerocket): their
     GPUs are allocatable without a plugin pod. ``driver_seconds`` is how long after the Node NVIDIA's driver is there;
     None means never, until a container of an image of kind ``driver`` installs it on the node.
+    ``disk_bytes`` is the size of the filesystem for images and pods.
     ``container_log_max_size`` is in bytes, with the kubelet's default: a log that has grown to it is rotated, and what
     was written before is served no more.
     """
@@ -45,6 +46,7 @@ class NodeSpec:
     provider_id: str = ""
     cpus: int = 4
     memory_bytes: int = 16 * 2**30
+    disk_bytes: int = 80 * 2**30
     gpus: int = 0
     gpu_product: str = "NVIDIA-L4"
     gpu_memory_mib: int = 23034

@@ -425,6 +425,31 @@ def test_launch_template_takes_over_disk_and_types(account: Account) -> None:
     assert node.instance_type == "g6.2xlarge"
 
 
+@pytest.mark.parametrize(
+    ("ami_type", "asked", "gib"),
+    [
+        ("AL2023_x86_64_NVIDIA", {"diskSize": 100}, 100),
+        ("AL2023_x86_64_NVIDIA", {}, 20),
+        ("AL2023_x86_64_NVIDIA", {"/dev/xvda": 200}, 200),
+        ("BOTTLEROCKET_x86_64_NVIDIA", {"diskSize": 100}, 20),
+        ("BOTTLEROCKET_x86_64_NVIDIA", {"/dev/xvda": 200}, 20),
+        ("BOTTLEROCKET_x86_64_NVIDIA", {"/dev/xvdb": 200}, 200),
+    ],
+)
+def test_images_are_on_the_root_volume_but_for_bottlerocket(
+    account: Account, ami_type: str, asked: dict[str, int], gib: int
+) -> None:
+    """EKS gives diskSize to the root device; Bottlerocket has its system there (eksctl-io/eksctl#2776)."""
+    volumes = [{"DeviceName": name, "Ebs": {"VolumeSize": size}} for name, size in asked.items() if "/" in name]
+    request: dict[str, Any] = {"amiType": ami_type, **({} if volumes else asked)}
+    if volumes:
+        data = {"BlockDeviceMappings": volumes}
+        account.ec2.create_launch_template(LaunchTemplateName="disks", LaunchTemplateData=data)
+        request["launchTemplate"] = {"name": "disks"}
+    account.grow(account.node_group(**request), 1)
+    assert [instance.disk_gib for instance in account.events.of("launched")] == [gib]
+
+
 def test_tags_of_groups_and_clusters(account: Account) -> None:
     account.node_group(tags={"owner": "ml"})
     arn = account.describe()["nodegroupArn"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.aws.launch_templates import check_fits
+from airflow_gpu_provider.platforms.aws.launch_templates import check_fits, disk_notes
 from tests.unit.platforms.aws.test_eks_spec import spec
 
 
@@ -29,3 +29,21 @@ def test_a_template_and_its_pool_say_everything_once(ami_type: str, data: dict[s
         return
     with pytest.raises(PoolSpecError, match=f"Pool train: launch template gpu:2 does not go with it: it {said}"):
         check_fits(data, pool)
+
+
+@pytest.mark.parametrize(
+    ("ami_type", "devices", "is_small"),
+    [
+        ("AL2023_x86_64_NVIDIA", [], False),
+        ("BOTTLEROCKET_x86_64_NVIDIA", [], True),
+        ("BOTTLEROCKET_x86_64_NVIDIA", ["/dev/xvda"], True),
+        ("BOTTLEROCKET_ARM_64_NVIDIA_FIPS", ["/dev/xvda", "/dev/xvdb"], False),
+    ],
+)
+def test_bottlerocket_has_20_gib_for_images_unless_a_template_says_otherwise(
+    ami_type: str, devices: list[str], is_small: bool
+) -> None:
+    types = ["g5g.xlarge"] if "ARM_64" in ami_type else ["g6.xlarge"]
+    data = {"BlockDeviceMappings": [{"DeviceName": device, "Ebs": {"VolumeSize": 200}} for device in devices]}
+    notes = disk_notes(spec(ami_type=ami_type, instance_types=types).pool, data)
+    assert ["20 GiB on /dev/xvdb" in note for note in notes] == [True] * is_small

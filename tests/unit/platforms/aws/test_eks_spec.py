@@ -125,6 +125,14 @@ def test_a_custom_ami_is_left_to_the_template() -> None:
     assert "amiType" not in request
 
 
+def test_bottlerocket_has_the_root_volume_of_its_image() -> None:
+    """EKS gives diskSize to the root device, and Bottlerocket's images and pods are on another."""
+    wanted = spec(ami_type="BOTTLEROCKET_x86_64_NVIDIA")
+    assert "diskSize" not in wanted.create_request()
+    assert wanted.differences(as_described(wanted, diskSize=20)) == []
+    assert wanted.differences(as_described(wanted, diskSize=100)) == []
+
+
 def test_what_the_spec_leaves_open_never_differs() -> None:
     wanted = spec()
     group = as_described(wanted, subnets=["subnet-9"], nodeRole="arn:aws:iam::123456789012:role/other")
