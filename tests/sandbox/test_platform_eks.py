@@ -204,6 +204,24 @@ class TestPlanAndApply:
         assert pools.platform(**spec).plan(1).changes == ()  # a group that exists has a copy of it
 
     @pytest.mark.parametrize(
+        ("version", "is_behind"), [("", False), (":$Default", False), (":$Latest", True), (":1", False)]
+    )
+    def test_a_version_that_moves_on_is_a_note_and_no_drift(
+        self, account: Account, pools: Pools, version: str, is_behind: bool
+    ) -> None:
+        """EKS takes $Latest, and answers with the number of that day."""
+        data = {"UserData": ""}
+        account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        pools.ready(launch_template=f"gpu{version}")
+        assert account.describe(GROUP_A)["launchTemplate"]["version"] == "1"
+        account.ec2.create_launch_template_version(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        plan = pools.platform(launch_template=f"gpu{version}").plan(1)
+        assert plan.changes == ()
+        named = [note for note in plan.notes if "which is 2 by now" in note]
+        assert bool(named) == is_behind
+        assert all(f"--nodegroup-name {GROUP_A} --launch-template name=gpu,version=2" in note for note in named[:1])
+
+    @pytest.mark.parametrize(
         ("template", "said"),
         [
             ("gpu-nodes", "template name gpu-nodes, does not exist"),

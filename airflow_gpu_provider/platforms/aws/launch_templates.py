@@ -8,7 +8,7 @@ from typing import Any
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService
-from airflow_gpu_provider.platforms.aws.spec import launch_template
+from airflow_gpu_provider.platforms.aws.spec import launch_template, template_is_pinned
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
 
@@ -30,7 +30,7 @@ def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
     if not pool.launch_template:
         return ()
     try:
-        data = _read(ec2, launch_template(pool.launch_template))
+        data = _read(ec2, launch_template(pool.launch_template))["LaunchTemplateData"]
     except PermissionDenied:
         return (
             f"whether launch template {pool.launch_template} exists is not known without"
@@ -87,6 +87,26 @@ def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:
     )
 
 
+def version_notes(ec2: AwsService, pool: EksGpuPool, groups: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return which of the pool's groups, by name, have another version of its template than the pool names today."""
+    reference = launch_template(pool.launch_template or "")
+    found = {name: group.get("launchTemplate", {}).get("version") for name, group in groups.items()}
+    if not pool.launch_template or template_is_pinned(reference) or not any(found.values()):
+        return ()
+    try:
+        wanted = str(_read(ec2, reference)["VersionNumber"])
+    except (CloudError, PermissionDenied):
+        return ()
+    which = f"{next(iter(reference))}={next(iter(reference.values()))},version={wanted}"
+    return tuple(
+        f"{name} has version {version} of launch template {pool.launch_template}, which is {wanted} by now; EKS keeps"
+        " what a group was made with: while it has no machines, delete it, or aws eks update-nodegroup-version"
+        f" --cluster-name {pool.cluster_name} --nodegroup-name {name} --launch-template {which}"
+        for name, version in found.items()
+        if version and version != wanted
+    )
+
+
 def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what a launch template says; {} where it is gone or may not be read.
 
@@ -95,7 +115,8 @@ def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str,
         reference: In EKS's words: "id" or "name", and "version" where it is not the default one.
     """
     try:
-        return _read(ec2, reference)
+        data: Mapping[str, Any] = _read(ec2, reference)["LaunchTemplateData"]
+        return data
     except (CloudError, PermissionDenied):
         return {}
 
@@ -104,5 +125,5 @@ def _read(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
     by = {"LaunchTemplateId": reference["id"]} if "id" in reference else {"LaunchTemplateName": reference["name"]}
     versions = [reference.get("version") or "$Default"]
     answer = ec2.call("describe_launch_template_versions", **by, Versions=versions)
-    found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]
     return found

@@ -76,7 +76,8 @@ class OwnedGroups(GroupSource):
         changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates, groups), *to_know, *eks_spec.limit_notes(names, changes))
+        behind = eks_launch_templates.version_notes(self._eks.clients.ec2, self._pool, _of(candidates, groups))
+        notes = (*self._notes(candidates, groups), *behind, *to_know, *eks_spec.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def _check_creation(self) -> tuple[str, ...]:
@@ -246,3 +247,8 @@ class OwnedGroups(GroupSource):
     def delete(self, say: Say) -> None:
         for name in self._eks.groups.owned():
             self._eks.groups.delete(name, say)
+
+
+def _of(candidates: Sequence[Candidate], groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return those groups that the candidates name."""
+    return {each.group: groups[each.group] for each in candidates if each.group in groups}

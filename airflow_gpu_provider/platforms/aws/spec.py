@@ -173,11 +173,21 @@ def launch_template(text: str) -> dict[str, str]:
     return {**reference, "version": version} if version else reference
 
 
+def template_is_pinned(reference: Mapping[str, str]) -> bool:
+    """Return True if the version of a template is a number, not one that moves: $Latest, $Default, or none."""
+    return not reference.get("version", "$Default").startswith("$")
+
+
 def _comparable_templates(found: Mapping[str, str] | None, wanted: str | None) -> tuple[str | None, str | None]:
-    """Return both in the words of the spec: EKS answers with id, name and version whatever it was asked with."""
+    """Return both in the words of the spec: EKS answers with id, name and version whatever it was asked with.
+
+    For $Latest and $Default it answers with the number of that day, which is no difference of the two.
+    """
     if not found or not wanted:
         return (found or {}).get("name"), wanted
     reference = launch_template(wanted)
+    if not template_is_pinned(reference):
+        reference.pop("version", None)
     shown = ":".join(str(found.get(key)) for key in reference)
     return shown, ":".join(reference.values())
 

@@ -152,6 +152,8 @@ class Eks(EKSBackend):
         request["version"] = request["version"] or cluster.version
         self._creation.check(nodegroup_name, scaling, request)
         self._creation.make_own_role()
+        if request["launch_template"]:
+            request["launch_template"] = self._creation.resolved(request["launch_template"])
         group = NodeGroup(
             cluster=cluster,
             now=self.clock.utc_now(),

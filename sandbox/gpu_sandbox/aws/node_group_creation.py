@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.launch_templates import LaunchTemplateVersion
 from moto.iam.models import iam_backends
 
 from gpu_sandbox.aws import node_group_rules as rules
@@ -102,14 +103,24 @@ class NodeGroupCreation:
 
     def launch_template_data(self, launch_template: Mapping[str, str]) -> dict[str, Any]:
         """What the named version of a user's template says. InvalidParameterException if there is none."""
+        data: dict[str, Any] = self._template_version(launch_template).data
+        return data
+
+    def _template_version(self, launch_template: Mapping[str, str]) -> LaunchTemplateVersion:
         named = {"LaunchTemplateId": launch_template.get("id"), "LaunchTemplateName": launch_template.get("name")}
         wanted = {key: value for key, value in named.items() if value}
         if launch_template.get("version"):
             wanted["Version"] = launch_template["version"]
         try:
-            return self._ec2._get_template_from_args(wanted).data
+            return self._ec2._get_template_from_args(wanted)
         except (EC2ClientError, IndexError, KeyError) as error:
             raise rules.refuse(f"Launch template {launch_template} does not exist") from error
+
+    def resolved(self, launch_template: Mapping[str, str]) -> dict[str, str]:
+        """Return what EKS says of the template that a group was made with: id, name, and the version as a number."""
+        version = self._template_version(launch_template)
+        template = version.template
+        return {"id": template.id, "name": template.name, "version": str(version.number)}
 
     def volumes(self, launch_template: Mapping[str, str] | None) -> dict[str, int]:
         """Return the sizes in GiB that a user's template gives to volumes, by the device's name."""

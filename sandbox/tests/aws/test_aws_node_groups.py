@@ -426,6 +426,19 @@ def test_launch_template_takes_over_disk_and_types(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "number"), [({}, "1"), ({"version": "$Default"}, "1"), ({"version": "$Latest"}, "2")]
+)
+def test_a_group_keeps_the_version_that_a_word_meant(account: Account, asked: dict[str, str], number: str) -> None:
+    """terraform-provider-aws, aws_eks_node_group: the API converts $Default and $Latest to the number on read."""
+    account.ec2.create_launch_template(LaunchTemplateName="mine", LaunchTemplateData={"UserData": ""})
+    account.ec2.create_launch_template_version(LaunchTemplateName="mine", LaunchTemplateData={"UserData": ""})
+    account.node_group(launchTemplate={"name": "mine", **asked})
+    account.ec2.create_launch_template_version(LaunchTemplateName="mine", LaunchTemplateData={"UserData": ""})
+    template = account.describe()["launchTemplate"]
+    assert (template["name"], template["version"]) == ("mine", number)
+
+
+@pytest.mark.parametrize(
     ("ami_type", "asked", "gib"),
     [
         ("AL2023_x86_64_NVIDIA", {"diskSize": 100}, 100),

@@ -111,13 +111,18 @@ def test_launch_template(text: str, request_: dict[str, str]) -> None:
     assert launch_template(text) == request_
     wanted = spec(launch_template=text)
     assert "diskSize" not in wanted.create_request()
-    assert wanted.differences(as_described(wanted)) == []
+    resolved = {"id": "lt-0abc", "name": "gpu", "version": "3"}
+    assert wanted.differences(as_described(wanted, launchTemplate=resolved)) == []
 
 
 def test_a_template_that_is_another_differs() -> None:
     wanted = spec(launch_template="gpu:3")
     found = as_described(wanted, launchTemplate={"id": "lt-1", "name": "gpu", "version": "2"})
     assert [str(d) for d in wanted.differences(found)] == ["launch_template is gpu:2, wanted gpu:3"]
+    found["launchTemplate"]["name"] = "other"
+    assert [str(d) for d in spec(launch_template="gpu:$Latest").differences(found)] == [
+        "launch_template is other, wanted gpu"
+    ]
 
 
 def test_a_custom_ami_is_left_to_the_template() -> None:
