@@ -1,4 +1,4 @@
-"""A whole GKE cluster for one night: created, used for a training on preemptible GPUs, and deleted.
+"""A whole GKE cluster for one night: created, used for a training on spot GPUs, and deleted.
 
 The cluster comes and goes by the Google provider's own operators; the block stands between them. Two things make the
 run's colour right, and nothing is left behind:
@@ -45,11 +45,12 @@ night_gpu = GkeGpuPool(
     machine_types=["n1-standard-16"],
     accelerator_type="nvidia-tesla-t4",
     accelerator_count=4,
-    capacity_types=["PREEMPTIBLE"],
+    # At the price of preemptible machines, and unlike those they end by themselves when Airflow is gone for good.
+    capacity_types=["SPOT"],
     driver="daemonset",
     max_nodes=2,
     max_runtime=timedelta(hours=2),
-    price_per_hour={"PREEMPTIBLE": 0.74},
+    price_per_hour={"SPOT": 0.74},
 )
 
 with DAG(

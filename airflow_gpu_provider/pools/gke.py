@@ -47,7 +47,6 @@ SHAPE = (
 )
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
-_MOST_RUN_DURATION = timedelta(days=120)
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -75,7 +74,9 @@ class GkeGpuPool(GpuPool):
             accelerator_count it describes a machine type that is newer than this package: GKE then checks it.
         accelerator_count: How many of them. Default 1 for N1.
         node_locations: Zones, in order of preference. Default: those of the cluster.
-        capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only.
+        capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only. Prefer
+            "SPOT" to "PREEMPTIBLE": the price is the same, but preemptible machines take no max_run_duration, and
+            Google ends each after 24 hours, which max_runtime must not exceed.
         driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
             InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
@@ -184,11 +185,11 @@ class GkeGpuPool(GpuPool):
 
     @property
     def node_lifetime(self) -> timedelta | None:
-        """How long Google Cloud lets a machine live; None: without a limit."""
+        """How long Google Cloud lets a machine live that is not preemptible; None: without a limit."""
         if self.max_run_duration is not None:
             return self.max_run_duration
         derived = self.max_runtime + _MARGIN
-        return None if self.min_nodes or derived > _MOST_RUN_DURATION else derived
+        return None if self.min_nodes or derived > gke_machines.LONGEST_RUN else derived
 
     @property
     def is_reserved(self) -> bool:
@@ -308,16 +309,9 @@ class GkeGpuPool(GpuPool):
         self._refuse(gke_machines.partition_problems(size, accelerator_by_type))
 
     def _check_lifetime(self) -> None:
-        limit = self.max_run_duration
-        if limit is None or is_template(limit) or is_template(self.max_runtime):
-            return
-        if limit > _MOST_RUN_DURATION:
-            raise self._error("max_run_duration is more than 120 days")
-        if limit < self.max_runtime:
-            raise self._error(
-                f"max_run_duration={limit} is less than max_runtime={self.max_runtime}",
-                "Raise it, or lower max_runtime: machines would be deleted while a run may still want them.",
-            )
+        said = (self.max_run_duration, self.max_runtime, self.capacity_types)
+        if not is_template(said):
+            self._refuse(gke_machines.lifetime_problems(*said))
 
     def _check_capacity(self) -> None:
         self._check("flex_start", lambda value: isinstance(value, bool), "True or False")

@@ -1,4 +1,4 @@
-"""Which machine types, GPUs and shares of GPUs a GKE pool can have, and how its machines are obtained. No I/O."""
+"""Which machine types, GPUs and shares of GPUs a GKE pool can have, and how and how long it has machines. No I/O."""
 
 from __future__ import annotations
 
@@ -111,6 +111,8 @@ def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[
 # The rules are those of GKE's API (container v1: NodeConfig.reservation_affinity, flex_start, shielded_instance_config)
 # and of its pages "Consume reserved zonal resources" and "About flex-start provisioning".
 
+LONGEST_RUN = timedelta(days=120)
+LONGEST_PREEMPTIBLE = timedelta(hours=24)
 LONGEST_FLEX_START = timedelta(days=7)
 RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
 """The values of ReservationAffinity.Type with which machines come only from a reservation."""
@@ -135,6 +137,33 @@ def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[s
         yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
     elif kind in RESERVED_ONLY and set(capacity_types) != {"ON_DEMAND"}:
         yield "spot and preemptible machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
+
+
+def lifetime_problems(
+    limit: timedelta | None, max_runtime: timedelta, capacity_types: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield how a pool's max_run_duration (`limit`) and its max_runtime contradict Google's limits, or each other.
+
+    Compute Engine takes no limit for a preemptible VM of the older kind, and ends each after 24 hours ("Limit the run
+    time of a VM", "Preemptible VM instances"); a spot VM, at the same price, takes one.
+    """
+    if "PREEMPTIBLE" in capacity_types and limit is not None:
+        yield (
+            "preemptible machines take no max_run_duration: Google ends each after 24 hours",
+            'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or leave max_run_duration out.',
+        )
+    if "PREEMPTIBLE" in capacity_types and max_runtime > LONGEST_PREEMPTIBLE:
+        yield (
+            f"max_runtime={max_runtime} is longer than a preemptible machine lives, which is 24 hours",
+            'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or lower max_runtime.',
+        )
+    if limit is not None and limit > LONGEST_RUN:
+        yield f"max_run_duration is more than {LONGEST_RUN.days} days", "Correct the pool's spec."
+    if limit is not None and limit < max_runtime:
+        yield (
+            f"max_run_duration={limit} is less than max_runtime={max_runtime}",
+            "Raise it, or lower max_runtime: machines would be deleted while a run may still want them.",
+        )
 
 
 def shielded_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

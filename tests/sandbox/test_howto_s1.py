@@ -1,4 +1,4 @@
-"""S1, GKE: a whole cluster for one night, preemptible GPUs, a driver DaemonSet, nvidia-smi, and nothing left.
+"""S1, GKE: a whole cluster for one night, spot GPUs, a driver DaemonSet, nvidia-smi, and nothing left.
 
 With sizes set by this package, and with GKE's own autoscaler, as the how-to has it.
 
@@ -104,13 +104,13 @@ def test_a_cluster_for_one_night(
     assert seen["create_cluster"] == without_gpus
     (node,) = seen["nvidia_smi"]["gpu nodes"]
     assert node.status.allocatable["nvidia.com/gpu"] == "4"
-    assert node.metadata.labels["cloud.google.com/gke-preemptible"] == "true"
+    assert node.metadata.labels["cloud.google.com/gke-spot"] == "true"
     assert results["night-gpu.device_plugin"]["served_by"] == "GKE"
 
     # The wait is explained, the pod's own words come back, and the waste has its price.
-    assert "+ night-gpu-a-n1-standard-16-pvm: n1-standard-16 preemptible in us-central1-a, 4 x nvidia-tesla-t4" in log
+    assert "+ night-gpu-a-n1-standard-16-spot: n1-standard-16 spot in us-central1-a, 4 x nvidia-tesla-t4" in log
     if scaling == "direct":
-        assert "night-gpu-a-n1-standard-16-pvm 0->1, wanted by" in log
+        assert "night-gpu-a-n1-standard-16-spot 0->1, wanted by" in log
         assert f"node {node.metadata.name} is Ready" in log
     else:
         # FailedScheduling and TriggeredScaleUp, in words; a busy trigger may hear of both at once, and of the node.

@@ -196,7 +196,7 @@ def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
     if _is_autoscaled(node_pool) and not pool.is_autoscaled:
         yield "GKE's autoscaler sizes it too, and removes nodes ten minutes after their last pod by its own lights"
     if run_seconds(node_pool.get("config") or {}) is None:
-        yield "its machines have no max_run_duration, so nothing terminates them if Airflow never comes back"
+        yield "its machines have no max_run_duration, so nothing ends them for good if Airflow never comes back"
     if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):
         yield (
             "GKE upgrades its nodes when it sees fit, and drains trainings; exclude it until the end of support"

@@ -71,6 +71,7 @@ class OwnedNodePools(GroupSource):
             *self._offers.notes,
             *self._capacity_notes(),
             *self._upgrade_notes(),
+            *gke_spec.preemptible_notes(self._pool),
             *gke_spec.autoscaling_notes(self._pool, found.values()),
         )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)

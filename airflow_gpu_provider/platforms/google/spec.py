@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import Change
@@ -71,6 +72,11 @@ class NodePoolSpec:
             if t != GPU_TAINT
         ]
 
+    @property
+    def run_duration(self) -> timedelta | None:
+        """How long a machine may live; None: no limit, or a preemptible machine, for which Google takes none."""
+        return None if self.candidate.market == "PREEMPTIBLE" else self.pool.node_lifetime
+
     def node_pool(self) -> dict[str, Any]:
         """Return the NodePool to create, of its minimum size."""
         return {
@@ -120,7 +126,7 @@ class NodePoolSpec:
             "preemptible": self.candidate.market == "PREEMPTIBLE",
             "disk_type": pool.disk_type,
             "service_account": pool.service_account,
-            "max_run_duration": pool.node_lifetime,
+            "max_run_duration": self.run_duration,
             "flex_start": pool.flex_start,
             "reservation_affinity": self._reservation_affinity(),
             "shielded_instance_config": pool.shielded_instance_config,
@@ -192,7 +198,7 @@ class NodePoolSpec:
         return fixed_differences(pairs)
 
     def _mutable_differences(self, found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Difference]:
-        labels, lifetime = config.get("labels") or {}, self.pool.node_lifetime
+        labels, lifetime = config.get("labels") or {}, self.run_duration
         wanted_seconds = None if lifetime is None else int(lifetime.total_seconds())
         upgrades = {True: "excluded until end of support", False: "GKE's to make"}
         rows: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
@@ -335,6 +341,16 @@ def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> t
     return (
         "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
         " minutes, so run Ensure once ahead of the first night",
+    )
+
+
+def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
+    """Say what the cloud's own end is for preemptible machines, which take no max_run_duration."""
+    if "PREEMPTIBLE" not in pool.capacity_types:
+        return ()
+    return (
+        "preemptible machines take no max_run_duration: if Airflow never comes back, Google ends each after 24 hours,"
+        " and its group may start another in its place; with SPOT, at the same price, they end for good",
     )
 
 

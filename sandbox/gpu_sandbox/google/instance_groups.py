@@ -264,8 +264,10 @@ class InstanceGroup:
             self._make_anew(member, now)
             return
         if member.run_ends_at is not None and self._around.faults.deadline_reached(member.run_ends_at):
-            # A group whose machines have a limit does not make them anew: its target size goes down with them.
-            self.delete([member.name], now)
+            if self.template.is_preemptible:
+                self.preempt(member.name, now)
+            else:  # a group whose machines have a limit does not make them anew: its target goes down with them
+                self.delete([member.name], now)
 
     def _try_to_launch(self, member: Member, now: float) -> None:
         template = self.template
@@ -328,8 +330,8 @@ class InstanceGroup:
         member.status, member.action = "RUNNING", "NONE"
         member.running_since = now
         self._finish(member, now)
-        if self.template.max_run_seconds is not None:
-            member.run_ends_at = self._around.faults.deadline_seconds() + self.template.max_run_seconds
+        if (life := self.template.life_seconds) is not None:
+            member.run_ends_at = self._around.faults.deadline_seconds() + life
         member.announced = self._announcement(member)
         self._around.outbox.instance_launched(member.announced)
 

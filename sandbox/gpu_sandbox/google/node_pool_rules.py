@@ -152,6 +152,9 @@ def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, 
 def _check_config(config: NodeConfig) -> None:
     if config.spot and config.preemptible:
         raise invalid("Node pool cannot be both spot and preemptible.")
+    if config.preemptible and "max_run_duration" in config:
+        # "Limit the run time of a VM", Restrictions; the words are not known.
+        raise invalid("max_run_duration cannot be used with preemptible VMs; use Spot VMs.")
     if "max_run_duration" in config:
         seconds = run_seconds(config)
         # Shorter than Google's 30 s is let through, so that a test need not wait for the end.

@@ -18,6 +18,7 @@ from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerat
 from gpu_sandbox.google.interface import Driver, Instance, Market, Taint
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+_PREEMPTIBLE_LIFE = 24 * 3600.0
 _EFFECTS = {
     NodeTaint.Effect.NO_SCHEDULE: "NoSchedule",
     NodeTaint.Effect.PREFER_NO_SCHEDULE: "PreferNoSchedule",
@@ -47,9 +48,15 @@ class Template:
     reserved: bool
     """Whether it takes what is reserved; a reservation that is named is there, with room."""
     driver: Driver
+    is_preemptible: bool
     max_run_seconds: float | None
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
+
+    @property
+    def life_seconds(self) -> float | None:
+        """How long an instance lives at most: a preemptible one, for which no limit is taken, for a day."""
+        return _PREEMPTIBLE_LIFE if self.is_preemptible else self.max_run_seconds
 
     def labels_in(self, zone: str) -> dict[str, str]:
         """Of a node in that zone, its own name aside."""
@@ -101,6 +108,7 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         flex_start=bool(config.flex_start),
         reserved=config.reservation_affinity.consume_reservation_type in _RESERVED,
         driver=_driver(accelerator) if accelerator else "default",
+        is_preemptible=bool(config.preemptible),
         max_run_seconds=run_seconds(config) or None,
         labels={**dict(config.labels), **_gke_labels(pool.name, config, accelerator)},
         taints=(*taints, GPU_TAINT) if accelerator and not _tainted(taints) else taints,

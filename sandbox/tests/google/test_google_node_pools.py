@@ -178,6 +178,7 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
         ({"labels": {"role": "a b"}}, "Invalid node label"),
         ({"taints": [NodeTaint(key="gpu")]}, "no effect"),
         ({"spot": True, "preemptible": True}, "both spot and preemptible"),
+        ({"preemptible": True, "max_run_duration": timedelta(hours=2)}, "cannot be used with preemptible"),
         ({"reservation_affinity": {"consume_reservation_type": "SPECIFIC_RESERVATION"}}, "needs both"),
         ({"reservation_affinity": {**RESERVED, "consume_reservation_type": "ANY_RESERVATION"}}, "for SPECIFIC_RES"),
         ({"reservation_affinity": RESERVED, "spot": True}, "cannot consume a specific reservation"),
@@ -275,6 +276,17 @@ def test_a_run_duration_of_hours_is_over_sooner_where_deadlines_come_sooner(proj
     assert project.compute("GET", project.group())["targetSize"] == 0
     project.advance(REAL.instance_delete)
     assert project.events.names("terminated") == project.events.names("launched")
+
+
+def test_a_preemptible_machine_ends_after_a_day_and_is_made_anew(project: Project) -> None:
+    project.create(nodes=1, preemptible=True)
+    since_it_runs = REAL.node_pool_create - GROW
+    project.advance(24 * 3600 - since_it_runs + REAL.preemption_notice - 1)
+    assert project.events.names("terminated") == []
+    project.advance(1)
+    assert project.events.names("terminated") == project.events.names("launched")
+    project.advance(REAL.instance_delete + REAL.instance_create)
+    assert len(project.events.names("launched")) == 2
 
 
 def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -> None:

@@ -94,6 +94,8 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
         ({"max_run_duration": timedelta(days=121)}, "more than 120 days"),
         ({"max_run_duration": timedelta(hours=1)}, "less than max_runtime"),
+        ({"capacity_types": ["PREEMPTIBLE"], "max_run_duration": timedelta(days=1)}, "take no max_run_duration"),
+        ({"capacity_types": ["PREEMPTIBLE", "SPOT"], "max_runtime": timedelta(days=2)}, "a preemptible machine lives"),
         ({"resource_labels": {"Team": "ml"}}, "lower-case letters"),
         ({"taints": ["nvidia.com/gpu=true:NoSchedule"]}, "contradicts GKE"),
         ({"manage": "some"}, "manage='some'"),

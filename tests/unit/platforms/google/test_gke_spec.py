@@ -91,6 +91,17 @@ def test_groups_are_created_empty_and_machines_have_an_end() -> None:
     assert run_seconds(answered(spec(min_nodes=1))["config"]) is None
 
 
+def test_preemptible_machines_have_googles_own_end_which_the_plan_says() -> None:
+    wanted = spec(capacity_types=["PREEMPTIBLE", "SPOT"])
+    assert wanted.candidate.market == "PREEMPTIBLE"
+    assert "max_run_duration" not in wanted.node_pool()["config"]
+    assert wanted.differences(answered(wanted)) == []
+    assert "max_run_duration" in spec(capacity_types=["SPOT"]).node_pool()["config"]
+    (note,) = gke_spec.preemptible_notes(wanted.pool)
+    assert "Google ends each after 24 hours" in note
+    assert gke_spec.preemptible_notes(pool(capacity_types=["SPOT"])) == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "update"),
     [
