@@ -63,7 +63,8 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
         gpus: GPUs of each pod, at least 1.
 
     Raises:
-        PoolSpecError: gpus is less than 1, or one of these fields is still to be rendered.
+        PoolSpecError: gpus is less than 1, or more than the pool gives one pod, or one of these fields is still to be
+            rendered.
     """
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "Ask for at least one GPU.")
@@ -74,12 +75,24 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
             f"Pool {gpu_pool.name}: {', '.join(to_render)} of the spec is a Jinja expression.",
             "Write it as it is, or call placement() in a task, with the rendered spec.",
         )
+    check_shares(gpu_pool, gpus)
     return WorkloadPlacement(
         node_selector=gpu_pool.node_selector,
         tolerations=tolerations_of(gpu_pool),
         limits={GPU_RESOURCE: str(gpus)},
         warning=idle_gpus_warning(gpu_pool, gpus),
     )
+
+
+def check_shares(pool: GpuPool, gpus: int) -> None:
+    """Raise PoolSpecError if the pool's GPUs are shared, and a pod with that many would be refused by its node."""
+    most = getattr(pool, "most_gpus_of_a_pod", None)
+    if most is not None and gpus > most:
+        raise PoolSpecError(
+            f"gpus={gpus}, but the GPUs of pool {pool.name} are shared, and one pod may have {most} there.",
+            f"Ask for gpus={most}, or use a pool without gpu_sharing.",
+            pool=pool.name,
+        )
 
 
 def tolerations_of(pool: GpuPool) -> list[dict[str, str]]:

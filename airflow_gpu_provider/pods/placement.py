@@ -22,7 +22,7 @@ from airflow_gpu_provider.pods.environment import check_environment
 from airflow_gpu_provider.pods.fit import check_fits, requests_of
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.workload_placement import tolerations_of
+from airflow_gpu_provider.workload_placement import check_shares, tolerations_of
 
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "gpu-pod-shm"
@@ -91,9 +91,10 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
 
 
 def check_gpus(pool: GpuPool, gpus: int) -> None:
-    """Raise PoolSpecError if no machine of the pool has that many GPUs."""
+    """Raise PoolSpecError if no machine of the pool has that many GPUs, or gives them to one pod."""
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
+    check_shares(pool, gpus)
     sizes = pool.node_sizes.values()
     most = max((size.gpus or 0 for size in sizes if size), default=0)
     if sizes and None not in sizes and gpus > most:

@@ -79,7 +79,8 @@ class GkeGpuPool(GpuPool):
             Google ends each after 24 hours, which max_runtime must not exceed.
         driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
             InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
-        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
+        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
+            then asks for one GPU, which is one share; for several only with MPS, on machines with one GPU.
         gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
         max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
             deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
@@ -162,6 +163,13 @@ class GkeGpuPool(GpuPool):
     def node_sizes(self) -> dict[str, NodeSize | None]:
         devices = {name: self._devices(name) for name in self.machine_types}
         return {name: accelerators.gke_node_size(name, gpus) for name, gpus in devices.items()}
+
+    @property
+    def most_gpus_of_a_pod(self) -> int | None:
+        """One, where GPUs are shared; GKE's device plugin gives several shares only of one GPU alone, and by MPS."""
+        gpus = {self.accelerator_of(name)[1] for name in self.machine_types}
+        is_of_one = self.gpu_sharing.get("strategy") == "MPS" and gpus <= {1} and not self.gpu_partition_size
+        return 1 if self.gpu_sharing and not is_of_one else None
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

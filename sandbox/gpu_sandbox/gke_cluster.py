@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ SYSTEM_POOL = "default-pool"
 SYSTEM_MACHINE_TYPE = "e2-standard-8"
 DEFAULT_REGION = "us-central1"
 DEFAULT_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
+_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 _NO_DEFAULT_PLUGIN = "gke-no-default-nvidia-gpu-device-plugin"
 _GIB = 2**30
 
@@ -172,6 +173,7 @@ class GkeCluster:
                 "gpus": instance.gpus,
                 "gpu_product": instance.gpu.product,
                 "gpu_memory_mib": instance.gpu.memory_gib * 1024,
+                "one_gpu_only": _one_gpu_only(instance.labels),
             }
         return NodeSpec(
             name=instance.node_name,
@@ -227,3 +229,18 @@ class GkeCluster:
             "GPU_SANDBOX_LOCATION": self.location,
             **({"SSL_CERT_FILE": str(self.trusted)} if self.google.dns_takes_users else {}),
         }
+
+
+def _one_gpu_only(labels: Mapping[str, str]) -> str:
+    """What GKE's device plugin answers where several shares are asked for; empty where it gives them.
+
+    (GoogleCloudPlatform/container-engine-accelerators, pkg/gpu/nvidia/gpusharing.)
+    """
+    refusal = "invalid request for sharing GPU ({}), at most 1 nvidia.com/gpu can be requested on {} nodes"
+    match labels.get("cloud.google.com/gke-gpu-sharing-strategy"):
+        case "time-sharing":
+            return refusal.format("time-sharing", "GPU")
+        case "mps" if labels["cloud.google.com/gke-accelerator-count"] != "1" or _PARTITION in labels:
+            return refusal.format("MPS", "multi-GPU")
+        case _:
+            return ""

@@ -82,7 +82,7 @@ def visible(gpus: Sequence[Gpu], wanted: str) -> list[Gpu]:
 
 
 class AllocationError(Exception):
-    """More GPUs were asked for than are free; the text is the device plugin manager's."""
+    """More GPUs were asked for than are free, or than the plugin gives; the text is the device plugin manager's."""
 
 
 @dataclass
@@ -90,6 +90,8 @@ class Inventory:
     """Which of a node's GPUs (by their place on it) are held by which containers of which pod."""
 
     gpus: Sequence[Gpu]
+    one_gpu_only: str = ""
+    """What the device plugin says to a container that asks for several; empty: it gives them."""
     _holders: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
 
     def share(self, pod_uid: str, container: str, count: int) -> int:
@@ -100,13 +102,16 @@ class Inventory:
         return count - len(own)
 
     def allocate(self, pod_uid: str, container: str, count: int, *, healthy: bool) -> None:
-        """Give count GPUs to a container. Raises AllocationError when that many are not free and healthy."""
+        """Give count GPUs to a container. Raises AllocationError when that many are not free and healthy, or given."""
         free = [slot for slot in range(len(self.gpus)) if slot not in self._holders] if healthy else []
         if len(free) < count:
             raise AllocationError(
                 f"Allocate failed due to requested number of devices unavailable for {RESOURCE}. "
                 f"Requested: {count}, Available: {len(free)}, which is unexpected"
             )
+        if count > 1 and self.one_gpu_only:
+            refusal = f"rpc error: code = Unknown desc = {self.one_gpu_only}"
+            raise AllocationError(f"Allocate failed due to {refusal}, which is unexpected")
         for slot in free[:count]:
             self._holders[slot] = (pod_uid, [container])
 

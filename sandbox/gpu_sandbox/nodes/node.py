@@ -44,7 +44,7 @@ class Node:
     ) -> None:
         self.spec = spec
         self.gpus = gpus.of_node(spec, real_gpus)
-        self.inventory = gpus.Inventory(self.gpus)
+        self.inventory = gpus.Inventory(self.gpus, spec.one_gpu_only)
         self.pulled_images: set[str] = set()
         self.folder = folder
         self._api = api

@@ -182,6 +182,13 @@ def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(
     assert "NVIDIA L4" in get(sandbox, f"{PODS}/smi/log")
     [node] = nodes_of(sandbox, "shared")
     assert allocatable(node) == "4"
+    several = gpu_pod("several", "shared", ["nvidia-smi"])
+    several["spec"]["containers"][0]["resources"]["limits"][GPU] = "2"
+    post(sandbox, PODS, several)
+    until_pod(core, "several", "Failed")
+    status = get(sandbox, f"{PODS}/several")["status"]
+    assert status["reason"] == "UnexpectedAdmissionError"
+    assert "invalid request for sharing GPU (time-sharing), at most 1 nvidia.com/gpu" in status["message"]
 
 
 def test_a_token_of_googles_opens_the_api_server(sandbox: Sandbox, gke: ClusterManagerClient) -> None:

@@ -38,6 +38,13 @@ def test_allocation_refuses_more_than_is_free_in_the_kubelets_words() -> None:
         Inventory(of_node(NODE, [])).allocate("pod", "main", 1, healthy=False)
 
 
+def test_a_plugin_that_shares_gpus_gives_one_to_a_container() -> None:
+    inventory = Inventory(of_node(NODE, []), one_gpu_only="at most 1 nvidia.com/gpu")
+    inventory.allocate("pod", "main", 1, healthy=True)
+    with pytest.raises(AllocationError, match=r"desc = at most 1 nvidia.com/gpu, which is unexpected"):
+        inventory.allocate("late", "main", 2, healthy=True)
+
+
 def test_an_init_container_uses_what_its_pod_holds() -> None:
     inventory = Inventory(of_node(NODE, []))
     inventory.allocate("pod", "main", 1, healthy=True)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pods.placement import check_gpus
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
+from airflow_gpu_provider.workload_placement import placement
 
 ZONES = ("us-central1-a", "us-central1-b")
 RESERVED = {
@@ -170,6 +172,22 @@ def test_a_shared_or_partitioned_gpu_counts_as_often_as_pods_may_ask_for_it() ->
     assert pool(machine_types=["a2-highgpu-2g"], gpu_partition_size="1g.5gb", **shared).gpus_per_node == 28
     newer = {"machine_types": ["a9-hugegpu-1g"], "accelerator_type": "nvidia-x", "accelerator_count": 8}
     assert pool(**newer, gpu_partition_size="1g.99gb").gpus_per_node is None
+
+
+def test_a_pod_may_have_one_share_and_several_by_mps_of_a_gpu_alone() -> None:
+    time_sharing = {"gpu_sharing": {"strategy": "time-sharing", "max_shared_clients": 4}}
+    mps = {"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 4}}
+    several = {"machine_types": ["g2-standard-4", "g2-standard-24"]}
+    assert pool(**several).most_gpus_of_a_pod is None
+    assert pool(**time_sharing).most_gpus_of_a_pod == pool(**mps, **several).most_gpus_of_a_pod == 1
+    assert pool(**mps).most_gpus_of_a_pod is None
+    assert pool(**mps, machine_types=["a2-highgpu-1g"], gpu_partition_size="1g.5gb").most_gpus_of_a_pod == 1
+    assert pool(**time_sharing).nodes_for(gpus=8, nodes=None) == 2
+    check_gpus(pool(**mps), 4)
+    for ask in (check_gpus, lambda shared, gpus: placement(shared, gpus=gpus)):
+        with pytest.raises(PoolSpecError, match="gpus=2, but the GPUs of pool train-gpu are shared") as raised:
+            ask(pool(**time_sharing), 2)
+        assert raised.value.fix == "Ask for gpus=1, or use a pool without gpu_sharing."
 
 
 @pytest.mark.parametrize(
