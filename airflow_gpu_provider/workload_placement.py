@@ -41,6 +41,7 @@ class WorkloadPlacement:
         node_selector: For the pod's `nodeSelector`.
         tolerations: For the pod's `tolerations`.
         limits: For the `resources.limits` of the one container that uses the GPUs.
+        host_ipc: For the pod's `hostIPC`: GPUs that are shared by MPS need it.
         warning: That each pod leaves GPUs of its node idle, with the cost where the price is known; else empty.
     """
 
@@ -48,11 +49,14 @@ class WorkloadPlacement:
     tolerations: list[dict[str, str]]
     limits: dict[str, str]
     warning: str
+    host_ipc: bool = False
 
     @property
     def pod_spec(self) -> dict[str, Any]:
-        """The pod's part of it in one piece: `nodeSelector` and `tolerations`."""
-        return {"nodeSelector": dict(self.node_selector), "tolerations": [dict(each) for each in self.tolerations]}
+        """The pod's part of it in one piece: `nodeSelector`, `tolerations` and, where it is needed, `hostIPC`."""
+        ipc = {"hostIPC": True} if self.host_ipc else {}
+        tolerations = [dict(each) for each in self.tolerations]
+        return {"nodeSelector": dict(self.node_selector), "tolerations": tolerations, **ipc}
 
 
 def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
@@ -81,6 +85,7 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
         tolerations=tolerations_of(gpu_pool),
         limits={GPU_RESOURCE: str(gpus)},
         warning=idle_gpus_warning(gpu_pool, gpus),
+        host_ipc=needs_host_ipc(gpu_pool),
     )
 
 
@@ -93,6 +98,11 @@ def check_shares(pool: GpuPool, gpus: int) -> None:
             f"Ask for gpus={most}, or use a pool without gpu_sharing.",
             pool=pool.name,
         )
+
+
+def needs_host_ipc(pool: GpuPool) -> bool:
+    """Return True where the pool's pods have to be in their host's IPC namespace."""
+    return bool(getattr(pool, "needs_host_ipc", False))
 
 
 def tolerations_of(pool: GpuPool) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pods.environment import check_given
 from airflow_gpu_provider.pods.fit import amount
-from airflow_gpu_provider.pods.placement import check_gpus
+from airflow_gpu_provider.pods.placement import check_gpus, check_shm
 from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
@@ -55,6 +55,8 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
             "A namespace has lower-case letters, digits and hyphens, at most 63 of them.",
         )
     _check_shm(task_id, given.get("shm_size"))
+    if isinstance(pool, GpuPool) and pool.is_rendered:
+        check_shm(pool, given.get("shm_size"))
     check_given(task_id, given)
 
 

@@ -172,6 +172,11 @@ class GkeGpuPool(GpuPool):
         return 1 if self.gpu_sharing and not is_of_one else None
 
     @property
+    def needs_host_ipc(self) -> bool:
+        """Whether pods need the host's IPC namespace: MPS's clients and its daemon talk through /dev/shm."""
+        return self.gpu_sharing.get("strategy") == "MPS"
+
+    @property
     def gpu_products(self) -> tuple[str, ...]:
         known = (accelerators.gpu_of_accelerator(self.accelerator_of(name)[0]) for name in self.machine_types)
         return tuple(dict.fromkeys(gpu.name for gpu in known if gpu))

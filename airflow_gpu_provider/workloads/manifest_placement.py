@@ -96,7 +96,9 @@ def _take_over(each: PodTemplate, base: Manifest, before: Manifest, placed: Mani
     """Write into the template what the placement has added to the pod."""
     template, spec = each.template, each.template.setdefault("spec", {})
     _add_metadata(template, **{key: placed["metadata"].get(key, {}) for key in ("labels", "annotations")})
-    for key in ("nodeSelector", "affinity", "activeDeadlineSeconds"):
+    # A TrainJob's patch has no hostIPC: its runtime has to say it.
+    only_of_pods = ("hostIPC",) if each.trainer is None else ()
+    for key in ("nodeSelector", "affinity", "activeDeadlineSeconds", *only_of_pods):
         if placed["spec"].get(key) != before["spec"].get(key):
             spec[key] = placed["spec"][key]
     for key in ("tolerations", "volumes"):

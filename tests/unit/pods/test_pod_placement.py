@@ -13,6 +13,8 @@ from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.workload_placement import placement
+from tests.unit.pools.test_gke import pool as a_gke_pool
 
 
 def a_pool(**changes: Any) -> EksGpuPool:
@@ -200,6 +202,18 @@ def test_another_pool_in_the_node_selector_is_refused() -> None:
 def test_missing_base_container_is_refused() -> None:
     with pytest.raises(PoolSpecError, match="no container 'main', only base"):
         placed(a_pod(), base_container="main")
+
+
+def test_pods_that_share_a_gpu_by_mps_are_in_their_host_s_ipc_namespace_with_its_shm() -> None:
+    shared = a_gke_pool(gpu_sharing={"strategy": "MPS", "max_shared_clients": 4})
+    pod = placed(a_pod(), pool=shared)["spec"]
+    assert pod["hostIPC"]
+    assert "volumes" not in pod
+    assert placement(shared, gpus=1).pod_spec["hostIPC"]
+    with pytest.raises(PoolSpecError, match="shm_size='8Gi', but pods of pool train-gpu share GPUs by MPS"):
+        placed(a_pod(), pool=shared, shm_size="8Gi")
+    timed = a_gke_pool(gpu_sharing={"strategy": "TIME_SHARING", "max_shared_clients": 4})
+    assert "hostIPC" not in {**placed(a_pod(), pool=timed)["spec"], **placement(timed, gpus=1).pod_spec}
 
 
 def test_more_gpus_than_any_machine_has() -> None:

@@ -15,6 +15,7 @@ from airflow_gpu_provider.workloads.gpu_requests import nodes_needed
 from airflow_gpu_provider.workloads.kinds import KINDS, Manifest, PodTemplate, templates_of
 from airflow_gpu_provider.workloads.manifest import named
 from airflow_gpu_provider.workloads.manifest_placement import place_workload
+from tests.unit.pools.test_gke import pool as a_gke_pool
 from tests.unit.workloads.manifests import a
 
 POOL_LABEL = "airflow-gpu-provider/pool"
@@ -79,6 +80,14 @@ def test_the_users_manifest_is_not_changed(kind: str) -> None:
     manifest = a(kind)
     placed(manifest, labels={"run": "r1"}, env={"A": "1"})
     assert manifest == a(kind)
+
+
+def test_pods_that_share_a_gpu_by_mps_are_in_their_host_s_ipc_namespace() -> None:
+    shared = a_gke_pool(machine_types=["a3-highgpu-8g"], gpu_sharing={"strategy": "MPS", "max_shared_clients": 4})
+    one = templates(placed(a("Job"), pool=shared))
+    assert all(each.template["spec"]["hostIPC"] for each in one.values())
+    patched = templates(placed(a("TrainJob"), pool=shared))
+    assert not any("hostIPC" in each.template["spec"] for each in patched.values())
 
 
 def test_variables_of_a_train_job_are_its_trainers() -> None:
