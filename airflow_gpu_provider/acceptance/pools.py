@@ -50,12 +50,15 @@ def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
 
 
 def with_impossible_first(pool: CloudPool) -> CloudPool:
-    """Return a pool of another name that would rather have a machine type that does not exist."""
+    """Return a pool of another name that would rather have a machine type that does not exist.
+
+    On GKE that type is described by the first real one's GPUs, and types with other GPUs would contradict it.
+    """
     name = _named("fallback", pool.name.removeprefix("accept-"))
     if isinstance(pool, EksGpuPool):
         return replace(pool, name=name, instance_types=(NO_EC2_TYPE, *pool.instance_types))
-    accelerator, count = pool.accelerator_of(pool.machine_types[0])
-    types = (NO_GCE_TYPE, *pool.machine_types)
+    accelerator, count = has = pool.accelerator_of(pool.machine_types[0])
+    types = (NO_GCE_TYPE, *(each for each in pool.machine_types if pool.accelerator_of(each) == has))
     return replace(pool, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
 
 

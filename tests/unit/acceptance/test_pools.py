@@ -45,6 +45,22 @@ def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
         assert small.node_lifetime == NIGHT + timedelta(minutes=15)
 
 
+@pytest.mark.parametrize(
+    ("types", "attached", "kept"),
+    [
+        (["g2-standard-12", "g2-standard-24"], None, ("g2-standard-12",)),
+        (["g2-standard-4", "a2-highgpu-1g", "g2-standard-8"], None, ("g2-standard-4", "g2-standard-8")),
+        (["g2-standard-4", "n1-standard-4"], "nvidia-tesla-t4", ("g2-standard-4",)),
+        (["n1-standard-4", "g2-standard-4"], "nvidia-tesla-t4", ("n1-standard-4",)),
+    ],
+)
+def test_the_fallback_of_a_pool_of_several_kinds_is_to_one_kind(
+    types: list[str], attached: str | None, kept: tuple[str, ...]
+) -> None:
+    mixed = gke(machine_types=types, accelerator_type=attached)
+    assert with_impossible_first(accepted(mixed, NIGHT)).machine_types == (NO_GCE_TYPE, *kept)
+
+
 @pytest.mark.parametrize("pool", [eks(), gke()])
 def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
     of = with_external_groups(accepted(pool, NIGHT), ("g",))
