@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.addons.autoscaler_image import IMAGE, NEWEST, check_release, release_for
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_status
 from airflow_gpu_provider.cluster.rest import call, list_items
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 
-VERSION = "v1.36.1"
-IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler"
 NAME = "cluster-autoscaler"
 PRIORITIES = "cluster-autoscaler-priority-expander"
 """The ConfigMap from which --expander=priority takes its order; the name is fixed."""
@@ -86,17 +85,20 @@ class ClusterAutoscaler:
     Attributes:
         pool: An EksGpuPool; its cluster, region and, with the expander "priority", its order of preference count.
         options: cluster-autoscaler's flags without the dashes in front, like {"scale-down-unneeded-time": "5m"}.
-        version: Tag of the image.
+        kubernetes: The cluster's version, like "1.36". None: not known.
+        version: Tag of the image. None: that of the cluster's minor version; the newest where it is not known.
         image: Another image, with its tag, instead.
         service_account_role_arn: IAM role for its service account (IRSA). None: EKS Pod Identity or the nodes' role.
 
     Raises:
-        PoolSpecError: The pool is not on EKS, or an option is not a flag of cluster-autoscaler 1.36 or not to be set.
+        PoolSpecError: The pool is not on EKS, an option is not a flag of cluster-autoscaler 1.36 or not to be set, or
+            the image cannot work in the cluster.
     """
 
     pool: GpuPool
     options: Mapping[str, Any] = field(default_factory=dict)
-    version: str = VERSION
+    kubernetes: str | None = None
+    version: str | None = None
     image: str | None = None
     service_account_role_arn: str | None = None
 
@@ -106,8 +108,10 @@ class ClusterAutoscaler:
                 f"Pool {self.pool.name}: cluster-autoscaler is installed on EKS only.",
                 'GKE has its own: scaling="autoscaler" is enough there.',
             )
-        for name in self.options:
-            _check_option(name)
+        for name, value in self.options.items():
+            _check_option(name, value)
+        if self.kubernetes:
+            check_release(self.whole_image, self.kubernetes)
 
     def manifests(self) -> list[dict[str, Any]]:
         """Return all objects, in the order in which they are to be applied."""
@@ -138,6 +142,12 @@ class ClusterAutoscaler:
         return {**_DEFAULTS, **self.options}
 
     @property
+    def whole_image(self) -> str:
+        """The image with its tag."""
+        of_cluster = release_for(self.kubernetes) if self.kubernetes else NEWEST
+        return self.image or f"{IMAGE}:{self.version or of_cluster}"
+
+    @property
     def arguments(self) -> list[str]:
         """The command line's arguments."""
         assert isinstance(self.pool, EksGpuPool)
@@ -155,7 +165,7 @@ class ClusterAutoscaler:
         assert isinstance(self.pool, EksGpuPool)
         container = {
             "name": NAME,
-            "image": self.image or f"{IMAGE}:{self.version}",
+            "image": self.whole_image,
             "command": ["./cluster-autoscaler"],
             "args": self.arguments,
             "env": [{"name": "AWS_REGION", "value": self.pool.region}],
@@ -218,7 +228,7 @@ def _patterns(pool: EksGpuPool) -> list[str]:
 _UUID = "[0-9a-f]{8}-[0-9a-f-]+$"
 
 
-def _check_option(name: str) -> None:
+def _check_option(name: str, value: Any) -> None:
     if name in _OURS:
         raise PoolSpecError(f"options: {name} is set by this package.", "Leave it out.")
     if name not in _FLAGS:
@@ -226,6 +236,10 @@ def _check_option(name: str) -> None:
         raise PoolSpecError(
             f"options: {name!r} is not a flag of cluster-autoscaler 1.36.",
             f"Did you mean {close[0]}?" if close else "Write it as on its command line, without the dashes in front.",
+        )
+    if name == "enable-dynamic-resource-allocation" and "false" in [text.lower() for text in _texts(value)]:
+        raise PoolSpecError(
+            f"options: from 1.35 on, cluster-autoscaler ends at once with {name}=false.", "Leave it out."
         )
 
 

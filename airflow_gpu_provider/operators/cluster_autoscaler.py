@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import AutoscalerNotRunning
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
     from airflow_gpu_provider.cluster.clock import Clock
-    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.pools import EksGpuPool, GpuPool
 
 _EVERY = 2.0
 
@@ -36,7 +36,8 @@ class InstallClusterAutoscalerOperator(PoolOperator):
             "least-waste", balance-similar-node-groups. With expander "priority" the pool's own order applies.
         service_account_role_arn: IAM role of its service account (IRSA). Default None: EKS Pod Identity, or the
             permissions of the nodes' role.
-        version: Tag of the image. Default v1.36.1.
+        version: Tag of the image. Default: the release of the cluster's minor version, so that a run after the
+            cluster's upgrade brings the autoscaler along. With render_only v1.36.1.
         image: An image with its tag, to use instead of registry.k8s.io's. Not taken from default_args.
         render_only: Return the manifests as YAML, and call nothing. Default False.
         timeout: How long it may take to run and report. Default 5 minutes.
@@ -45,7 +46,8 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         `{"deployment", "changes": {object: "created" | "configured" | "unchanged"}}`; the YAML with `render_only`.
 
     Raises:
-        PoolSpecError: The pool is not on EKS, or an option is invalid; when the DAG is parsed, if known by then.
+        PoolSpecError: The pool is not on EKS, or an option is invalid; when the DAG is parsed, if known by then. Or the
+            image is of 1.35 or later, and the cluster's Kubernetes of 1.33 or earlier.
         AutoscalerConflict: Another cluster-autoscaler is installed.
         AutoscalerNotRunning: It does not run, or does not report, in time.
     """
@@ -60,7 +62,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         gpu_pool: GpuPool,
         options: Mapping[str, Any] | None = None,
         service_account_role_arn: str | None = None,
-        version: str = "v1.36.1",
+        version: str | None = None,
         image: str | None = None,
         render_only: bool = False,
         timeout: float | timedelta = timedelta(minutes=5),
@@ -83,11 +85,12 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         from airflow_gpu_provider.cluster.clock import ServerClock
         from airflow_gpu_provider.platforms.base import platform_for
 
-        manifests = self._autoscaler().manifests()
         if self.render_only:
             import yaml
 
-            return yaml.safe_dump_all(manifests, sort_keys=False)
+            return yaml.safe_dump_all(self._autoscaler().manifests(), sort_keys=False)
+        autoscaler = self._autoscaler(self._kubernetes())
+        manifests = autoscaler.manifests()
         api = platform_for(self.gpu_pool).cluster_access().api_client()
         clock = ServerClock(api)
         check_no_other(api, clock.now())
@@ -97,23 +100,30 @@ class InstallClusterAutoscalerOperator(PoolOperator):
             # An expander order written by somebody else is not overwritten.
             changes[name] = server_side_apply(api, manifest, force=manifest["kind"] != "ConfigMap")
             self.log.info("%s: %s", name, changes[name])
-        deployment = self._stop.run(self._running(api, clock))
+        deployment = self._stop.run(self._running(api, clock, autoscaler))
         self._stop.check()
         self.log.info("cluster-autoscaler runs and reports: Deployment %s", deployment)
         return {"deployment": deployment, "changes": changes}
 
-    def _autoscaler(self) -> ClusterAutoscaler:
+    def _kubernetes(self) -> str:
+        """Return the version of the pool's cluster, like "1.36"."""
+        from airflow_gpu_provider.platforms.aws.cluster import EksCluster
+
+        return str(EksCluster(cast("EksGpuPool", self.gpu_pool)).description["version"])
+
+    def _autoscaler(self, kubernetes: str | None = None) -> ClusterAutoscaler:
         from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
 
         return ClusterAutoscaler(
             pool=self.gpu_pool,
+            kubernetes=kubernetes,
             options=self.options,
             version=self.version,
             image=self.image,
             service_account_role_arn=self.service_account_role_arn,
         )
 
-    async def _running(self, api: ApiClient, clock: Clock) -> str:
+    async def _running(self, api: ApiClient, clock: Clock, autoscaler: ClusterAutoscaler) -> str:
         """Wait until the Deployment is available and the autoscaler reports; return the Deployment's name."""
         from airflow_gpu_provider.addons.cluster_autoscaler import FULL_NAME, what_is_missing
 
@@ -122,10 +132,13 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         while missing := await in_thread(lambda: what_is_missing(api, clock.now())):
             if monotonic() >= deadline:
                 raise AutoscalerNotRunning(
-                    f"cluster-autoscaler does not run after {self.wait_timeout}: {missing}.",
-                    "See kubectl -n kube-system logs deployment/cluster-autoscaler; its IAM role has to allow what"
-                    " docs/iam/cluster-autoscaler.json lists.",
+                    f"cluster-autoscaler ({autoscaler.whole_image}, in Kubernetes {autoscaler.kubernetes}) does not run"
+                    f" after {self.wait_timeout}: {missing}.",
+                    "See kubectl -n kube-system logs deployment/cluster-autoscaler. The image has to be of the"
+                    " cluster's minor version, and its IAM role to allow what docs/iam/cluster-autoscaler.json lists.",
                     pool=self.gpu_pool.name,
+                    image=autoscaler.whole_image,
+                    kubernetes=autoscaler.kubernetes,
                 )
             if missing != said:
                 self.log.info("waiting: %s", missing)

@@ -15,7 +15,7 @@ import pytest
 from airflow_gpu_provider.cluster.apply import object_path, server_side_apply
 from airflow_gpu_provider.cluster.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
-from airflow_gpu_provider.errors import AutoscalerConflict, AutoscalerNotRunning
+from airflow_gpu_provider.errors import AutoscalerConflict, AutoscalerNotRunning, PoolSpecError
 from airflow_gpu_provider.operators.cluster_autoscaler import InstallClusterAutoscalerOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
@@ -114,6 +114,18 @@ def test_is_installed_once_tuned_in_place_and_found_running(api: Any) -> None:
 def test_what_does_not_come_up_in_time_is_named(api: Any) -> None:
     with pytest.raises(AutoscalerNotRunning, match="Deployment kube-system/cluster-autoscaler is not available yet"):
         install(timeout=timedelta(seconds=3))
+
+
+def test_its_version_is_that_of_the_cluster(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AutoscalerNotRunning, match=r"cluster-autoscaler:v1\.36\.1, in Kubernetes 1\.36\) does not run"):
+        install(timeout=timedelta(seconds=0))
+    monkeypatch.setattr(InstallClusterAutoscalerOperator, "_kubernetes", lambda _: "1.33")
+    with pytest.raises(PoolSpecError, match=r"v1\.36\.1 never starts in a cluster with Kubernetes 1\.33.*v1\.33\.5"):
+        install(version="v1.36.1")
+    with pytest.raises(AutoscalerNotRunning, match=r"cluster-autoscaler:v1\.33\.5, in Kubernetes 1\.33\) does not run"):
+        install(timeout=timedelta(seconds=0))
+    (container,) = call(api, "get", OURS, resource="deployments")["spec"]["template"]["spec"]["containers"]
+    assert container["image"].endswith(":v1.33.5")
 
 
 def test_another_one_is_left_alone(api: Any) -> None:

@@ -68,6 +68,56 @@ def test_unknown_and_fixed_options_are_refused_when_the_dag_is_parsed(option: st
         InstallClusterAutoscalerOperator(task_id="install", gpu_pool=pool(), options={option: "1"})
 
 
+@pytest.mark.parametrize("value", [False, "false", "False"])
+def test_an_option_that_ends_it_is_refused(value: object) -> None:
+    """kubernetes/autoscaler#10278: "locked on (setting it to false triggers klog.Fatalf)"."""
+    options = {"enable-dynamic-resource-allocation": value}
+    with pytest.raises(PoolSpecError, match="ends at once with enable-dynamic-resource-allocation=false"):
+        InstallClusterAutoscalerOperator(task_id="install", gpu_pool=pool(), options=options)
+    assert ClusterAutoscaler(pool=pool(), options={"enable-dynamic-resource-allocation": True}).arguments
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "tag"),
+    [
+        (None, "v1.36.1"),
+        ("1.30", "v1.30.0"),
+        ("1.31", "v1.31.5"),
+        ("1.33", "v1.33.5"),
+        ("1.34", "v1.34.4"),
+        ("1.36", "v1.36.1"),
+        ("1.40", "v1.36.1"),
+    ],
+)
+def test_the_image_is_of_the_cluster_s_minor_version(kubernetes: str | None, tag: str) -> None:
+    autoscaler = ClusterAutoscaler(pool=pool(), kubernetes=kubernetes)
+    assert autoscaler.whole_image == f"registry.k8s.io/autoscaling/cluster-autoscaler:{tag}"
+    assert ClusterAutoscaler(pool=pool(), version="v1.29.5", kubernetes=kubernetes).whole_image.endswith(":v1.29.5")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kubernetes", "is_refused"),
+    [
+        ({"version": "v1.36.1"}, "1.33", True),
+        ({"version": "v1.35.0"}, "1.31", True),
+        ({"image": "mirror:5000/ca:v1.35.2@sha256:abc"}, "1.33", True),
+        ({"version": "v1.35.0"}, "1.34", False),
+        ({"version": "v1.34.4"}, "1.33", False),
+        ({"image": "mirror:5000/ca:nightly"}, "1.33", False),
+        ({"image": "mirror:5000/ca@sha256:abc"}, "1.33", False),
+    ],
+)
+def test_an_image_that_never_starts_in_the_cluster_is_refused(
+    chosen: dict[str, str], kubernetes: str, is_refused: bool
+) -> None:
+    """kubernetes/autoscaler#9244: from 1.35 on it waits for resource.k8s.io/v1 for ever."""
+    if not is_refused:
+        ClusterAutoscaler(pool=pool(), kubernetes=kubernetes, **chosen)
+        return
+    with pytest.raises(PoolSpecError, match=rf"never starts in a cluster with Kubernetes {kubernetes}"):
+        ClusterAutoscaler(pool=pool(), kubernetes=kubernetes, **chosen)
+
+
 def test_gke_brings_its_own() -> None:
     gke = GkeGpuPool(
         name="train",
