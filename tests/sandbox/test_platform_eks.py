@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.iam.models import iam_backends
 
 from airflow_gpu_provider.cluster.credentials import Credentials
 from airflow_gpu_provider.errors import (
@@ -429,6 +430,23 @@ class TestFailedGroups:
         assert "is being deleted" in plan.changes[0].detail
         with pytest.raises(GroupFailed, match="still being deleted"):
             platform.apply(plan, print)
+
+    def test_one_that_eks_could_not_delete_is_deleted_again(self, account: Account, pools: Pools) -> None:
+        """It stays DELETE_FAILED until somebody deletes it again: here its role is gone for a while."""
+        platform, said = pools.ready(), list[str]()
+        roles = iam_backends[account.network.node_role_arn.split(":")[4]]["aws"].roles
+        taken = {key: roles.pop(key) for key, role in list(roles.items()) if role.arn == account.network.node_role_arn}
+        platform.delete(print)
+        account.advance(TIMINGS.nodegroup_delete)
+        assert account.describe(GROUP_A)["status"] == "DELETE_FAILED"
+        roles.update(taken)
+        plan = platform.plan(1)
+        assert "EKS could not delete it (IamNodeRoleNotFound: Role" in plan.changes[0].detail
+        with pytest.raises(GroupFailed, match="could not delete it, and tries again: IamNodeRoleNotFound"):
+            platform.apply(plan, said.append)
+        assert said[-1] == f"deleting {GROUP_A}"
+        account.advance(TIMINGS.nodegroup_delete)
+        pools.applied(platform)
 
     def test_a_stock_out_s_group_that_has_to_change_is_made_anew(self, account: Account, pools: Pools) -> None:
         """EKS updates no group that is DEGRADED, and it stays so at size 0 (aws/containers-roadmap#2326)."""

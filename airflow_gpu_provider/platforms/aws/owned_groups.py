@@ -138,6 +138,11 @@ class OwnedGroups(GroupSource):
             return {}
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, say)
+        if group["status"] == "DELETE_FAILED":
+            why = "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
+            say(f"EKS could not delete {name}: {why}")
+            self._eks.groups.delete(name, say)
+            return {name: f"EKS could not delete it, and tries again: {why}"}
         if group["status"] in eks_spec.GONE_SOON:
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}

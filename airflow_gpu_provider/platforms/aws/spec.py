@@ -294,6 +294,10 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
         is_ours=owner == spec.owner or tags.get(SPEC_TAG) == spec.pool.spec_hash,
         mark=f"the group's tag {OWNER_TAG}",
     )
+    if group["status"] == "DELETE_FAILED":
+        why = "; ".join(issues(group)) or "no reason given"
+        detail = f"EKS could not delete it ({why}): deleted again, created anew once it is gone"
+        return Change(action="create", group=name, detail=detail)
     if group["status"] in GONE_SOON:
         return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
     if group["status"] == "CREATE_FAILED":

@@ -272,7 +272,11 @@ class Eks(EKSBackend):
                 self._settle(group)
 
     def _finish_deletion(self, group: NodeGroup) -> None:
-        if self.clock.reached(group.settles_at) and self._asg(group) is None:
+        if not self.clock.reached(group.settles_at) or self._asg(group) is not None:
+            return
+        if issues := self._creation.role_issues(group):
+            group.status, group.health = "DELETE_FAILED", {"issues": issues}
+        else:
             del group.cluster.nodegroups[group.nodegroup_name]
             group.cluster.nodegroup_count -= 1
 
@@ -280,7 +284,7 @@ class Eks(EKSBackend):
         for update in group.updates.values():
             if update.status == "InProgress" and self.clock.reached(update.done_at):
                 update.status = "Successful"
-        if group.status == "CREATE_FAILED":
+        if group.status in ("CREATE_FAILED", "DELETE_FAILED"):
             return
         group.health = {"issues": self._issues(group)}
         if group.status == "CREATING":

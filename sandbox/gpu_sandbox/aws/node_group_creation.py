@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
-from moto.iam.models import iam_backends
+from moto.iam.models import Role, iam_backends
 
 from gpu_sandbox.aws import node_group_rules as rules
 from gpu_sandbox.aws.auto_scaling import AutoScaling
@@ -67,8 +67,7 @@ class NodeGroupCreation:
             )
 
     def _check_node_role(self, arn: str) -> None:
-        roles = iam_backends[self._ec2.account_id][self._ec2.partition].roles.values()
-        role = next((role for role in roles if role.arn == arn), None)
+        role = self._role(arn)
         if role is None:
             raise rules.refuse(f"The role with name {arn.rpartition('/')[2]} cannot be found.")
         if "ec2.amazonaws.com" not in role.assume_role_policy_document:
@@ -76,6 +75,17 @@ class NodeGroupCreation:
                 "Following required service principals [ec2.amazonaws.com] were not found in the trust relationships "
                 f"of nodeRole {arn}"
             )
+
+    def _role(self, arn: str) -> Role | None:
+        roles = iam_backends[self._ec2.account_id][self._ec2.partition].roles.values()
+        return next((role for role in roles if role.arn == arn), None)
+
+    def role_issues(self, group: NodeGroup) -> list[dict[str, Any]]:
+        """What keeps EKS from deleting a group: here, that the nodes' role is gone; botocore's NodegroupIssueCode."""
+        if self._role(group.node_role):
+            return []
+        message = f"Role {group.node_role} of node group {group.nodegroup_name} cannot be found."
+        return [{"code": "IamNodeRoleNotFound", "message": message, "resourceIds": [group.node_role]}]
 
     def _check_subnets(self, subnets: Sequence[str]) -> None:
         if not subnets:

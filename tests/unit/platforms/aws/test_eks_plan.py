@@ -57,6 +57,12 @@ def test_failed_groups_are_replaced() -> None:
     assert "Ec2SubnetNotFound: gone" in change.detail
 
 
+def test_a_deletion_that_eks_gave_up_is_told_with_its_reason() -> None:
+    issues = {"issues": [{"code": "Ec2SecurityGroupDeletionFailure", "message": "in use"}]}
+    (change,) = changes([spec()], {NAME: as_described(spec(), status="DELETE_FAILED", health=issues)})
+    assert "EKS could not delete it (Ec2SecurityGroupDeletionFailure: in use): deleted again" in change.detail
+
+
 def test_more_groups_than_eks_allows_by_default_are_told() -> None:
     planned = changes([spec()], {})
     assert limit_notes([f"web-{n}" for n in range(29)], planned) == ()
