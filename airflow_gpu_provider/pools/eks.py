@@ -16,7 +16,12 @@ from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_tuple, is_template
 
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
+_CONSOLES = {
+    "cn": "console.amazonaws.cn",
+    "us-gov": "console.amazonaws-us-gov.com",
+    "eusc": "console.amazonaws-eusc.eu",
+}
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MARKETS = ("ON_DEMAND", "SPOT")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
@@ -157,7 +162,9 @@ class EksGpuPool(GpuPool):
     @property
     def console_url(self) -> str:
         tab = f"#/clusters/{self.cluster_name}?selectedTab=cluster-compute-tab"
-        return f"https://{self.region}.console.aws.amazon.com/eks/home?region={self.region}{tab}"
+        others = (host for prefix, host in _CONSOLES.items() if self.region.startswith(f"{prefix}-"))
+        host = next(others, "console.aws.amazon.com")
+        return f"https://{self.region}.{host}/eks/home?region={self.region}{tab}"
 
     @property
     def cluster_identity(self) -> str:

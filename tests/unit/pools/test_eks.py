@@ -254,3 +254,16 @@ def test_prices_are_known_or_unknown_never_guessed() -> None:
     assert pool(price_per_hour={"spot": 0.3}).price("SPOT") == 0.3
     assert pool(price_per_hour={"spot": 0.3}).price("ON_DEMAND") is None
     assert pool().price("SPOT") is None
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [
+        ("us-west-2", "us-west-2.console.aws.amazon.com"),
+        ("us-gov-west-1", "us-gov-west-1.console.amazonaws-us-gov.com"),
+        ("cn-north-1", "cn-north-1.console.amazonaws.cn"),
+        ("eusc-de-east-1", "eusc-de-east-1.console.amazonaws-eusc.eu"),
+    ],
+)
+def test_every_partition_has_regions_and_a_console_of_its_own(region: str, host: str) -> None:
+    assert pool(region=region).console_url.startswith(f"https://{host}/eks/home?region={region}#/clusters/k8s-ml?")
