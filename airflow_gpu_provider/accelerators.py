@@ -118,6 +118,7 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
     "g5g.4xlarge": ("T4G", 1, 16, 32),
     "g5g.8xlarge": ("T4G", 1, 32, 64),
     "g5g.16xlarge": ("T4G", 2, 64, 128),
+    "g5g.metal": ("T4G", 2, 64, 128),
     "g6.xlarge": ("L4", 1, 4, 16),
     "g6.2xlarge": ("L4", 1, 8, 32),
     "g6.4xlarge": ("L4", 1, 16, 64),

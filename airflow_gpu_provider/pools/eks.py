@@ -270,7 +270,7 @@ class EksGpuPool(GpuPool):
         if accelerators.instance_type(name):
             return
         families = {known.split(".")[0] for known in accelerators.instance_types()}
-        if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|p)\d", family):
+        if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|gr|p)\d", family):
             return  # a GPU family newer than the catalogue: EKS will check it
         close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
         hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."

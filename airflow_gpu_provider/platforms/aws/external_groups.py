@@ -195,7 +195,7 @@ class ExternalGroups(GroupSource):
 TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
 """The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""
 
-_GPU_FAMILY = re.compile(r"(g|p)\d")
+_GPU_FAMILY = re.compile(r"(g|gr|p)\d")
 
 
 def read_group(

@@ -50,6 +50,7 @@ def mixed(types: list[str], **distribution: int) -> dict[str, Any]:
             "ON_DEMAND",
         ),
         (mixed([]), {"InstanceType": "p5.48xlarge"}, ("p5.48xlarge",), "ON_DEMAND"),
+        ({}, {"InstanceType": "gr6f.4xlarge"}, ("gr6f.4xlarge",), "ON_DEMAND"),
         (mixed([]), {"InstanceRequirements": {}}, (), "ON_DEMAND"),
     ],
 )

@@ -267,3 +267,13 @@ def test_prices_are_known_or_unknown_never_guessed() -> None:
 )
 def test_every_partition_has_regions_and_a_console_of_its_own(region: str, host: str) -> None:
     assert pool(region=region).console_url.startswith(f"https://{host}/eks/home?region={region}#/clusters/k8s-ml?")
+
+
+@pytest.mark.parametrize("name", ["gr6f.4xlarge", "gr7.xlarge", "g99.xlarge", "p9.large"])
+def test_gpu_families_newer_than_the_catalogue_are_left_to_eks(name: str) -> None:
+    assert pool(instance_types=[name]).instance_types == (name,)
+
+
+def test_g5g_metal_is_in_the_catalogue() -> None:
+    """EC2's page of G5g: 2 T4G, 64 vCPUs, 128 GiB."""
+    assert pool(instance_types=["g5g.metal"], ami_type="AL2023_ARM_64_NVIDIA").gpus_per_node == 2
