@@ -217,7 +217,10 @@ class TestPlanAndApply:
         assert (accelerator.accelerator_type, accelerator.accelerator_count) == ("nvidia-tesla-t4", 2)
         assert accelerator.gpu_driver_installation_config.gpu_driver_version.name == "INSTALLATION_DISABLED"
         assert accelerator.gpu_sharing_config.gpu_sharing_strategy.name == "TIME_SHARING"
-        assert [(t.key, t.value, t.effect.name) for t in spot.taints] == [("team", "ml", "NO_EXECUTE")]
+        assert [(t.key, t.value, t.effect.name) for t in spot.taints] == [
+            ("team", "ml", "NO_EXECUTE"),
+            ("nvidia.com/gpu", "present", "NO_SCHEDULE"),
+        ]
 
     def test_repairs_what_can_be_changed_in_place(self, cloud: GoogleCloud) -> None:
         ready()
@@ -228,7 +231,7 @@ class TestPlanAndApply:
         assert [change.action for change in plan.changes] == ["update"]
         config = cloud.node_pools.get(GROUP_A).settings.config
         assert config.labels["tier"] == "gpu"
-        assert [taint.key for taint in config.taints] == ["team"]
+        assert [taint.key for taint in config.taints] == ["nvidia.com/gpu", "team"]
         assert config.max_run_duration == timedelta(hours=2, minutes=15)
         assert (
             config.resource_labels[SPEC_LABEL]

@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.gke import GPU_TAINT
-from airflow_gpu_provider.pools.values import CLOUD_EFFECTS
+from airflow_gpu_provider.pools.values import CLOUD_EFFECTS, Taint
 
 POOL_LABEL = "airflow-gpu-provider-pool"
 SPEC_LABEL = "airflow-gpu-provider-spec"
@@ -65,12 +65,8 @@ class NodePoolSpec:
 
     @property
     def taints(self) -> list[dict[str, str]]:
-        """The taints in GKE's spelling, without the one that it adds by itself."""
-        return [
-            {"key": t.key, "value": t.value, "effect": CLOUD_EFFECTS[t.effect]}
-            for t in self.pool.parsed_taints
-            if t != GPU_TAINT
-        ]
+        """The taints in GKE's spelling, with the one that it adds by itself: an update replaces that one too."""
+        return [_in_gke_s_spelling(taint) for taint in self.pool.parsed_taints]
 
     @property
     def run_duration(self) -> timedelta | None:
@@ -117,7 +113,7 @@ class NodePoolSpec:
             "image_type": pool.image_type,
             "oauth_scopes": list(_OAUTH_SCOPES),
             "labels": pool.labels,
-            "taints": self.taints,
+            "taints": [taint for taint in self.taints if taint != _in_gke_s_spelling(GPU_TAINT)],
             "resource_labels": self.resource_labels,
             "tags": list(pool.tags),
         }
@@ -295,9 +291,11 @@ def _autoscaling_text(autoscaling: Mapping[str, Any]) -> str:
 
 
 def _taint_texts(taints: Any) -> list[str]:
-    """Return the taints as texts, without those that GKE adds by itself."""
-    texts = (f"{t['key']}={t.get('value', '')}:{t['effect']}" for t in taints)
-    return sorted(text for text in texts if text != f"{GPU_TAINT.key}={GPU_TAINT.value}:NO_SCHEDULE")
+    return sorted(f"{t['key']}={t.get('value', '')}:{t['effect']}" for t in taints)
+
+
+def _in_gke_s_spelling(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "value": taint.value, "effect": CLOUD_EFFECTS[taint.effect]}
 
 
 def _seconds_text(seconds: int | None) -> str:

@@ -52,6 +52,16 @@ def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
         ]
 
 
+def taint_gpus(pool: NodePool) -> None:
+    """Add the taint that GKE gives a new node pool with GPUs; an update that leaves it out takes it away for good.
+
+    (UpdateNodePoolRequest.taints; hashicorp/terraform#19133 has it among the node pool's own.)
+    """
+    taints = pool.config.taints
+    if pool.config.accelerators and not any(taint.key == "nvidia.com/gpu" for taint in taints):
+        taints.append(NodeTaint(key="nvidia.com/gpu", value="present", effect=NodeTaint.Effect.NO_SCHEDULE))
+
+
 def check(pool: NodePool, catalogue: Catalogue) -> None:
     """Everything that is known before any instance is asked for."""
     if not _NAME.fullmatch(pool.name):

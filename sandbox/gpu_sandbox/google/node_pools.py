@@ -26,6 +26,7 @@ from gpu_sandbox.google.node_pool_rules import (
     check_management,
     check_size,
     complete,
+    taint_gpus,
 )
 from gpu_sandbox.google.operations import Operation, OperationError, Operations, Progress
 from gpu_sandbox.google.templates import template_of
@@ -149,6 +150,7 @@ class NodePools:
     def _new(self, settings: NodePool) -> Pool:
         check_management(settings, self._release_channel)
         complete(settings, locations=self._locations)
+        taint_gpus(settings)
         check(settings, self._catalogue)
         if settings.name in self.pools:
             raise GoogleApiError("ALREADY_EXISTS", f"Already exists: {self._path(settings.name)}.")

@@ -17,7 +17,6 @@ from google.cloud.container_v1.types import (
 from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator, partitions_of
 from gpu_sandbox.google.interface import Driver, Instance, Market, Taint
 
-GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 _PREEMPTIBLE_LIFE = 24 * 3600.0
 _EFFECTS = {
     NodeTaint.Effect.NO_SCHEDULE: "NoSchedule",
@@ -111,7 +110,7 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         is_preemptible=bool(config.preemptible),
         max_run_seconds=run_seconds(config) or None,
         labels={**dict(config.labels), **_gke_labels(pool.name, config, accelerator)},
-        taints=(*taints, GPU_TAINT) if accelerator and not _tainted(taints) else taints,
+        taints=taints,
     )
 
 
@@ -119,10 +118,6 @@ def run_seconds(config: NodeConfig) -> float:
     """How long the pool's machines may run; 0 where nothing is said."""
     duration = NodeConfig.pb(config).max_run_duration
     return float(duration.seconds) + float(duration.nanos) / 1e9
-
-
-def _tainted(taints: tuple[Taint, ...]) -> bool:
-    return any(taint.key == GPU_TAINT.key for taint in taints)
 
 
 def _gpus_offered(accelerator: AcceleratorConfig) -> int:

@@ -123,6 +123,21 @@ def test_finds_what_differs(fields: dict[str, Any], field: str, update: list[str
     assert (list(difference.update) if difference.update else None) == update
 
 
+GPU = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
+TEAM = {"key": "team", "value": "ml", "effect": "NO_EXECUTE"}
+
+
+def test_a_change_of_taints_keeps_gkes_own_and_its_loss_is_mended() -> None:
+    """An update replaces all that there are, GKE's own too, and GKE does not put that back."""
+    assert spec(taints=["team=ml:NoExecute"]).node_pool()["config"]["taints"] == [TEAM]
+    (difference,) = spec(taints=["team=ml:NoExecute"]).differences(answered(spec()))
+    assert difference.update == {"taints": {"taints": [GPU, TEAM]}}
+    (difference,) = spec().differences(answered(spec(taints=["team=ml:NoExecute"])))
+    assert difference.update == {"taints": {"taints": [GPU]}}
+    (difference,) = spec().differences(answered(spec(), taints=[]))
+    assert difference.update == {"taints": {"taints": [GPU]}}
+
+
 def test_an_autoscaler_that_somebody_has_set_on_the_pool_is_switched_off() -> None:
     (difference,) = spec().differences(answered(spec()) | {"autoscaling": {"enabled": True, "max_node_count": 3}})
     assert difference.update == {"autoscaling": {"enabled": False}}
