@@ -77,8 +77,8 @@ class GkeGpuPool(GpuPool):
         capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only. Prefer
             "SPOT" to "PREEMPTIBLE": the price is the same, but preemptible machines take no max_run_duration, and
             Google ends each after 24 hours, which max_runtime must not exceed.
-        driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
-            InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
+        driver: "default" or "latest" (with COS only): GKE installs NVIDIA's driver; "daemonset": a DaemonSet does,
+            which InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
             then asks for one GPU, which is one share; for several only with MPS, on machines with one GPU.
         gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
@@ -287,6 +287,7 @@ class GkeGpuPool(GpuPool):
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()
         self._check_zones()
+        self._check_driver()
         self._check_sharing()
         self._check_lifetime()
         self._check_capacity()
@@ -309,6 +310,13 @@ class GkeGpuPool(GpuPool):
         self._check_partition()
         if self.gpu_sharing and not is_template(self.gpu_sharing):
             self._refuse(gke_machines.sharing_problems(self.gpu_sharing))
+
+    def _check_driver(self) -> None:
+        if self.driver == "latest" and str(self.image_type).upper().startswith("UBUNTU"):
+            raise self._error(
+                f'driver="latest" does not work with image_type={self.image_type!r}: GKE installs it on COS alone',
+                'Leave driver out, or use image_type="COS_CONTAINERD".',
+            )
 
     def _check_partition(self) -> None:
         size = self.gpu_partition_size

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from google.cloud.container_v1.types import (
     AcceleratorConfig,
+    GPUDriverInstallationConfig,
     NodeConfig,
     NodePool,
     NodePoolAutoscaling,
@@ -162,6 +163,11 @@ def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, 
 def _check_config(config: NodeConfig) -> None:
     if config.spot and config.preemptible:
         raise invalid("Node pool cannot be both spot and preemptible.")
+    versions = GPUDriverInstallationConfig.GPUDriverVersion
+    drivers = {each.gpu_driver_installation_config.gpu_driver_version for each in config.accelerators}
+    if versions.LATEST in drivers and config.image_type.upper().startswith("UBUNTU"):
+        # GPUDriverVersion: "LATEST" is for COS. Whether GKE refuses it, or installs none, is not known.
+        raise invalid("gpu_driver_version LATEST is only supported for Container-Optimized OS.")
     if config.preemptible and "max_run_duration" in config:
         # "Limit the run time of a VM", Restrictions; the words are not known.
         raise invalid("max_run_duration cannot be used with preemptible VMs; use Spot VMs.")

@@ -23,6 +23,11 @@ from gpu_sandbox.faults import Stockout
 from sandbox.tests.google.conftest import GIVE_UP, GROW, REAL, SHRINK, Project, a_project, node_pool
 
 RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
+LATEST = {
+    "accelerator_type": "nvidia-l4",
+    "accelerator_count": 1,
+    "gpu_driver_installation_config": {"gpu_driver_version": "LATEST"},
+}
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
@@ -177,6 +182,7 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
         ({"labels": {"kubernetes.io/x": "y"}}, "reserved"),
         ({"labels": {"role": "a b"}}, "Invalid node label"),
         ({"taints": [NodeTaint(key="gpu")]}, "no effect"),
+        ({"accelerators": [LATEST], "image_type": "UBUNTU_CONTAINERD"}, "only supported for Container-Optimized OS"),
         ({"spot": True, "preemptible": True}, "both spot and preemptible"),
         ({"preemptible": True, "max_run_duration": timedelta(hours=2)}, "cannot be used with preemptible"),
         ({"reservation_affinity": {"consume_reservation_type": "SPECIFIC_RESERVATION"}}, "needs both"),

@@ -92,6 +92,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "min_nodes": 1}, "leave min_nodes out"),
         ({"exclude_upgrades": "yes"}, "True or False"),
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
+        ({"driver": "latest", "image_type": "ubuntu_containerd"}, "GKE installs it on COS alone"),
         ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
         ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
         ({"max_run_duration": timedelta(days=121)}, "more than 120 days"),
