@@ -16,7 +16,8 @@ To run it in a project of yours:
        gpu_location   a zone or region             default: us-central1
        smoke_image    what the pod runs            default: nvidia/cuda:12.8.1-base-ubuntu24.04
 
-2. Have a connection `google_cloud_default` that may create and delete clusters (roles/container.admin).
+2. Have a connection `google_cloud_default` that may create and delete clusters (roles/container.admin), and has the
+   permissions of docs/iam/gke-full.json, which Ensure needs for the machines.
 """
 
 from __future__ import annotations
