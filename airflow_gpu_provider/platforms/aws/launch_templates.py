@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
@@ -19,6 +19,13 @@ _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
     "InvalidLaunchTemplateName.MalformedException",
     "InvalidLaunchTemplateName.NotFoundException",
 )
+# botocore's eks, LaunchTemplateSpecification: what a template of a node group must not have.
+_NEVER_TAKEN: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "an IamInstanceProfile": lambda data: bool(data.get("IamInstanceProfile")),
+    "a subnet": lambda data: any(each.get("SubnetId") for each in data.get("NetworkInterfaces") or ()),
+    "a request for spot instances": lambda data: (data.get("InstanceMarketOptions") or {}).get("MarketType") == "spot",
+    "HibernationOptions": lambda data: bool((data.get("HibernationOptions") or {}).get("Configured")),
+}
 
 
 def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
@@ -78,6 +85,9 @@ def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:
     elif pool.ami_type == "CUSTOM" and not data.get("ImageId"):
         why = "it names no image, and EKS would take one without NVIDIA's driver for ami_type CUSTOM"
         fix = "Put the image into the template, or leave ami_type out."
+    elif never := [name for name, says in _NEVER_TAKEN.items() if says(data)]:
+        why = f"it has {' and '.join(never)}, and EKS takes no template with that"
+        fix = "Take it out of the template: the node group has a role, subnets and capacity type of its own."
     else:
         return
     raise PoolSpecError(

@@ -61,6 +61,7 @@ class NodeGroupCreation:
             has_image=bool(data.get("ImageId")),
             ami_type=request.get("ami_type"),
         )
+        rules.check_template_data(data)
         if data.get("InstanceType") and request.get("instance_types"):
             raise rules.refuse(
                 "You must specify instance types either in the node group or in the launch template, not both"

@@ -180,6 +180,19 @@ def check_launch_template(
         raise refuse("You cannot specify an amiType when the launch template specifies an AMI")
 
 
+def check_template_data(data: Mapping[str, Any]) -> None:
+    """By botocore's LaunchTemplateSpecification; the message is the sandbox's own."""
+    interfaces = data.get("NetworkInterfaces") or ()
+    never = {
+        "IamInstanceProfile": data.get("IamInstanceProfile"),
+        "SubnetId": any(interface.get("SubnetId") for interface in interfaces),
+        "RequestSpotInstances": (data.get("InstanceMarketOptions") or {}).get("MarketType") == "spot",
+        "HibernationOptions": str((data.get("HibernationOptions") or {}).get("Configured")).lower() == "true",
+    }
+    if found := [name for name, there in never.items() if there]:
+        raise refuse(f"The launch template can't include {', '.join(found)}")
+
+
 def check_update_config(update_config: Mapping[str, Any], *, max_size: int) -> None:
     unavailable = update_config.get("maxUnavailable")
     percentage = update_config.get("maxUnavailablePercentage")

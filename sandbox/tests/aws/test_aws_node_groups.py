@@ -426,6 +426,21 @@ def test_launch_template_takes_over_disk_and_types(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"IamInstanceProfile": {"Name": "nodes"}}, "IamInstanceProfile"),
+        ({"InstanceMarketOptions": {"MarketType": "spot"}}, "RequestSpotInstances"),
+        ({"HibernationOptions": {"Configured": True}}, "HibernationOptions"),
+        ({"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-1"}]}, "SubnetId"),
+    ],
+)
+def test_what_a_template_of_a_node_group_may_not_have(account: Account, data: dict[str, Any], said: str) -> None:
+    account.ec2.create_launch_template(LaunchTemplateName="mine", LaunchTemplateData=data)
+    with pytest.raises(ClientError, match=f"The launch template can't include {said}"):
+        account.eks.create_nodegroup(**account.node_group_request(launchTemplate={"name": "mine"}))
+
+
+@pytest.mark.parametrize(
     ("asked", "number"), [({}, "1"), ({"version": "$Default"}, "1"), ({"version": "$Latest"}, "2")]
 )
 def test_a_group_keeps_the_version_that_a_word_meant(account: Account, asked: dict[str, str], number: str) -> None:

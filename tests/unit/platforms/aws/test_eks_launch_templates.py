@@ -20,6 +20,17 @@ from tests.unit.platforms.aws.test_eks_spec import spec
         ("CUSTOM", {"ImageId": "ami-1"}, None),
         ("CUSTOM", {"ImageId": "ami-1", "InstanceType": "g6.xlarge"}, "names an instance type"),
         ("CUSTOM", {"UserData": ""}, "names no image"),
+        (
+            "AL2023_x86_64_NVIDIA",
+            {"IamInstanceProfile": {"Name": "nodes"}},
+            "has an IamInstanceProfile, and EKS takes no",
+        ),
+        ("AL2023_x86_64_NVIDIA", {"InstanceMarketOptions": {"MarketType": "spot"}}, "has a request for spot instances"),
+        ("AL2023_x86_64_NVIDIA", {"InstanceMarketOptions": {"MarketType": "capacity-block"}}, None),
+        ("AL2023_x86_64_NVIDIA", {"HibernationOptions": {"Configured": True}}, "has HibernationOptions"),
+        ("AL2023_x86_64_NVIDIA", {"HibernationOptions": {"Configured": False}}, None),
+        ("AL2023_x86_64_NVIDIA", {"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-1"}]}, "has a subnet"),
+        ("AL2023_x86_64_NVIDIA", {"NetworkInterfaces": [{"DeviceIndex": 0, "InterfaceType": "efa"}]}, None),
     ],
 )
 def test_a_template_and_its_pool_say_everything_once(ami_type: str, data: dict[str, Any], said: str | None) -> None:
