@@ -18,7 +18,7 @@ from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.values import Taint, are_some_of, as_constant, as_constants, as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
-"""GKE adds it to the nodes of every node pool with GPUs."""
+"""GKE adds it to node pools with GPUs, unless all node pools of the cluster have them; Ensure does in its place."""
 
 DRIVERS = ("default", "latest", "disabled", "daemonset")
 LOCATION_POLICIES = ("any", "balanced")

@@ -100,6 +100,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 def cloud(faults: Faults, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     cloud = GoogleCloud(clock=clock, faults=faults, timings=REAL, events=NoEvents())
     cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.add_node_pool("system", machine_type="e2-standard-4")
     cloud.start()
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
     yield cloud
@@ -241,6 +242,13 @@ class TestPlanAndApply:
         )
         assert changed.plan(0).is_empty
 
+    def test_taints_gpu_nodes_where_gke_does_not(self, cloud: GoogleCloud) -> None:
+        """In a cluster whose node pools all have GPUs."""
+        cloud.node_pools.pools.clear()
+        ready()
+        (taint,) = cloud.node_pools.get(GROUP_A).settings.config.taints
+        assert (taint.key, taint.value, taint.effect.name) == ("nvidia.com/gpu", "present", "NO_SCHEDULE")
+
     def test_switches_off_an_autoscaler_that_somebody_has_set(self, cloud: GoogleCloud) -> None:
         platform = ready()
         cloud.node_pools.get(GROUP_A).settings.autoscaling = {"enabled": True, "max_node_count": 3}
@@ -334,7 +342,6 @@ class TestPlanAndApply:
         assert [change.group[:7] for change in plan.changes] == ["train-a", "train-b", "train-c"]
 
     def test_delete_takes_only_what_is_ours(self, cloud: GoogleCloud) -> None:
-        cloud.add_node_pool("system", machine_type="e2-standard-4")
         platform = ready(node_locations=[A, B])
         platform.delete(print)
         assert platform.observe() == ()
@@ -873,6 +880,7 @@ def test_a_zonal_cluster_has_its_control_plane_restarted_when_autoscaling_begins
         restart_control_plane=asked.append,
     )
     cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.add_node_pool("system", machine_type="e2-standard-4")
     cloud.start()
     try:
         monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))

@@ -142,14 +142,22 @@ class OwnedNodePools(GroupSource):
             start=lambda: self._gke.node_pools.create(spec),
         )
         existing = found.get(name)
+        # GKE taints no GPU nodes in a cluster whose node pools all have GPUs, and takes its taint only by an update.
+        taint = Step(group=name, doing=f"update {name}: taints", start=lambda: self._taint_once_created(spec))
         if existing is None:
-            return [create]
+            return [create, taint]
         if existing.get("status") in gke_spec.GONE_SOON:
-            return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec))]
+            return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec)), taint]
         size = sum(len(group.managed) for group in self._gke.groups.read(group_paths(existing)))
         if existing.get("status") in gke_spec.FAILED and not size:
-            return [self._deletion(name, why=", which has failed"), create]
+            return [self._deletion(name, why=", which has failed"), create, taint]
         return self._updates(spec, existing, size)
+
+    def _taint_once_created(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
+        name = spec.candidate.group
+        created = self._gke.node_pools.describe(name) or {}
+        updates = [each.update for each in spec.differences(created) if each.field == "taints" and each.update]
+        return self._gke.node_pools.update(name, updates[0]) if updates else None
 
     def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
         if self._gke.node_pools.describe(spec.candidate.group):

@@ -56,7 +56,8 @@ def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
 def taint_gpus(pool: NodePool) -> None:
     """Add the taint that GKE gives a new node pool with GPUs; an update that leaves it out takes it away for good.
 
-    (UpdateNodePoolRequest.taints; hashicorp/terraform#19133 has it among the node pool's own.)
+    (UpdateNodePoolRequest.taints; hashicorp/terraform#19133 has it among the node pool's own.) A cluster whose node
+    pools all have GPUs gets none (terraform-google-modules/terraform-google-kubernetes-engine#703).
     """
     taints = pool.config.taints
     if pool.config.accelerators and not any(taint.key == "nvidia.com/gpu" for taint in taints):

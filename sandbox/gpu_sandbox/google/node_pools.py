@@ -150,7 +150,8 @@ class NodePools:
     def _new(self, settings: NodePool) -> Pool:
         check_management(settings, self._release_channel)
         complete(settings, locations=self._locations)
-        taint_gpus(settings)
+        if any(not each.settings.config.accelerators for each in self.pools.values()):
+            taint_gpus(settings)
         check(settings, self._catalogue)
         if settings.name in self.pools:
             raise GoogleApiError("ALREADY_EXISTS", f"Already exists: {self._path(settings.name)}.")

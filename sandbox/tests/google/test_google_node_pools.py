@@ -213,6 +213,7 @@ def test_what_was_set_is_shown_and_an_update_changes_just_that(project: Project)
     accelerator = AcceleratorConfig(
         accelerator_type="nvidia-tesla-t4", accelerator_count=1, gpu_driver_installation_config=installation
     )
+    project.create("cpus", machine_type="e2-standard-2")
     project.create(
         machine_type="n1-standard-4",
         accelerators=[accelerator],
@@ -238,6 +239,11 @@ def test_what_was_set_is_shown_and_an_update_changes_just_that(project: Project)
     assert {taint.key for taint in instance.taints} == {"team"}  # GKE's own was replaced with the others
     with pytest.raises(exceptions.BadRequest, match="Etag"):
         project.update(taints=NodeTaints(taints=[taint]), etag="old")
+
+
+def test_gpus_are_not_tainted_in_a_cluster_without_other_node_pools(project: Project) -> None:
+    project.create()
+    assert list(project.pool().config.taints) == []
 
 
 def test_autoscaling_settings_are_kept_and_bound_sizes(project: Project) -> None:
