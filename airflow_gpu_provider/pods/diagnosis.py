@@ -72,6 +72,10 @@ def _is_bad_xid(line: str) -> bool:
 
 
 _SHOWN = 10
+_LIBRARY_ON_GKE = (
+    "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars, unless the"
+    " image has it, as NVIDIA's have. If it is set:"
+)
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
@@ -97,10 +101,16 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
         said = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
-        return _TYPES[word.cause](f"{said}: {happened}{because}.", word.advice.fix, **details)
+        return _TYPES[word.cause](f"{said}: {happened}{because}.", _fix(word, pool), **details)
     if not lines:
         return error
     return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)
+
+
+def _fix(word: LastWord, pool: GpuPool) -> str:
+    """Return what to do: an image on GKE may have a driver, and no way to its library."""
+    is_unfound = pool.kind == "gke" and "libcuda.so" in word.line
+    return f"{_LIBRARY_ON_GKE} {word.advice.fix}" if is_unfound else word.advice.fix
 
 
 def _gpu_memory(pool: GpuPool) -> str:

@@ -9,6 +9,7 @@ from airflow_gpu_provider.pods.diagnosis import diagnosed
 from airflow_gpu_provider.pods.end import end_of
 from tests.unit.pods.test_pod_end import ended, pod
 from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.pools.test_gke import pool as a_gke_pool
 
 FAILED = PodFailed("Pod train-x: container base ended with exit code 1.", "", pod="train-x", exit_code=1)
 
@@ -37,6 +38,14 @@ def test_driver() -> None:
     error = diagnosis("CUDA driver version is insufficient for CUDA runtime version")
     assert type(error) is DriverMissing
     assert "n1" in error.what
+
+
+def test_an_image_that_does_not_look_where_gke_mounts_the_driver_s_library() -> None:
+    line = "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"
+    on_gke = diagnosed(FAILED, [line], pool=a_gke_pool(), node="n1", bad_gpu="")
+    assert type(on_gke) is DriverMissing
+    assert "set LD_LIBRARY_PATH to that in env_vars" in on_gke.fix
+    assert "LD_LIBRARY_PATH" not in diagnosis(line).fix
 
 
 def test_nvidia_smi_that_the_runtime_did_not_find() -> None:
