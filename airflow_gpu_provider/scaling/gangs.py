@@ -179,7 +179,15 @@ def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
 def _growing(
     snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply], placed: Counter[str], room: int
 ) -> Seat | None:
-    """Return the source of a gang's missing machines: where most of them already exist or are requested."""
+    """Return the source of a gang's missing machines: where most of them already exist or are requested.
+
+    While there is no room for them, none is requested for this gang, and what is requested is other demand's.
+    """
+
+    def under_way(option: _Option) -> int:
+        there, by_group, _, asked = option
+        return asked if sum(by_group.values()) <= room else len(there)
+
     over = passed_over(snapshot.groups, snapshot.now)
     can_come = [
         group
@@ -197,7 +205,7 @@ def _growing(
             if (len(groups) == 1) is single and (option := _option(groups, lease.gang, free, placed, single))
         ]
         if options:
-            there, by_group, zone, _ = max(options, key=lambda option: option[3])
+            there, by_group, zone, _ = max(options, key=under_way)
             return Seat(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
     return None
 

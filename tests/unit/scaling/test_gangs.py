@@ -129,6 +129,17 @@ def test_a_gang_for_which_there_is_no_room_beside_older_demand_keeps_nothing() -
     assert (decision.grow, decision.release) == ({}, ())
 
 
+def test_what_is_requested_for_others_draws_no_gang_that_has_no_room_yet() -> None:
+    """It left its node for the other demand's request, whose group shrank then, and it came back: once a look."""
+    older = lease("older", created_at=EARLIER - timedelta(hours=1))
+    state = there(A, A, C, leases=(older, gang(3)))
+    drained = tuple(replace(each, cordoned=True) for each in state.nodes[:2])
+    state = replace(state, nodes=(*drained, state.nodes[2]))
+    assert decide(state).grow == {B: 1}
+    again = decide(carried_out(state, decide(state)))
+    assert (again.grow, again.shrink, again.release) == ({}, (), ())
+
+
 def test_groups_of_one_zone_hold_a_gang_together_where_none_can_alone() -> None:
     spec = pool(instance_types=("g6.xlarge", "g5.xlarge"))
     small = tuple(replace(each, max_size=1) for each in groups(spec))
