@@ -41,10 +41,6 @@ class PodView(View):
         return dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
 
     @property
-    def raw(self) -> Json | None:
-        return self._raw.get(self._wait.uid)
-
-    @property
     def _pod(self) -> PodState | None:
         return self._known.get(self._wait.uid)
 

@@ -50,11 +50,13 @@ class View(ABC):
         is_admitted_here: The pool's keeper admits it while it is suspended; otherwise Kueue or its controller does.
         shortest: Seconds within which not to check again, although a deadline has passed.
         queues_pods: A pod of it that meets a full pool waits for its turn. Otherwise it has its nodes before its pods.
+        end_together: Its controller deletes the other pods as soon as one has failed.
     """
 
     is_admitted_here = False
     shortest: ClassVar[float] = 0.0
     queues_pods: ClassVar[bool] = True
+    end_together: ClassVar[bool] = False
     _pods: Resource
 
     def __init__(self, wait: Any, pool: GpuPool, feed: Feed, on_pod: Callable[..., None] | None = None) -> None:
@@ -87,9 +89,9 @@ class View(ABC):
         self.is_kept = False
 
     @property
-    def raw(self) -> Json | None:
-        """For a single pod, its JSON as last seen."""
-        return None
+    def last_seen(self) -> tuple[Json, ...]:
+        """The JSON of its pods, as last seen; of several for one rank, the newest's."""
+        return tuple(self._raw.values())
 
     @abstractmethod
     def _take_pod(self, change: Change) -> None: ...

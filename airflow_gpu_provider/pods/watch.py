@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -71,8 +71,8 @@ async def watch(
                     progress, is_over = Progress(lines=progress.lines), False
                 if is_over or view.tells(progress.lines, now):
                     narrator.log(now, *progress.lines)
-                if isinstance(progress.error, LOST) and view.raw is not None:
-                    await in_thread(_note_lost, view.raw, now, open_access, narrator)
+                if isinstance(progress.error, LOST) or (progress.error is not None and view.end_together):
+                    await in_thread(_note_use, view.last_seen, now, open_access, narrator)
                 if is_over:
                     return progress
                 if refusal := view.refusal(now):
@@ -89,12 +89,17 @@ async def _is_believed(progress: Progress, view: Any, now: datetime) -> bool:
     return progress.error is None or bool(await view.believes(progress.error, now))
 
 
-def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:
-    """Record when a lost pod ran, for its run's bill: it may not be found later."""
+def _note_use(
+    pods: Iterable[Json], now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator
+) -> None:
+    """Record when pods ran that may not be found later, for their run's bill."""
+    found = [Pod.parse(dict(pod)) for pod in pods]
+    if not found:
+        return
     try:
-        record_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
+        record_pods(open_access().api_client(), found, now)
     except GpuError as error:
-        narrator.log(now, f"the pod's run time could not be recorded for the run's bill: {error}")
+        narrator.log(now, f"the time that its pods ran could not be recorded for the run's bill: {error}")
 
 
 async def _keep_pool(view: Any, pool: GpuPool, owner: str) -> None:

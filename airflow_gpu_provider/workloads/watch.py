@@ -42,6 +42,7 @@ class GangView(View):
 
     shortest = 0.1
     queues_pods = False  # it is admitted when its nodes are free
+    end_together = True
 
     def __init__(
         self,
@@ -88,6 +89,10 @@ class GangView(View):
         if rank is None or all(each["uid"] != self._wait.uid for each in raw["metadata"].get("ownerReferences") or ()):
             return None
         return rank, PodState.parse(raw, self._wait.base_container)
+
+    @property
+    def last_seen(self) -> tuple[Json, ...]:
+        return tuple(self._raw[uid] for uid in self._newest().values())
 
     @property
     def is_suspended(self) -> bool:

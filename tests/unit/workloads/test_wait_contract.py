@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
 from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodPreempted
+from airflow_gpu_provider.pods import watch
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE
 from tests.fakes.clock import START
+from tests.unit.workloads import waiting_kinds
 from tests.unit.workloads.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, run
 
 
@@ -59,6 +62,21 @@ def test_a_lost_node_is_a_preemption(kind: Kind) -> None:
         assert error.details["pod"] == kind.pods[0].rpartition("/")[2]
 
     run(kind, what)
+
+
+def test_what_its_pods_did_is_recorded_when_one_is_lost(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody finds them later: the lost one's node took it along, and its controller deletes the others."""
+    recorded = list[str]()
+    monkeypatch.setattr(watch, "record_pods", lambda _, pods, __: recorded.extend(each.name for each in pods))
+    monkeypatch.setattr(waiting_kinds, "nowhere", Mock())
+
+    async def what(night: Night) -> None:
+        await under_way(night)
+        night.lose_node()
+        await night.over()
+
+    run(kind, what)
+    assert sorted(recorded) == sorted(path.rpartition("/")[2] for path in kind.pods)
 
 
 def test_a_full_pool_is_waited_for_and_its_time_is_not_counted(kind: Kind) -> None:
