@@ -43,18 +43,19 @@ _MISSING = (  # what an object may name: its kind, the server's words, and what 
     (
         "service account",
         r"error looking up service account (?P<name>[^\s:]+)",
-        "Create it, or name another one, in the task as service_account_name.",
+        "Create it, or name another one: the task's service_account_name, a manifest's serviceAccountName.",
     ),
     (
         "PriorityClass",
         r"no PriorityClass with name (?P<name>\S+) was found",
-        "Create it, or name another one, in the task as priority_class_name: kubectl get priorityclasses.",
+        "Create it, or name another one, the task's priority_class_name, a manifest's priorityClassName: kubectl get"
+        " priorityclasses.",
     ),
     (
         "RuntimeClass",
         r'RuntimeClass "(?P<name>[^"]+)" not found',
-        "Leave it out, in the task runtime_class_name: on EKS' and GKE's nodes GPU pods need none. On others create it:"
-        " NVIDIA's GPU Operator creates nvidia.",
+        "Leave out the task's runtime_class_name, a manifest's runtimeClassName: on EKS' and GKE's nodes GPU pods need"
+        " none. On others create it: NVIDIA's GPU Operator creates nvidia.",
     ),
 )
 _TOO_LARGE = "request is too large"

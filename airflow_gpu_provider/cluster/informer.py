@@ -29,7 +29,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import Resource
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -88,8 +88,10 @@ class Feed:
 
 
 def troubles_in_words(errors: Iterable[GpuError]) -> list[str]:
-    """Return why watches stand still, in words; an API server that is away is away for all of them."""
+    """Return why watches stand still, in words; an API server that is away, or takes no credentials, is so for all."""
     errors = list(errors)
+    refused = [error for error in errors if isinstance(error, CredentialsError)]
+    errors = [*(error for error in errors if error not in refused), *refused[:1]]
     lines = [f"{type(error).__name__}: {error}" for error in errors if not isinstance(error, ClusterUnreachable)]
     is_away = len(lines) < len(errors)
     return [*lines, "the API server does not answer; the wait goes on"] if is_away else lines

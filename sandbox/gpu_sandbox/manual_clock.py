@@ -30,6 +30,9 @@ class RestlessError(RuntimeError):
     """Time cannot go on: a part of the sandbox finds something to do for ever, or work does not end."""
 
 
+_A_YEAR = 366 * 86400.0
+
+
 class ManualClock:
     """Implements `Clock`; it shows the same time until `advance` is called.
 
@@ -62,10 +65,12 @@ class ManualClock:
 
         What a step raises, or work in another thread, is raised here, and the clock stays at that moment.
         RestlessError if work does not end within three minutes of real time. RuntimeError if a step calls this.
+        ValueError for less than nothing, and for more than a year.
         """
-        length = round((seconds + 60.0 * minutes + 3600.0 * hours) * 1e6)
-        if length < 0:
-            raise ValueError("time does not go back")
+        given = seconds + 60.0 * minutes + 3600.0 * hours
+        if not 0 <= given <= _A_YEAR:
+            raise ValueError(f"advance takes from 0 s to a year at once, not {given:g} s")
+        length = round(given * 1e6)
         if self._stepping == threading.get_ident():
             raise RuntimeError("a step of the sandbox moved the clock on which it is taken")
         with self._advancing:

@@ -144,7 +144,7 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         403,
         'pods "train-abc" is forbidden: no PriorityClass with name night was found',
         ReferenceNotFound,
-        "priority_class_name",
+        "priorityClassName: kubectl get priorityclasses",
     ),
     (
         403,

@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pods
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from tests.fakes.api_server import ApiServer, Request
 from tests.fakes.clients import FakeAsyncApi
@@ -268,3 +268,13 @@ async def test_a_collection_that_may_not_be_there_is_no_empty_one(served: list[s
     assert (change.kind, type(change.error)) == ("trouble", ObjectNotFound)
     assert f"apis/{GROUP}/v1beta2|v1beta1/namespaces/ml/workloads" in str(change.error)
     assert (heard.asked("list"), heard.watched_from) == ([], [])
+
+
+def test_credentials_that_are_refused_are_told_of_once_and_not_for_each_watch() -> None:
+    refused = [CredentialsError(f"The API server does not accept the credentials (get {what}).") for what in ("a", "b")]
+    others = [PermissionDenied("No nodes."), ClusterUnreachable("No answer.")]
+    assert informer.troubles_in_words([refused[0], *others, refused[1]]) == [
+        "PermissionDenied: No nodes.",
+        "CredentialsError: The API server does not accept the credentials (get a).",
+        "the API server does not answer; the wait goes on",
+    ]
