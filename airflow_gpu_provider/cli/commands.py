@@ -16,7 +16,7 @@ from typing import TypeVar
 from airflow.utils.cli import suppress_logs_and_warning
 from sqlalchemy.exc import DatabaseError
 
-from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over
+from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over, stale_dags
 from airflow_gpu_provider.cli.tables import (
     Row,
     few,
@@ -81,7 +81,7 @@ def pools(args: Namespace) -> None:
         }
         for each in _named(args)
     ]
-    print_rows(rows, args.output, nothing=f"There is no pool in {_where(args)}. {_NO_POOLS}")
+    print_rows(rows, args.output, nothing=f"There is no pool in {_where(args)}. {_if_none(args)}")
 
 
 @_command
@@ -234,13 +234,24 @@ def _named(args: Namespace) -> list[NamedPool]:
     unknown = [name for name in args.pools if name not in {each.name for each in found}]
     if unknown:
         known = ", ".join(dict.fromkeys(each.name for each in found))
-        fix = f"There {'is' if len(found) == 1 else 'are'} {known}." if found else _NO_POOLS
+        fix = f"There {'is' if len(found) == 1 else 'are'} {known}." if found else _if_none(args)
         raise PoolSpecError(f"There is no pool {', '.join(unknown)} in {_where(args)}.", fix)
     return [each for each in found if not args.pools or each.name in args.pools]
 
 
 def _where(args: Namespace) -> str:
     return args.spec or (f"DAG {args.dag_id}" if args.dag_id else "any DAG that Airflow has in its database")
+
+
+def _if_none(args: Namespace) -> str:
+    """Return what to do where there is no pool."""
+    stale = stale_dags() if not (args.spec or args.dag_id) else []
+    if not stale:
+        return _NO_POOLS
+    return (
+        f"Airflow has not read the files of these DAGs lately, and schedules none of them: {', '.join(stale)}. See"
+        " whether the DAG processor runs; --dag-id takes the pools of one all the same, --spec those of a file."
+    )
 
 
 def _pools(args: Namespace) -> list[GpuPool]:
@@ -251,7 +262,7 @@ def _pools(args: Namespace) -> list[GpuPool]:
     """
     named = _named(args)
     if not named:
-        raise PoolSpecError(f"There is no pool in {_where(args)}.", _NO_POOLS)
+        raise PoolSpecError(f"There is no pool in {_where(args)}.", _if_none(args))
     unread = [each for each in named if each.error]
     if unread and (args.pools or len(unread) == len(named)):
         raise _unread(args, unread)

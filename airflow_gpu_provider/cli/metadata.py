@@ -46,13 +46,23 @@ class NamedPool:
 
 
 def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
-    """Return the pools of all DAGs that Airflow schedules, or of one; each spec once."""
+    """Return the pools of all DAGs that Airflow schedules, or of one, be it stale; each spec once."""
     found: dict[str, NamedPool] = {}
     for dag, spec in _specs(dag_id):
         known = found.setdefault(json.dumps(spec, sort_keys=True), _named(spec))
         if dag not in known.dags:
             known.dags.append(dag)
     return sorted(found.values(), key=lambda each: (each.name, each.dags))
+
+
+def stale_dags() -> list[str]:
+    """Return the DAGs whose files Airflow has not read lately: they are gone, or no DAG processor runs."""
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        return list(session.scalars(select(DagModel.dag_id).where(DagModel.is_stale).order_by(DagModel.dag_id)))
 
 
 def pools_of_file(path: str) -> list[NamedPool]:
@@ -103,8 +113,8 @@ def _specs(dag_id: str | None) -> list[tuple[str, dict[str, Any]]]:
 
     found: list[tuple[str, dict[str, Any]]] = []
     with create_session() as session:
-        query = select(DagModel.dag_id).where(DagModel.is_stale.is_(False)).order_by(DagModel.dag_id)
-        ids = [each for each in session.scalars(query) if dag_id in (None, each)]
+        wanted = DagModel.is_stale.is_(False) if dag_id is None else DagModel.dag_id == dag_id
+        ids = list(session.scalars(select(DagModel.dag_id).where(wanted).order_by(DagModel.dag_id)))
         for start in range(0, len(ids), _DAGS_AT_ONCE):
             some = ids[start : start + _DAGS_AT_ONCE]
             for row in SerializedDagModel.get_latest_serialized_dags(dag_ids=some, session=session):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -152,6 +153,20 @@ def test_a_pool_that_cannot_be_asked_does_not_keep_the_others_from_being_shown(c
     assert [each["pool"] for each in json.loads(done.stdout)] == ["night"]
     assert "lost: ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
     assert "dated of others is left out: only a DAG run can render it: 'ds' is undefined" in done.stderr
+
+
+def test_pools_of_dags_that_are_stale_can_be_had_by_name(cli: Cli) -> None:
+    """All are stale a while after the last DAG processor has gone; machines may be there all the same."""
+    with sqlite3.connect(cli.home / "airflow.db") as database:
+        database.execute("UPDATE dag SET is_stale = 1")
+    try:
+        refusal = cli("gpu", "status", ok=False).stderr
+        assert "Airflow has not read the files of these DAGs lately" in refusal
+        assert "evaluation, others, training" in refusal
+        assert [row["pool"] for row in cli.json("gpu", "pools", "--dag-id", "training")] == ["night"]
+    finally:
+        with sqlite3.connect(cli.home / "airflow.db") as database:
+            database.execute("UPDATE dag SET is_stale = 0")
 
 
 def test_an_unknown_pool_is_named(cli: Cli) -> None:
