@@ -145,7 +145,13 @@ def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke, sandbox: Sand
         request={
             "name": f"{gke.parent}/nodePools/train",
             "labels": {"labels": {"role": "train", "night": "1"}},
-            "taints": {"taints": [{"key": "night", "value": "1", "effect": "NO_SCHEDULE"}]},
+            "taints": {
+                "taints": [
+                    {"key": "night", "value": "1", "effect": "NO_SCHEDULE"},
+                    # GKE's own, which an update replaces with the others.
+                    {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"},
+                ]
+            },
         }
     )
     sandbox.advance(2)  # what an operation waits before it begins
