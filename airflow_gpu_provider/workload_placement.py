@@ -85,24 +85,19 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
         tolerations=tolerations_of(gpu_pool),
         limits={GPU_RESOURCE: str(gpus)},
         warning=idle_gpus_warning(gpu_pool, gpus),
-        host_ipc=needs_host_ipc(gpu_pool),
+        host_ipc=gpu_pool.needs_host_ipc,
     )
 
 
 def check_shares(pool: GpuPool, gpus: int) -> None:
     """Raise PoolSpecError if the pool's GPUs are shared, and a pod with that many would be refused by its node."""
-    most = getattr(pool, "most_gpus_of_a_pod", None)
+    most = pool.most_gpus_of_a_pod
     if most is not None and gpus > most:
         raise PoolSpecError(
             f"gpus={gpus}, but the GPUs of pool {pool.name} are shared, and one pod may have {most} there.",
             f"Ask for gpus={most}, or use a pool without gpu_sharing.",
             pool=pool.name,
         )
-
-
-def needs_host_ipc(pool: GpuPool) -> bool:
-    """Return True where the pool's pods have to be in their host's IPC namespace."""
-    return bool(getattr(pool, "needs_host_ipc", False))
 
 
 def tolerations_of(pool: GpuPool) -> list[dict[str, str]]:

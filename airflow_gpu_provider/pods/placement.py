@@ -22,7 +22,7 @@ from airflow_gpu_provider.pods.environment import check_environment
 from airflow_gpu_provider.pods.fit import check_fits, requests_of
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.workload_placement import check_shares, needs_host_ipc, tolerations_of
+from airflow_gpu_provider.workload_placement import check_shares, tolerations_of
 
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "gpu-pod-shm"
@@ -81,7 +81,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerations(placement.pool)]
     _avoid(pod.spec, placement.avoid)
     _give_gpus(pod.spec, base, placement)
-    if needs_host_ipc(placement.pool):
+    if placement.pool.needs_host_ipc:
         check_shm(placement.pool, placement.shm_size)
         pod.spec.host_ipc = True
     else:
@@ -111,7 +111,7 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
 
 def check_shm(pool: GpuPool, size: str | None) -> None:
     """Raise PoolSpecError if /dev/shm is to have a size where pods use their node's own."""
-    if needs_host_ipc(pool) and size not in (None, "0"):
+    if pool.needs_host_ipc and size not in (None, "0"):
         raise PoolSpecError(
             f"shm_size={size!r}, but pods of pool {pool.name} share GPUs by MPS, and so have their node's /dev/shm.",
             "Leave shm_size out.",

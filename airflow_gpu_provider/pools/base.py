@@ -176,6 +176,16 @@ class GpuPool(ABC):
         return {}
 
     @property
+    def most_gpus_of_a_pod(self) -> int | None:
+        """How many GPUs a node gives one pod, where that is fewer than it has: they are shared. None: all of them."""
+        return None
+
+    @property
+    def needs_host_ipc(self) -> bool:
+        """Whether its pods have to be in their host's IPC namespace."""
+        return False
+
+    @property
     def given_nodes(self) -> int | None:
         """The least number of nodes of a pool that never grows; None for a pool that may."""
         return None
