@@ -22,6 +22,8 @@ _CONSOLES = {
     "us-gov": "console.amazonaws-us-gov.com",
     "eusc": "console.amazonaws-eusc.eu",
 }
+GPU_FAMILY = re.compile(r"(g|gr|p)\d")
+"""How the names of EC2's families with GPUs begin, those too that are newer than the catalogue."""
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MARKETS = ("ON_DEMAND", "SPOT")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
@@ -270,7 +272,7 @@ class EksGpuPool(GpuPool):
         if accelerators.instance_type(name):
             return
         families = {known.split(".")[0] for known in accelerators.instance_types()}
-        if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|gr|p)\d", family):
+        if _TYPE.fullmatch(name) and family not in families and GPU_FAMILY.match(family):
             return  # a GPU family newer than the catalogue: EKS will check it
         close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
         hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.candidates import Market
+from airflow_gpu_provider.pools.eks import GPU_FAMILY
 from airflow_gpu_provider.pools.values import taints_from_cloud
 
 
@@ -195,8 +195,6 @@ class ExternalGroups(GroupSource):
 TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
 """The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""
 
-_GPU_FAMILY = re.compile(r"(g|gr|p)\d")
-
 
 def read_group(
     name: str, asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
@@ -267,7 +265,7 @@ def _market(asg: Mapping[str, Any], template: Mapping[str, Any]) -> Market:
 
 
 def _has_gpus(instance_type: str) -> bool:
-    return bool(accelerators.instance_type(instance_type) or _GPU_FAMILY.match(instance_type))
+    return bool(accelerators.instance_type(instance_type) or GPU_FAMILY.match(instance_type))
 
 
 def _taints(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> Iterable[Taint]:
