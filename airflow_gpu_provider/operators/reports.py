@@ -51,7 +51,7 @@ class GpuPoolStatusOperator(_ReportOperator):
             reconciler = self._open(context, pool)
             status = read_status(reconciler)
             cost = in_words(status.cost_per_hour, status.currency)
-            if status.where not in [each["where"] for each in found]:
+            if not found or found[-1]["where"] != status.where:
                 self.log.info("In %s", status.where)
             self.log.info("Pool %s", status.pool)
             counts = (status.nodes, status.booting, status.out_of_use, status.launching)
