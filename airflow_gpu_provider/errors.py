@@ -114,7 +114,7 @@ class ClusterUnreachable(GpuError):
 
 
 class ConnectionNotFound(GpuError):
-    """Airflow has no such connection, or its API did not answer: a worker cannot tell the two apart."""
+    """Airflow has no such connection, did not answer, or cannot decrypt it: a worker cannot tell the three apart."""
 
     borne_for: ClassVar[timedelta | None] = _MINUTES
 
@@ -122,8 +122,9 @@ class ConnectionNotFound(GpuError):
     def named(cls, conn_id: str, argument: str, otherwise: str = "") -> Self:
         """Return the error for a connection that a pool names in `argument`; `otherwise` names an alternative."""
         return cls(
-            f"The Airflow connection {conn_id!r} does not exist.",
-            f"Create it, or name another in {argument}{otherwise}; if it exists, Airflow's API did not answer.",
+            f"The Airflow connection {conn_id!r} was not found.",
+            f"Create it, or name another in {argument}{otherwise}; if it exists, Airflow's API did not answer or could"
+            " not decrypt it (another Fernet key): the API server's log says which.",
             connection=conn_id,
         )
 

@@ -14,7 +14,7 @@ from airflow_gpu_provider.scaling.wanted import live_leases, wanted_by
 
 _SLOW = timedelta(minutes=3)  # most GPU machines are Ready by then
 
-_CAME_ALONE = "its run wants several nodes of one zone, and not all of them came there"
+_CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"
 
 
 def notes(

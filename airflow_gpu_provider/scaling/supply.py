@@ -72,7 +72,7 @@ class Supply:
         return self.machine.launched_at or (self.node.created_at if self.node else None)
 
     def __str__(self) -> str:
-        name = f"node {self.node.name}" if self.node else f"machine {self.machine.id}, which has no node,"
+        name = f"node {self.node.name}" if self.node else f"machine {self.machine.id} (no node in the pool)"
         return f"{name} of {self.machine.group}"
 
 

@@ -121,7 +121,7 @@ def test_connections_that_are_missing_though_there_are_ambient_credentials(
     pool: Callable[..., EksGpuPool], gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_aws = the_only(pool(aws_conn_id="nowhere"), "credentials")
-    assert of_aws.said == "The Airflow connection 'nowhere' does not exist."
+    assert of_aws.said == "The Airflow connection 'nowhere' was not found."
     assert "aws_conn_id=None uses the worker's own" in of_aws.fix
     assert examined(pool(aws_conn_id=None))[0].result == "ok", "who asks for ambient credentials has them"
 

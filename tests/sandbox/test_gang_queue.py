@@ -269,6 +269,6 @@ def test_capacity_for_one_of_two_is_given_back_and_the_next_zone_has_both(
     assert [node["zone"] for node in both["nodes"]] == [second, second]
     assert [each["zone"] for each in both["tried"]] == [first]
     log = capsys.readouterr().out
-    assert "its run wants several nodes of one zone, and not all of them came there" in log
+    assert "its run wants several nodes of one zone, and not all of them are there" in log
     assert f"2 nodes of one zone are wanted, {first} has 1" in log
     assert released["usage"]["machines"] == 3, "the one that came alone is in the bill"

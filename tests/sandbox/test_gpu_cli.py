@@ -145,13 +145,13 @@ def test_a_connection_that_is_missing_is_an_error_and_no_ambient_credentials_are
     ambient = {"AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"}
     endpoint = {"AWS_ENDPOINT_URL": gpu_sandbox.aws.endpoint_url}
     done = cli("gpu", "status", "lost", ok=False, **ambient, **endpoint)
-    assert "ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
+    assert "ConnectionNotFound: The Airflow connection 'nowhere' was not found." in done.stderr
 
 
 def test_a_pool_that_cannot_be_asked_does_not_keep_the_others_from_being_shown(cli: Cli) -> None:
     done = cli("gpu", "status", "--output", "json", ok=False)
     assert [each["pool"] for each in json.loads(done.stdout)] == ["night"]
-    assert "lost: ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
+    assert "lost: ConnectionNotFound: The Airflow connection 'nowhere' was not found." in done.stderr
     assert "dated of others is left out: only a DAG run can render it: 'ds' is undefined" in done.stderr
 
 
@@ -238,7 +238,7 @@ def test_doctor_tells_a_stock_out_and_fails_for_what_would_stop_a_run(
     complaints = [each for each in json.loads(found.stdout) if each["result"] != "ok"]
     (lost,) = (each for each in complaints if each["pool"] == "lost")
     assert (lost["check"], lost["result"]) == ("credentials", "problem")
-    assert lost["said"] == "The Airflow connection 'nowhere' does not exist."
+    assert lost["said"] == "The Airflow connection 'nowhere' was not found."
     warnings = {each["check"]: each for each in complaints if each["pool"] == "night"}
     assert set(warnings) == {"groups", "stock"}, "EKS's own word for it, and what becomes of it"
     assert {each["result"] for each in warnings.values()} == {"warning"}

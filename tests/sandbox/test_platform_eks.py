@@ -901,7 +901,7 @@ class TestAccessAndErrors:
     ) -> None:
         for name, value in account.cloud.env().items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(ConnectionNotFound, match="connection 'aws_prod' does not exist"):
+        with pytest.raises(ConnectionNotFound, match="connection 'aws_prod' was not found"):
             pools.platform(aws_conn_id="aws_prod").observe()
         assert pools.platform(aws_conn_id=None).observe() == ()  # asked for by name
 
