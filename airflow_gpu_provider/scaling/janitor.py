@@ -196,7 +196,7 @@ def reap_pools(
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())
             if result.where != where:
-                say(f"in {(where := result.where)}:")
+                say(f"looking for leftovers in {(where := result.where)}")
             if others:
                 todo += [(other, False) for other in found_too.beside(reconciler)]
             if dry_run:
