@@ -12,7 +12,7 @@ import aiohttp
 
 from airflow_gpu_provider.cluster.pods import gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuIdle
-from airflow_gpu_provider.pods.gpu_use import QUERY, GpuUse, GpuWatching, Idleness, parse
+from airflow_gpu_provider.pods.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, GpuWatching, Idleness, parse
 from airflow_gpu_provider.scaling.waits import Progress
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ class GpuSampler:
 
     With several pods, one is sampled at a time, in turn: ranks of a training compute, and wait, together.
 
-    An exec that is refused, or fails in the container (no nvidia-smi; no shell is needed), is not repeated. One that
-    the node, the network or a busy API server does not answer is retried with the next sample. Both are logged once.
+    An exec that is refused, or fails in the container (no nvidia-smi, in PATH or where GKE mounts it; no shell is
+    needed), is not repeated. One that the node, the network or a busy API server does not answer is retried with the
+    next sample. Both are logged once.
 
     Args:
         api: The cluster.
@@ -96,6 +97,7 @@ class GpuSampler:
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
         self._idleness = Idleness()
+        self._queries: tuple[tuple[str, ...], ...] = (QUERY, QUERY_ON_GKE)
         self._is_over = asyncio.Event()
         self._has_warned = self._has_failed = self._is_stopped = False
         self.use = GpuUse()
@@ -172,10 +174,8 @@ class GpuSampler:
         return self._running[sorted(self._running)[self._turn % len(self._running)]]
 
     async def _take_one(self, pod: PodState, at: float) -> None:
-        assert pod.base is not None
-        path = f"api/v1/namespaces/{self._wait.namespace}/pods/{pod.name}"
         try:
-            said = await self._api.output(path, container=pod.base.name, command=QUERY, within=_WITHIN)
+            said = await self._answer(pod)
             sample = parse(said.decode(errors="replace")) if said is not None else None
             if sample is None:
                 await self._failed(pod, "nvidia-smi in its container says nothing of a GPU", is_refused=True)
@@ -187,6 +187,19 @@ class GpuSampler:
         self.use = self.use.plus(sample)
         self._idleness.take(sample.is_idle, at)
         self._heed_idleness()
+
+    async def _answer(self, pod: PodState) -> bytes | None:
+        """Return what nvidia-smi writes; None where it fails. What has worked is asked alone from then on."""
+        assert pod.base is not None
+        path = f"api/v1/namespaces/{self._wait.namespace}/pods/{pod.name}"
+        for query in self._queries:
+            said = await self._api.output(path, container=pod.base.name, command=query, within=_WITHIN)
+            if said is not None:
+                self._queries = (query,)
+                return said
+            if pod.name not in self._running:
+                break
+        return None
 
     async def _failed(self, pod: PodState, why: str, *, is_refused: bool) -> None:
         """Log the failure once, unless the container has ended meanwhile."""

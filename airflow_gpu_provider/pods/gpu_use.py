@@ -18,6 +18,11 @@ from airflow_gpu_provider.scaling.waits import format_seconds
 
 QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used,power.draw", "--format=csv,noheader,nounits")
 """Prints a line for each GPU of the container: percent, MiB, watts."""
+QUERY_ON_GKE = ("env", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64", f"/usr/local/nvidia/bin/{QUERY[0]}", *QUERY[1:])
+"""The same where GKE mounts NVIDIA's programs and libraries, for images whose PATH does not have that folder.
+
+GKE's device plugin mounts it there and sets no variable in a container: docs/gke.md.
+"""
 
 _COLUMNS = 3
 
@@ -40,7 +45,7 @@ class Sample:
 
 
 def parse(text: str) -> Sample | None:
-    """Parse the output of `QUERY`; None if it has no line for a GPU."""
+    """Parse the output of a query; None if it has no line for a GPU."""
     rows = [[_number(cell) for cell in row] for row in csv.reader(text.splitlines()) if len(row) == _COLUMNS]
     if not rows:
         return None

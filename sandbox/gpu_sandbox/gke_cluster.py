@@ -173,6 +173,7 @@ class GkeCluster:
                 "gpus": instance.gpus,
                 "gpu_product": instance.gpu.product,
                 "gpu_memory_mib": instance.gpu.memory_gib * 1024,
+                "nvidia_is_apart": True,
                 "one_gpu_only": _one_gpu_only(instance.labels),
             }
         return NodeSpec(

@@ -40,7 +40,11 @@ _GPU = "nvidia.com/gpu"
 # With a manual clock a started sandbox is so old: what a cluster has from the beginning is there.
 _UNTIL_COMPLETE = 300.0
 
-CUDA_IMAGE = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+CUDA_IMAGE = {
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+}
 """Variables set by NVIDIA's images and images based on them: a pod without a limit sees all GPUs of its node."""
 
 
@@ -477,7 +481,7 @@ def default_images() -> tuple[Image, ...]:
 
     return (
         python_image("python:*"),
-        *(python_image(pattern, env=CUDA_IMAGE) for pattern in ("nvidia/cuda:*", "cupy/cupy:*")),
+        *(_cuda_image(pattern) for pattern in ("nvidia/cuda:*", "cupy/cupy:*")),
         Image(pattern="busybox*"),
         Image(pattern="alpine*"),
         Image(pattern="nvcr.io/nvidia/k8s-device-plugin:*", kind="device-plugin"),
@@ -489,6 +493,13 @@ def python_image(pattern: str, *, folder: Path | None = None, env: Mapping[str, 
     from gpu_sandbox.nodes import Image
 
     return Image(pattern=pattern, folder=folder, path_prefix=str(Path(sys.executable).parent), env=env or {})
+
+
+def _cuda_image(pattern: str) -> Image:
+    from gpu_sandbox.nodes.environment import DEFAULT_PATH
+
+    folders = ("/usr/local/nvidia/bin", "/usr/local/cuda/bin", str(Path(sys.executable).parent), DEFAULT_PATH)
+    return python_image(pattern, env={"PATH": ":".join(folders), **CUDA_IMAGE})
 
 
 def _silent(line: str) -> None:

@@ -44,7 +44,7 @@ spec:
       nodeSelector: {role: train-gpu}
       containers:
         - name: train
-          image: busybox:1.36
+          image: nvidia/cuda:12.8.1-base-ubuntu24.04
           command: [sh, -c, nvidia-smi -L]
           resources: {limits: {nvidia.com/gpu: 1}}
 """
@@ -87,7 +87,8 @@ def how_to(pool: GpuPool, api: client.ApiClient) -> DAG:
             batch.delete_namespaced_job("train-job", "default", propagation_policy="Background")
             return str(pod.spec.node_name)
 
-        train = GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", TRAIN])
+        image = "nvidia/cuda:12.8.1-base-ubuntu24.04"
+        train = GpuPodOperator(task_id="train", gpus=1, image=image, cmds=["sh", "-c", TRAIN])
         job() >> train
     return dag
 

@@ -20,13 +20,14 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 COMMON: dict[str, Any] = {"max_nodes": 1, "max_runtime": timedelta(hours=1), "node_labels": {"role": "train-gpu"}}
-COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
+CUDA = "nvidia/cuda:12.8.1-base-ubuntu24.04"
+COUNT_GPUS = """nvidia-smi -L && echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
 
 
 def nightly(pool: GpuPool) -> DAG:
     """The DAG, the same for every platform."""
     with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1)) as dag, gpu_nodes(pool, gpus=1):
-        GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", COUNT_GPUS], do_xcom_push=True)
+        GpuPodOperator(task_id="train", gpus=1, image=CUDA, cmds=["sh", "-c", COUNT_GPUS], do_xcom_push=True)
     return dag
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TERMINATION_LOG = "termination-log"
 _HOSTS = "/etc/hosts"
 _SHM_BYTES = 64 * 2**20
+_TOOLKIT_BIN = "/run/nvidia/bin"
+"""Stands for /usr/bin, where NVIDIA's container toolkit puts nvidia-smi: not every container here can add to that."""
+_NVIDIA = "/usr/local/nvidia"
 
 
 async def variables(container: Mapping[str, Any], image: Image, home: PodHome) -> dict[str, str]:
@@ -36,8 +39,8 @@ async def variables(container: Mapping[str, Any], image: Image, home: PodHome) -
     asked = await environment.build(container, home.pod, facts=home.facts, services=services, lookup=home.lookup)
     result = base | dict(image.env) | _gpu_variables(container, home) | asked
     seen = gpus.visible(home.node.gpus, result.get("NVIDIA_VISIBLE_DEVICES", ""))
-    if seen and not home.machine.real_gpus:
-        result["PATH"] += ":/usr/local/nvidia/bin"
+    if seen and not home.machine.real_gpus and not home.node.spec.nvidia_is_apart:
+        result["PATH"] += f":{_TOOLKIT_BIN}"
     return result
 
 
@@ -117,8 +120,10 @@ def _gpu_mounts(variables: Mapping[str, str], home: PodHome, mounts: list[dict[s
         return gpus.devices(chosen) if chosen else []
     list_file = attempt / "gpus.json"
     list_file.write_text(json.dumps([gpu.to_json() for gpu in chosen]))
-    mounts.append(_mount(home.machine.smi_folder, "/usr/local/nvidia/bin", read_only=True))
-    mounts.append(_mount(list_file, "/usr/local/nvidia/gpus.json", read_only=True))
+    apart = home.node.spec.nvidia_is_apart
+    programs = f"{_NVIDIA}/bin" if apart else _TOOLKIT_BIN
+    mounts.append(_mount(home.machine.smi_folder(apart=apart), programs, read_only=True))
+    mounts.append(_mount(list_file, f"{_NVIDIA}/gpus.json", read_only=True))
     return []
 
 

@@ -21,6 +21,11 @@ from gpu_sandbox.nodes.spec import Image
 
 # Folders of which every container has its own, empty one.
 _HIDDEN = (Path("/tmp"), Path("/run"), Path("/var/run"))
+# As nvidia-smi does where the loader finds no libnvidia-ml.so.
+_NEEDS_ITS_LIBRARY = """case ":$LD_LIBRARY_PATH:" in *:/usr/local/nvidia/lib64:*) ;; *)
+echo "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver \
+is properly installed and present in your system."; exit 12 ;; esac
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +46,19 @@ class Machine:
         """An empty folder on which each container, in its own mount namespace, builds its root."""
         return self.work_dir / "staging"
 
-    @property
-    def smi_folder(self) -> Path:
-        """The folder with the simulated nvidia-smi."""
-        return self.work_dir / "nvidia" / "bin"
+    def smi_folder(self, *, apart: bool) -> Path:
+        """The folder with the simulated nvidia-smi; apart from its library, it has to be told where that is."""
+        return self.work_dir / "nvidia" / ("apart" if apart else "bin")
 
     def prepare(self) -> None:
         """Make the folders that containers need."""
         self.staging.mkdir(parents=True, exist_ok=True)
-        self.smi_folder.mkdir(parents=True, exist_ok=True)
-        script = self.smi_folder / "nvidia-smi"
         program = f'exec {sys.executable} -I -S {nvidia_smi.__file__} /usr/local/nvidia/gpus.json "$@"'
-        script.write_text(f"#!/bin/sh\n{program}\n")
-        script.chmod(0o755)
+        for apart, first in ((False, ""), (True, _NEEDS_ITS_LIBRARY)):
+            script = self.smi_folder(apart=apart) / "nvidia-smi"
+            script.parent.mkdir(parents=True, exist_ok=True)
+            script.write_text(f"#!/bin/sh\n{first}{program}\n")
+            script.chmod(0o755)
 
     async def lookup(self, namespace: str, kind: str, name: str) -> Mapping[str, bytes] | None:
         """The data of a ConfigMap or Secret (kind in lower case), None when it does not exist."""

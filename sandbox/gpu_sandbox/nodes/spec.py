@@ -36,6 +36,8 @@ class NodeSpec:
     GPUs are allocatable without a plugin pod. ``driver_seconds`` is how long after the Node NVIDIA's driver is there;
     None means never, until a container of an image of kind ``driver`` installs it on the node.
     ``disk_bytes`` is the size of the filesystem for images and pods.
+    ``nvidia_is_apart``: NVIDIA's programs and libraries are mounted at /usr/local/nvidia and no variable is set, as by
+    GKE's device plugin; otherwise nvidia-smi is in every container's PATH, as by NVIDIA's container toolkit.
     ``one_gpu_only`` is what the device plugin says to a container that asks for several GPUs; empty: it gives them.
     ``container_log_max_size`` is in bytes, with the kubelet's default: a log that has grown to it is rotated, and what
     was written before is served no more.
@@ -51,6 +53,7 @@ class NodeSpec:
     gpus: int = 0
     gpu_product: str = "NVIDIA-L4"
     gpu_memory_mib: int = 23034
+    nvidia_is_apart: bool = False
     one_gpu_only: str = ""
     device_plugin_builtin: bool = False
     driver_seconds: float | None = 0.0

@@ -32,6 +32,8 @@ from tests.sandbox.running import watched
 
 BOOT = 45.0
 GPU = "nvidia.com/gpu"
+NVIDIA = "/usr/local/nvidia"
+SMI = f"{NVIDIA}/bin/nvidia-smi"
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -182,6 +184,14 @@ def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(
     assert "NVIDIA L4" in get(sandbox, f"{PODS}/smi/log")
     [node] = nodes_of(sandbox, "shared")
     assert allocatable(node) == "4"
+    plain = gpu_pod("plain", "shared", ["sh", "-c", f"nvidia-smi; {SMI}; LD_LIBRARY_PATH={NVIDIA}/lib64 {SMI} -L"])
+    plain["spec"]["containers"][0]["image"] = "busybox:1.36"
+    post(sandbox, PODS, plain)
+    until_pod(core, "plain", "Succeeded")
+    not_found, no_library, line = get(sandbox, f"{PODS}/plain/log").splitlines()
+    assert "nvidia-smi: not found" in not_found
+    assert "couldn't find libnvidia-ml.so library" in no_library
+    assert "NVIDIA L4" in line
     several = gpu_pod("several", "shared", ["nvidia-smi"])
     several["spec"]["containers"][0]["resources"]["limits"][GPU] = "2"
     post(sandbox, PODS, several)

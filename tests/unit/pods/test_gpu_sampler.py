@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
 from airflow_gpu_provider.pods.gpu_sampler import GpuSampler
-from airflow_gpu_provider.pods.gpu_use import GpuWatching
+from airflow_gpu_provider.pods.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.pools import NOW
@@ -32,10 +33,14 @@ class Api:
 
     def __init__(self, *answers: bytes | Exception | None) -> None:
         self._answers = list(answers)
-        self.asked = 0
+        self.commands: list[Sequence[str]] = []
 
-    async def output(self, *_: Any, **__: Any) -> bytes | None:
-        self.asked += 1
+    @property
+    def asked(self) -> int:
+        return len(self.commands)
+
+    async def output(self, *_: Any, command: Sequence[str], **__: Any) -> bytes | None:
+        self.commands.append(command)
         await asyncio.sleep(0)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
@@ -103,6 +108,7 @@ async def test_wait_that_ends_by_itself_outranks_it() -> None:
 
 @pytest.mark.parametrize("answer", [None, b"NVIDIA-SMI has failed\n"])
 async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -> None:
+    """Once in all; once more where no nvidia-smi answered, in the folder in which GKE mounts it."""
     api = Api(answer)
     seen = Sampled(api, GpuWatching())
     async with seen.sampler as sampler:
@@ -110,7 +116,19 @@ async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -
         await seen.until(lambda: seen.said)
         await asyncio.sleep(0.1)
         sampler.follow(RUNNING, RAW)
-    assert api.asked == len(seen.said) == 1
+    assert api.commands == ([QUERY, QUERY_ON_GKE] if answer is None else [QUERY])
+    assert len(seen.said) == 1
+
+
+async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
+    """In an image without NVIDIA's variables; what has answered is asked alone from then on."""
+    api = Api(None, b"5, 1, 1\n")
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.sampler.use.samples >= 2)
+    assert api.commands[:3] == [QUERY, QUERY_ON_GKE, QUERY_ON_GKE]
+    assert not seen.said
 
 
 async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
