@@ -316,12 +316,13 @@ class TestPlanAndApply:
         platform = GkePlatform(spec(), OWNER)
         plan = platform.plan(1)
         began, lines = clock.now(), list[str]()
-        cloud.begin_cluster_operation(600)
+        upgrade = cloud.begin_cluster_operation(600)
 
         platform.apply(plan, lines.append)
 
         [waits, creates] = lines
         assert "waits: Cluster is currently being created, deleted, updated" in waits
+        assert f"({upgrade}, UPGRADE_MASTER since " in waits
         assert creates.startswith("create")
         assert first(platform).status == "active"
         # It looks every five seconds at most.

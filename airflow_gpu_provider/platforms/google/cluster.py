@@ -88,7 +88,7 @@ class GkeCluster:
     @cached_property
     def operations(self) -> Operations:
         """GKE's operations."""
-        return Operations(self.clients.gke, self.node_pools.location)
+        return Operations(self.clients.gke, self.node_pools.location, self.pool.cluster_name)
 
     @cached_property
     def groups(self) -> InstanceGroups:
@@ -125,7 +125,7 @@ class GkeCluster:
         if not any(group.status == "updating" and group.machines for group in groups):
             return tuple(groups)
         try:
-            under_way = self.operations.under_way(self.pool.cluster_name)
+            under_way = self.operations.under_way()
         except PermissionDenied:
             return tuple(groups)
 

@@ -151,10 +151,23 @@ def parse_time(text: str) -> datetime:
 # -- when instances ran, by the operations of their zone ------------------------------------------------------
 
 # Compute Engine keeps operations for 14 days, `gcloud compute operations list` says. What takes an instance away is one
-# too, whatever requested it: "compute.instances.preempted" is Compute Engine's own.
+# too, whatever requested it: its own are system events ("Troubleshooting VM shutdowns and reboots"; gcpdiag's
+# gce/vm_termination runbook looks for them among the operations). Maintenance of the host ends an instance with GPUs,
+# which cannot move, and Compute Engine starts the same one again elsewhere, unless it is a spot one.
 
 _STARTS = ("insert",)
-_ENDS = ("delete", "stop", "compute.instances.preempted")
+_RESTARTS = ("start", "compute.instances.automaticRestart")
+_ENDS = (
+    "delete",
+    "stop",
+    "compute.instances.preempted",
+    "compute.instances.baremetalCaretakerPreempted",
+    "compute.instances.hostError",
+    "compute.instances.terminateOnHostMaintenance",
+    "compute.instances.guestTerminate",
+    "compute.instances.instanceManagerHaltForRestart",
+    "compute.instances.stoppedDueToPdDoubleServe",
+)
 
 
 def lives(
@@ -170,6 +183,7 @@ def lives(
     """
     names: dict[str, str] = {}
     starts: dict[str, list[datetime]] = defaultdict(list)
+    restarts: dict[str, list[datetime]] = defaultdict(list)
     ends: dict[str, list[datetime]] = defaultdict(list)
     for operation in operations:
         what, _, name = str(operation.get("targetLink", "")).rpartition("/instances/")
@@ -178,6 +192,8 @@ def lives(
             continue
         if kind in _STARTS and operation.get("insertTime"):
             starts[instance_id].append(parse_time(operation["insertTime"]))
+        elif kind in _RESTARTS and operation.get("insertTime"):
+            restarts[instance_id].append(parse_time(operation["insertTime"]))
         elif kind in _ENDS and operation.get("endTime"):
             ends[instance_id].append(parse_time(operation["endTime"]))
         else:
@@ -189,11 +205,16 @@ def lives(
             group=group,
             node=name,
             launched_at=min(starts[each], default=None),
-            ended_at=min(ends[each], default=None),
+            ended_at=_last_run_s_end(ends[each], restarts[each]),
         )
         for each, name in names.items()
     )
     return tuple(life for life in found if life.ended_at is None or life.ended_at > since)
+
+
+def _last_run_s_end(ends: Sequence[datetime], restarts: Sequence[datetime]) -> datetime | None:
+    """Return when an instance ended that may have been restarted in between: the first end after the last restart."""
+    return min((end for end in ends if all(end > restart for restart in restarts)), default=None)
 
 
 def last_end(group: InstanceGroup, operations: Iterable[Mapping[str, Any]]) -> datetime | None:

@@ -138,7 +138,11 @@ UPGRADE_OF_A_NODE = timedelta(hours=1, minutes=15)
 upgrade strategies"), and the node in its place has to come."""
 
 _POLL = (0.5, 5.0)
-_BUSY = re.compile(r"operation|is currently being (created|deleted|updated|repaired)", re.IGNORECASE)
+_BUSY = re.compile(
+    r"incompatible operation|operation-\S+ is currently|is currently being (created|deleted|updated|repaired)"
+    r"|CLUSTER_ALREADY_HAS_OPERATION",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +164,13 @@ class Operations:
     Args:
         gke: The API.
         location: "projects/P/locations/L", where the operations are.
+        cluster: The cluster's name.
     """
 
-    def __init__(self, gke: Gke, location: str) -> None:
+    def __init__(self, gke: Gke, location: str, cluster: str) -> None:
         self._gke = gke
         self._location = location
+        self._cluster = cluster
 
     def run(self, steps: Sequence[Step], say: Say) -> dict[str, GpuError]:
         """Take all steps, as many at a time as GKE lets, and return what failed, by group.
@@ -174,8 +180,8 @@ class Operations:
         """
         return _Run(self, steps, say, deadline=time.monotonic() + PATIENCE).to_end()
 
-    def under_way(self, cluster: str) -> dict[str, GroupUpdate]:
-        """Return what is done now to a cluster's node pools, by their names; by "" what is done to the cluster.
+    def under_way(self) -> dict[str, GroupUpdate]:
+        """Return what is done now to the cluster's node pools, by their names; by "" what is done to the cluster.
 
         Raises:
             PermissionDenied: The account may not list operations.
@@ -185,9 +191,21 @@ class Operations:
         for operation in answer.get("operations") or ():
             _, _, target = str(operation.get("target_link", "")).partition("/clusters/")
             on, _, node_pool = target.partition("/nodePools/")
-            if on == cluster and operation.get("status") != "DONE":
+            if on == self._cluster and operation.get("status") != "DONE":
                 found[node_pool] = self._update(operation)
         return found
+
+    def in_the_way(self, refusal: str) -> str:
+        """Return what a change waits for that GKE refused in these words; empty where nobody may know.
+
+        Some name the operation; where they do not, it is the cluster's own.
+        """
+        try:
+            found = self.under_way()
+        except GpuError:  # this is for the words alone
+            return ""
+        named = [update for update in found.values() if update.name in refusal]
+        return ", ".join(map(str, named or [found[each] for each in found if not each]))
 
     def _update(self, operation: Mapping[str, Any]) -> GroupUpdate:
         name, (_, project, _, location) = str(operation["name"]), self._location.split("/")
@@ -216,7 +234,7 @@ class _Run:
         self._running: dict[str, tuple[Step, str]] = {}
         self._failed: dict[str, GpuError] = {}
         self._say = say
-        self._told: set[str] = set()
+        self._refusals: dict[str, str] = {}
         self._deadline = deadline
 
     def to_end(self) -> dict[str, GpuError]:
@@ -250,10 +268,7 @@ class _Run:
             if not is_busy(error):
                 self._failed[step.group] = error
                 return True
-            line = f"{step.doing} waits: {message_of(error)}"
-            if line not in self._told:
-                self._told.add(line)
-                self._say(line)
+            self._tell_what_it_waits_for(step, message_of(error))
             return False
         except GpuError as error:
             self._failed[step.group] = error
@@ -262,6 +277,13 @@ class _Run:
             self._say(step.doing)
             self._running[step.group] = (step, str(operation["name"]))
         return True
+
+    def _tell_what_it_waits_for(self, step: Step, refusal: str) -> None:
+        if self._refusals.get(step.group) == refusal:
+            return
+        self._refusals[step.group] = refusal
+        other = self._operations.in_the_way(refusal)
+        self._say(f"{step.doing} waits: {refusal}{f' ({other})' if other else ''}")
 
     def _look(self) -> None:
         for group, (step, name) in list(self._running.items()):
@@ -275,9 +297,13 @@ class _Run:
 
     def _give_up(self) -> None:
         doing = [step.doing for step, _ in self._running.values()] + [step.doing for step in self._waiting]
+        refused = {self._refusals[step.group] for step in self._waiting if step.group in self._refusals}
+        others = sorted(filter(None, map(self._operations.in_the_way, refused)))
+        because = f" It waited for {'; '.join(others)}." if others else ""
         error = CloudError(
-            f"GKE has not ended in {PATIENCE:.0f} s: {'; '.join(doing)}.",
-            "See the cluster's operations in the console (gcloud container operations list), and run the task again.",
+            f"GKE has not ended in {PATIENCE:.0f} s: {'; '.join(doing)}.{because}",
+            "Run the task again once the cluster's operations have ended (gcloud container operations list): an upgrade"
+            " of a regional control plane may take longer than this.",
         )
         for group in (*self._running, *(step.group for step in self._waiting)):
             self._failed.setdefault(group, error)
@@ -286,9 +312,11 @@ class _Run:
 def is_busy(error: GpuError) -> bool:
     """Return True if GKE refused a change only because other operations are under way.
 
-    It says so of one ("Cluster is running incompatible operation ..."), of the cluster ("... is currently being
-    created, deleted, updated or repaired", terraform-provider-google issue 7638), and of too many node pools' ("hits
-    the concurrent operations quota", issue 15579 there).
+    It says so of one ("Cluster is running incompatible operation ...", or "Operation operation-... is currently
+    deleting a node pool ...": terraform-provider-google issue 10366), of the cluster ("... is currently being created,
+    deleted, updated or repaired", issue 7638 there), and of too many node pools' ("hits the concurrent operations
+    quota", issue 15579). The reason is CLUSTER_ALREADY_HAS_OPERATION (cluster-api-provider-gcp issue 1363). A refusal
+    with the word "operation" alone may be for good.
     """
     if has_code(error, "RESOURCE_EXHAUSTED"):
         return "concurrent operations quota" in message_of(error)

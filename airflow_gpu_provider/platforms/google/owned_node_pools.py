@@ -161,7 +161,7 @@ class OwnedNodePools(GroupSource):
 
     def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
         if self._gke.node_pools.describe(spec.candidate.group):
-            message = f"the operation that deletes {spec.candidate.group} is under way"
+            message = f"{spec.candidate.group} is currently being deleted"
             raise CloudError(f"{message}.", status="FAILED_PRECONDITION", message=message)
         return self._gke.node_pools.create(spec)
 

@@ -349,11 +349,20 @@ class GoogleCloud:
     def preempt(self, name: str) -> None:
         """Give a spot instance its notice now. ValueError if it is no running spot instance."""
         with self._lock:
-            group = next((group for group in self.node_pools.groups() if group.member(name)), None)
-            if group is None:
-                raise ValueError(f"no instance is named {name!r}")
-            group.preempt(name, self._now())
+            self._group_of(name).preempt(name, self._now())
         self._loop.wake()
+
+    def end_by_host(self, name: str, event: str = "terminateOnHostMaintenance") -> None:
+        """Have an instance end by its host's maintenance, or by "hostError". ValueError if it is no running one."""
+        with self._lock:
+            self._group_of(name).end_by_host(name, event, self._now())
+        self._loop.wake()
+
+    def _group_of(self, instance: str) -> InstanceGroup:
+        for group in self.node_pools.groups():
+            if group.member(instance):
+                return group
+        raise ValueError(f"no instance is named {instance!r}")
 
     def upgrade_nodes(self, node_pool: str) -> bool:
         """Upgrade a node pool's nodes, as GKE does by itself; False where it leaves the pool alone.

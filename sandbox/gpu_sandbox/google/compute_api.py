@@ -16,8 +16,9 @@ from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from gpu_sandbox.google.errors import GoogleApiError, invalid, not_found
 from gpu_sandbox.google.http_server import Call, Route, route
-from gpu_sandbox.google.instance_groups import InstanceGroup, LaunchError, Member
+from gpu_sandbox.google.instance_groups import InstanceGroup
 from gpu_sandbox.google.interface import GoogleTimings
+from gpu_sandbox.google.members import LaunchError, Member
 from gpu_sandbox.google.operations import timestamp
 from gpu_sandbox.google.quotas import Quotas
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal
 
 from airflow_gpu_provider.accelerators import gce_machine_type, gce_obtained_by
 from gpu_sandbox.clock import Clock
@@ -16,6 +15,7 @@ from gpu_sandbox.cloud_events import Outbox
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from gpu_sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
+from gpu_sandbox.google.members import LaunchError, Member
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.templates import Template
 
@@ -30,8 +30,6 @@ QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 _KEPT_ERRORS = 100
 _SUFFIX = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-Action = Literal["NONE", "CREATING", "RECREATING", "DELETING"]
-
 
 @dataclass(kw_only=True)
 class Surroundings:
@@ -45,49 +43,6 @@ class Surroundings:
     clock: Clock
     operations: ComputeOperations = field(default_factory=ComputeOperations)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchError:
-    """One instance that could not be had."""
-
-    code: str
-    message: str
-    instance: str
-    at: float
-
-
-@dataclass(kw_only=True)
-class Member:
-    """One managed instance. `status` is Compute Engine's, empty while there is no instance behind it."""
-
-    name: str
-    action: Action = "CREATING"
-    status: str = ""
-    instance_id: str = ""
-    deadline: float = 0.0
-    """When the present step is over; of one that has no instance, when it is tried next."""
-    created_at: float = 0.0
-    running_since: float | None = None
-    run_ends_at: float | None = None
-    """When its max_run_duration is over, in `Faults.deadline_seconds`."""
-    failing_since: float | None = None
-    error: LaunchError | None = None
-    counted: Counter[str] = field(default_factory=Counter)
-    announced: Instance | None = None
-    draining_until: float | None = None
-    taken_at: float | None = None
-    """When a spot instance that has had its notice ends."""
-    under_way: ComputeOperation | None = None
-    """The operation that makes its instance, or deletes it."""
-
-    @property
-    def leaving(self) -> bool:
-        return self.action == "DELETING" or self.draining_until is not None
-
-    @property
-    def runs(self) -> bool:
-        return self.status == "RUNNING"
 
 
 class InstanceGroup:
@@ -165,6 +120,27 @@ class InstanceGroup:
             member.taken_at = now + self._around.timings.preemption_notice
             at = datetime.fromtimestamp(member.taken_at, UTC)
             self._around.outbox.spot_notice(member.announced, at=at)
+
+    def end_by_host(self, name: str, event: str, now: float) -> None:
+        """End an instance by an event of its host, without a notice.
+
+        Compute Engine starts a standard one again elsewhere, with the same name and number; the group makes a spot one
+        anew. ValueError if it is no running instance of this group.
+        """
+        member = self.member(name)
+        if member is None or member.announced is None or member.leaving:
+            raise ValueError(f"{name} is no running instance of {self.name}")
+        counted = member.counted
+        self._begin(member, f"compute.instances.{event}", now)
+        if self.template.market == "spot":
+            self._end_instance(member, now)
+            self._make_anew(member, now)
+            return
+        member.counted = Counter()
+        self._end_instance(member, now)
+        member.counted, member.status = counted, "STAGING"
+        member.deadline = now + self._around.timings.instance_create
+        self._begin(member, "compute.instances.automaticRestart", now)
 
     # What it is
 

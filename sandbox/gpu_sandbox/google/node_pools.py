@@ -17,8 +17,9 @@ from google.cloud.container_v1.types import (
 
 from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.errors import GoogleApiError, not_found
-from gpu_sandbox.google.instance_groups import STOCKOUT, InstanceGroup, LaunchError, Surroundings
+from gpu_sandbox.google.instance_groups import STOCKOUT, InstanceGroup, Surroundings
 from gpu_sandbox.google.interface import ScalableGroup
+from gpu_sandbox.google.members import LaunchError
 from gpu_sandbox.google.node_pool_rules import (
     check,
     check_autoscaling,

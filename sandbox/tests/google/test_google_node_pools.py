@@ -323,6 +323,25 @@ def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -
         project.cloud.preempt("stranger")
 
 
+@pytest.mark.parametrize(("market", "is_the_same"), [({}, True), ({"spot": True}, False)])
+def test_maintenance_of_the_host_ends_a_machine_with_gpus(
+    project: Project, market: dict[str, bool], is_the_same: bool
+) -> None:
+    project.create(nodes=1, **market)
+    [name] = project.events.names("launched")
+    project.cloud.end_by_host(name)
+    project.advance()
+    assert project.events.names("terminated") == [name]
+    told = project.compute("GET", "zones/us-central1-a/operations")["items"]
+    events = [each["operationType"] for each in told if each["targetLink"].endswith(f"/instances/{name}")]
+    assert events[:2] == ["insert", "compute.instances.terminateOnHostMaintenance"]
+    assert ("compute.instances.automaticRestart" in events) is is_the_same
+    project.advance(REAL.instance_delete + REAL.instance_create)
+    (_, first), _, (_, second) = project.events.seen
+    assert project.events.names("launched") == [name, name]
+    assert (first.instance_id == second.instance_id) is is_the_same
+
+
 def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: Project) -> None:
     project.events.drains_at_once = False
     project.create(nodes=1)

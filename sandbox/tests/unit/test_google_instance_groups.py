@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_sandbox.cloud_events import Outbox, deliver
 from gpu_sandbox.faults import Faults, Stockout
-from gpu_sandbox.google.instance_groups import InstanceGroup, Member, Surroundings
+from gpu_sandbox.google.instance_groups import InstanceGroup, Surroundings
 from gpu_sandbox.google.interface import GoogleTimings, Instance
+from gpu_sandbox.google.members import Member
 from gpu_sandbox.google.node_pool_rules import complete
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.templates import template_of

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from airflow_gpu_provider.platforms.base import MachineLife
 from airflow_gpu_provider.platforms.google.instances import InstanceGroup, ending, last_end, lives
 
@@ -54,6 +56,29 @@ def test_one_name_has_a_life_for_each_machine_that_had_it() -> None:
         operation("insert", 0, 1),
     ]
     assert set(lives("g", BASE, operations, at(0))) == {life(41, 62), life(20, 39), life(0, 10)}
+
+
+@pytest.mark.parametrize(
+    "event", ["preempted", "hostError", "terminateOnHostMaintenance", "guestTerminate", "stoppedDueToPdDoubleServe"]
+)
+def test_a_machine_ends_with_each_of_compute_engines_own_events(event: str) -> None:
+    """What is left of it is deleted only when its group notices that it is gone."""
+    operations = [
+        operation("insert", 0, 1),
+        operation(f"compute.instances.{event}", 10, 10),
+        operation("delete", 19, 20),
+    ]
+    assert lives("g", BASE, operations, at(0)) == (life(0, 10),)
+
+
+def test_a_machine_that_is_started_again_elsewhere_goes_on() -> None:
+    maintained = [
+        operation("insert", 0, 1),
+        operation("compute.instances.terminateOnHostMaintenance", 10, 10),
+        operation("compute.instances.automaticRestart", 11, 12),
+    ]
+    assert lives("g", BASE, maintained, at(0)) == (life(0, None),)
+    assert lives("g", BASE, [*maintained, operation("delete", 30, 31)], at(0)) == (life(0, 31),)
 
 
 def test_what_runs_what_is_being_deleted_and_what_was_launched_before() -> None:

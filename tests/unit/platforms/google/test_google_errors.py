@@ -157,10 +157,14 @@ def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
     state = "Cluster is currently being created, deleted, updated or repaired and cannot be updated."
     assert is_busy(mapped(answer(400, state, "FAILED_PRECONDITION", reason="failedPrecondition")))
     assert is_busy(mapped(answer(400, "Try again", "FAILED_PRECONDITION", info="CLUSTER_ALREADY_HAS_OPERATION")))
+    deleting = "Operation operation-1-2f is currently deleting a node pool for cluster c. Please wait and try again."
+    assert is_busy(mapped(answer(400, deleting, reason="failedPrecondition")))
     many = 'Too many operations: cluster "c" hits the concurrent operations quota 5, please try again later.'
     assert is_busy(mapped(answer(429, many, "RESOURCE_EXHAUSTED")))
     assert not is_busy(mapped(answer(429, "slow down", "RESOURCE_EXHAUSTED")))
     assert not is_busy(mapped(answer(400, "Node pool is in ERROR", "FAILED_PRECONDITION")))
+    final = "The operation is not allowed: the node pool is managed by Config Controller."
+    assert not is_busy(mapped(answer(400, final, "FAILED_PRECONDITION")))
     assert not is_busy(mapped(answer(400, "Node pool has no such field", "INVALID_ARGUMENT")))
     assert has_code(mapped(answer(400, "bad")), "INVALID_ARGUMENT")
 
@@ -176,9 +180,70 @@ def test_a_group_that_is_refused_leaves_the_others_theirs() -> None:
         Step(group="b", doing="update b", start=lambda: taken.append("b")),
     ]
     gke: Any = None
-    failed = Operations(gke, "projects/p/locations/l").run(steps, print)
+    failed = Operations(gke, "projects/p/locations/l", "c").run(steps, print)
     assert {group: str(error) for group, error in failed.items()} == {"a": "Node pool a cannot be changed."}
     assert taken == ["b"]
+
+
+class _Gke:
+    """Answers list_operations with these, or refuses it."""
+
+    def __init__(self, *operations: dict[str, Any]) -> None:
+        self.operations = operations
+
+    def call(self, method: str, *, permission: str, **_: Any) -> dict[str, Any]:
+        assert method == "list_operations"
+        if not self.operations:
+            raise PermissionDenied("No.", "Grant it.", permission=permission)
+        return {"operations": self.operations}
+
+
+def _under_way(name: str, kind: str, target: str) -> dict[str, Any]:
+    link = f"https://container.googleapis.com/v1/projects/p/locations/l/clusters/{target}"
+    return {
+        "name": name,
+        "operation_type": kind,
+        "status": "RUNNING",
+        "target_link": link,
+        "start_time": "2026-03-01T02:00:00Z",
+    }
+
+
+UPGRADE = _under_way("operation-1", "UPGRADE_MASTER", "c")
+NODES = _under_way("operation-2", "UPGRADE_NODES", "c/nodePools/other")
+RUNNING = "Cluster is running incompatible operation operation-2."
+STATE = "Cluster is currently being created, deleted, updated or repaired and cannot be updated."
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        (STATE, "operation-1, UPGRADE_MASTER since 2026-03-01 02:00Z"),
+        (RUNNING, "operation-2, UPGRADE_NODES since 2026-03-01 02:00Z"),
+    ],
+)
+def test_a_wait_for_others_operations_says_which_it_is(
+    refusal: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.platforms.google.node_pools.PATIENCE", -1)
+
+    def busy() -> None:
+        raise CloudError(f"It failed ({refusal}).", status="FAILED_PRECONDITION", message=refusal)
+
+    def run(*operations: dict[str, Any]) -> tuple[str, str]:
+        gke: Any = _Gke(*operations)
+        lines: list[str] = []
+        steps = [Step(group="a", doing="create a", start=busy)]
+        failed = Operations(gke, "projects/p/locations/l", "c").run(steps, lines.append)
+        return lines[0], str(failed["a"])
+
+    elsewhere = _under_way("operation-3", "UPGRADE_MASTER", "d")
+    said, error = run(UPGRADE, NODES, elsewhere)
+    assert said == f"create a waits: {refusal} ({told})"
+    assert f"create a. It waited for {told}." in error
+    said, error = run()
+    assert said == f"create a waits: {refusal}"
+    assert "It waited for" not in error
 
 
 @pytest.mark.parametrize(
