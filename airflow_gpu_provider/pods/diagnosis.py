@@ -76,6 +76,12 @@ _LIBRARY_ON_GKE = (
     "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars, unless the"
     " image has it, as NVIDIA's have. If it is set:"
 )
+# CUDA's runtime calls a driver whose library it does not find "insufficient", which PyTorch calls none.
+_LIBRARY_NOT_FOUND = re.compile(
+    r"libcuda\.so|libnvidia-ml\.so|NVML Shared Library Not Found|NVMLError_LibraryNotFound"
+    r"|CUDA driver library cannot be found|Found no NVIDIA driver|driver version is insufficient"
+    r"|cudaErrorInsufficientDriver|failed call to cuInit"
+)
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
@@ -109,7 +115,7 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
 
 def _fix(word: LastWord, pool: GpuPool) -> str:
     """Return what to do: an image on GKE may have a driver, and no way to its library."""
-    is_unfound = pool.kind == "gke" and "libcuda.so" in word.line
+    is_unfound = pool.kind == "gke" and _LIBRARY_NOT_FOUND.search(word.line)
     return f"{_LIBRARY_ON_GKE} {word.advice.fix}" if is_unfound else word.advice.fix
 
 

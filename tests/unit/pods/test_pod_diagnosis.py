@@ -40,8 +40,16 @@ def test_driver() -> None:
     assert "n1" in error.what
 
 
-def test_an_image_that_does_not_look_where_gke_mounts_the_driver_s_library() -> None:
-    line = "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+        "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
+    ],
+)
+def test_an_image_that_does_not_look_where_gke_mounts_the_driver_s_library(line: str) -> None:
     on_gke = diagnosed(FAILED, [line], pool=a_gke_pool(), node="n1", bad_gpu="")
     assert type(on_gke) is DriverMissing
     assert "set LD_LIBRARY_PATH to that in env_vars" in on_gke.fix
