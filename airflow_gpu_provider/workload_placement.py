@@ -16,6 +16,10 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 
+_NOTICES = {"gke": 15, "eks": 120}
+"""Seconds that a preempted spot machine leaves pods: of Google's 30 GKE's kubelet keeps half for its own ("GKE,
+preemptible VMs" and "Spot VMs"); EC2 gives two minutes ("Spot Instance interruption notices")."""
+
 # What a placement goes by. Where the cluster is, and as whom it is spoken to, makes no difference to a manifest.
 _FIELDS = (
     "name",
@@ -120,6 +124,19 @@ def idle_gpus_warning(pool: GpuPool, gpus: int) -> str:
     return (
         f"A pod with {gpus} of the {each} GPUs of its node leaves {each - gpus} idle"
         f"{_cost(pool, (each - gpus) / each)}, unless other pods of pool {pool.name} use them at the same time."
+    )
+
+
+def grace_warning(pool: GpuPool, seconds: int | None) -> str:
+    """Say that a preempted machine of the pool leaves a pod less than the grace period that it asks for; else empty."""
+    longest = _NOTICES.get(pool.kind)
+    if seconds is None or longest is None or seconds <= longest:
+        return ""
+    if not {"SPOT", "PREEMPTIBLE"}.intersection(getattr(pool, "capacity_types", ())):
+        return ""
+    return (
+        f"The pod's terminationGracePeriodSeconds={seconds} has no effect where a spot machine of pool {pool.name} is"
+        f" preempted: it has {longest} seconds then. Write checkpoints while it trains, not at its end alone."
     )
 
 

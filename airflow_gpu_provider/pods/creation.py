@@ -24,7 +24,7 @@ from airflow_gpu_provider.pods.placement import Placement, check_gpus
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
-from airflow_gpu_provider.workload_placement import idle_gpus_warning
+from airflow_gpu_provider.workload_placement import grace_warning, idle_gpus_warning
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +45,12 @@ def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_
     if task.checkpoint:
         check_location(task.checkpoint)
     for pod, base, gpus in pods:
+        warnings = [grace_warning(pool, pod.spec.termination_grace_period_seconds)]
         if gpus:
             check_gpus(pool, gpus)
-            if warning := idle_gpus_warning(pool, gpus):
-                task.log.warning("%s", warning)
+            warnings.append(idle_gpus_warning(pool, gpus))
+        for warning in filter(None, warnings):
+            task.log.warning("%s", warning)
         if task.checkpoint:
             check_outlives_pod(task.checkpoint, pod, base, pool, groups)
         check_claims_reach(pod, pool, cluster.client, groups)

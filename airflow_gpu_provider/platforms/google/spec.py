@@ -348,7 +348,7 @@ def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
         return ()
     return (
         "preemptible machines take no max_run_duration: if Airflow never comes back, Google ends each after 24 hours,"
-        " and its group may start another in its place; with SPOT, at the same price, they end for good",
+        " and its group starts another in its place; with SPOT, at the same price, they end for good",
     )
 
 
