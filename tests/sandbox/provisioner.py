@@ -1,8 +1,8 @@
 """A small provisioner: it does to the sandbox's cluster what Karpenter, Auto Mode or an autoscaler of others does.
 
 Pods that wait and select its labels get a node, with the events of the provisioner that it plays; a node on which no
-pod runs goes after a moment, once the pod that it was brought for is not waiting. Karpenter's and Auto Mode's keep a
-NodeClaim for each of their machines.
+pod runs goes after a moment, once the pod that it was brought for is not waiting. What Karpenter and Auto Mode keep
+and say besides is in karpenter_standin.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
 from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
 
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.karpenter_objects import event, rfc3339
+from tests.sandbox.karpenter_standin import PLACE, Karpenter, of_pod
+from tests.sandbox.managed_namespaces import manage_namespaces, release_namespaces
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-GROUP, EC2_GROUP = "karpenter.sh", "karpenter.k8s.aws"
-_KINDS = (
-    ("NodePool", GROUP, "nodepools"),
-    ("NodeClaim", GROUP, "nodeclaims"),
-    ("EC2NodeClass", EC2_GROUP, "ec2nodeclasses"),
-)
-_WARDEN = "gke-warden"
 _LOOK_EVERY = 0.2
 _PATIENCE = 200.0
 
@@ -41,7 +37,7 @@ class Kind:
         source: The component that its events name.
         labels: What pods select, and nodes get.
         reason, message: Of the event when a node is asked for; `{name}` is the machine's.
-        claims: It keeps NodeClaims.
+        node_pool: The NodePool that it brings nodes by, with a NodeClaim for each; empty where it has no such thing.
         brings_plugin: Its nodes bring NVIDIA's device plugin.
         keeps_for_evictable: Labels whose nodes it brings only for pods that may be evicted, as Autopilot does with spot
             and compute classes (buildkite/agent-stack-k8s#849).
@@ -52,7 +48,7 @@ class Kind:
     labels: Mapping[str, str]
     reason: str
     message: str
-    claims: bool = False
+    node_pool: str = ""
     brings_plugin: bool = False
     keeps_for_evictable: frozenset[str] = frozenset()
     manages_namespaces: bool = False
@@ -60,10 +56,22 @@ class Kind:
 
 @dataclass
 class _Node:
+    """A machine, from the moment of asking for it: `since` is when its state began."""
+
     name: str
     pod: str
-    joined: bool = False
+    state: str = "asked"  # then launched, joined, ending
+    since: float = field(default_factory=time.monotonic)
     empty_since: float | None = None
+    is_expiring: bool = False
+
+    def turns(self, state: str) -> None:
+        self.state, self.since = state, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long its state has lasted."""
+        return time.monotonic() - self.since
 
 
 @dataclass
@@ -71,17 +79,22 @@ class Provisioner:
     """Runs in a thread of its own, as a context manager.
 
     Args:
-        failures: Launches that fail first, for want of capacity.
-        boot_seconds: From the event to the node.
+        failures: Launches that fail first, for want of capacity; `stock_out` is what the cloud says of them.
+        refusal: Reason and message of the cloud's refusal, as long as it refuses launches.
+        boot_seconds: From the launch to the node.
         keep_seconds: How long a node stays without pods.
+        end_seconds: How long a machine takes to end, while its node stays.
         boots, goes: What a test has to have seen before a node joins, and before it goes; waited for some minutes.
     """
 
     sandbox: Sandbox
     kind: Kind
     failures: int = 0
+    stock_out: str = "creating instance, insufficient capacity, no g6.xlarge in us-west-2a"
+    refusal: tuple[str, str] | None = None
     boot_seconds: float = 0.5
     keep_seconds: float = 1.0
+    end_seconds: float = 0.5
     boots: Callable[[], bool] = lambda: True
     goes: Callable[[], bool] = lambda: True
     brought: list[str] = field(default_factory=list)
@@ -89,7 +102,8 @@ class Provisioner:
     def __post_init__(self) -> None:
         api = config.new_client_from_config(str(self.sandbox.kubeconfig))
         self._core = client.CoreV1Api(api)
-        self._objects = client.CustomObjectsApi(api)
+        kind = self.kind
+        self._karpenter = Karpenter(api, kind.node_pool, kind.labels, kind.source) if kind.node_pool else None
         self._nodes: dict[str, _Node] = {}
         self._served: set[str] = set()
         self._numbers = itertools.count(1)
@@ -120,6 +134,10 @@ class Provisioner:
         """The machines that there are now, on their way too."""
         return list(self._nodes)
 
+    def expire(self, name: str) -> None:
+        """Let a node's time be over, with the pods that run on it (terminator/events/events.go)."""
+        self._nodes[name].is_expiring = True
+
     def _run(self) -> None:
         try:
             while not self._over.wait(_LOOK_EVERY):
@@ -135,15 +153,12 @@ class Provisioner:
         waiting = {pod.metadata.uid for pod in pods if pod.spec.node_name is None}
         busy = {p.spec.node_name for p in pods if not _is_daemon(p) and p.status.phase in ("Pending", "Running")}
         for node in list(self._nodes.values()):
-            if not node.joined or node.pod in waiting or node.name in busy:
-                node.empty_since = None
-            elif node.empty_since is None:
-                node.empty_since = time.monotonic()
-            elif self._has_been_kept(time.monotonic() - node.empty_since):
+            if node.state in ("asked", "launched"):
+                self._bring(node)
+            elif node.state == "joined":
+                self._look_after(node, pods, is_wanted=node.pod in waiting or node.name in busy)
+            elif node.seconds > self.end_seconds and node.name not in busy:
                 self._remove(node.name)
-
-    def _has_been_kept(self, seconds: float) -> bool:
-        return seconds > self.keep_seconds and (self.goes() or seconds > _PATIENCE)
 
     def _is_for_us(self, pod: Any) -> bool:
         selector = pod.spec.node_selector or {}
@@ -155,199 +170,98 @@ class Provisioner:
     # -- bringing ----------------------------------------------------------------------------------------------
 
     def _serve(self, pod: Any) -> None:
-        name = f"gpu-{next(self._numbers):05d}"
-        if self.failures:
-            self.failures -= 1
-            message = f"NodeClaim {name} event: creating instance, insufficient capacity, no g6.xlarge in us-west-2a"
-            self._event("NodeClaim", name, "default", "", "Warning", "InsufficientCapacityError", message)
+        if self._karpenter and not self._karpenter.takes(pod, nodes=len(self._nodes)):
             return
+        name = f"{self.kind.node_pool or 'gpu'}-{next(self._numbers):05d}"
+        if self._karpenter:
+            self._karpenter.asks(name)
+            if self.failures:
+                self.failures -= 1
+                self._karpenter.fails(name, self.stock_out)
+                return
         self._served.add(pod.metadata.uid)
         self._nodes[name] = _Node(name, pod.metadata.uid)
-        if self.kind.claims:
-            self._claim(name)
-        self._event(
-            "Pod",
-            pod.metadata.name,
-            pod.metadata.namespace,
-            pod.metadata.uid,
+        said = event(
+            of_pod(pod),
             "Normal",
             self.kind.reason,
             self.kind.message.format(name=name),
+            at=rfc3339(datetime.now(UTC)),
+            by=self.kind.source,
         )
-        time.sleep(self.boot_seconds)
-        until = time.monotonic() + _PATIENCE
-        while not self.boots() and time.monotonic() < until:
-            time.sleep(_LOOK_EVERY)
-        self.sandbox.agent.add_node(
-            NodeSpec(
-                name=name,
-                gpus=1,
-                labels=self.kind.labels,
-                provider_id=f"aws:///us-west-2a/i-{name}",
-                device_plugin_builtin=self.kind.brings_plugin,
-            )
-        )
-        self.brought.append(name)
-        self._nodes[name].joined = True
+        self._core.create_namespaced_event(pod.metadata.namespace, said)
 
-    def _claim(self, name: str) -> None:
-        launched = {"type": "Launched", "status": "True", "lastTransitionTime": _now()}
-        body = {
-            "apiVersion": f"{GROUP}/v1",
-            "kind": "NodeClaim",
-            "metadata": {"name": name, "labels": dict(self.kind.labels)},
-            "spec": {},
-            "status": {"conditions": [launched], "providerID": f"aws:///us-west-2a/i-{name}", "nodeName": name},
-        }
-        self._objects.create_cluster_custom_object(GROUP, "v1", "nodeclaims", body)
+    def _bring(self, node: _Node) -> None:
+        if node.state == "asked" and self.refusal:
+            assert self._karpenter, "only Karpenter's claims can say so"
+            self._karpenter.is_refused(node.name, *self.refusal)
+        elif node.state == "asked":
+            if self._karpenter:
+                self._karpenter.launches(node.name)
+            node.turns("launched")
+        elif node.seconds > self.boot_seconds and (self.boots() or node.seconds > _PATIENCE):
+            self.sandbox.agent.add_node(
+                NodeSpec(
+                    name=node.name,
+                    gpus=1,
+                    labels={**self.kind.labels, **(PLACE if self._karpenter else {})},
+                    provider_id=f"aws:///us-west-2a/i-{node.name}",
+                    device_plugin_builtin=self.kind.brings_plugin,
+                )
+            )
+            if self._karpenter:
+                self._karpenter.joins(node.name, node.name)
+            self.brought.append(node.name)
+            node.turns("joined")
+
+    # -- keeping and removing ------------------------------------------------------------------------------------
+
+    def _look_after(self, node: _Node, pods: list[Any], *, is_wanted: bool) -> None:
+        if self._karpenter:
+            self._karpenter.is_initialized(node.name, node.name)
+        if node.is_expiring:
+            self._expire(node, [pod for pod in pods if pod.spec.node_name == node.name and not _is_daemon(pod)])
+        elif is_wanted:
+            node.empty_since = None
+        elif node.empty_since is None:
+            node.empty_since = time.monotonic()
+        elif self._has_been_kept(time.monotonic() - node.empty_since):
+            self._end(node, "Empty")
+
+    def _has_been_kept(self, seconds: float) -> bool:
+        return seconds > self.keep_seconds and (self.goes() or seconds > _PATIENCE)
+
+    def _end(self, node: _Node, why: str) -> None:
+        if self._karpenter:
+            if why == "Empty" and self._karpenter.keeps(node.name, node.name):
+                return
+            self._karpenter.ends(node.name, node.name, why)
+            node.turns("ending")
+        else:
+            self._remove(node.name)
+
+    def _expire(self, node: _Node, pods: list[Any]) -> None:
+        assert self._karpenter, "others' nodes do not expire"
+        self._end(node, "Expired")
+        for pod in pods:
+            at = datetime.now(UTC)
+            has = pod.spec.termination_grace_period_seconds
+            self._karpenter.tell(
+                of_pod(pod),
+                "Normal",
+                "Disrupted",
+                f"Deleting the pod to accommodate the terminationTime {at:%Y-%m-%d %H:%M:%S} +0000 UTC of the node."
+                f" The pod was granted {has} seconds of grace-period of its {has} terminationGracePeriodSeconds."
+                " This bypasses the PDB of the pod and the do-not-disrupt annotation.",
+            )
+            self._core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
 
     def _remove(self, name: str) -> None:
         del self._nodes[name]
-        if self.kind.claims:
-            self._objects.delete_cluster_custom_object(GROUP, "v1", "nodeclaims", name)
         self.sandbox.agent.remove_node(name)
-
-    def _event(self, about: str, name: str, namespace: str, uid: str, type: str, reason: str, message: str) -> None:
-        body = {
-            "metadata": {"generateName": f"{name}.", "namespace": namespace},
-            "involvedObject": {"kind": about, "name": name, "namespace": namespace, "uid": uid},
-            "type": type,
-            "reason": reason,
-            "message": message,
-            "source": {"component": self.kind.source},
-            "firstTimestamp": _now(),
-            "lastTimestamp": _now(),
-        }
-        self._core.create_namespaced_event(namespace, body)
+        if self._karpenter:
+            self._karpenter.gone(name)
 
 
 def _is_daemon(pod: Any) -> bool:
     return any(owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ())
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-# -- Autopilot's namespaces --------------------------------------------------------------------------------------
-
-
-def manage_namespaces(sandbox: Sandbox) -> None:
-    """Refuse users' writes to kube-system, in GKE Warden's words; returns when it is so.
-
-    Pods and events stay as they are: the sandbox's kubelets write them, as the administrator that users are, too.
-    """
-    message = '\'GKE Warden authz [denied by managed-namespaces-limitation]: the namespace "kube-system" is managed and'
-    writes = ["CREATE", "UPDATE", "DELETE"]
-    # A namespaceSelector matches what is in no namespace, too: Nodes.
-    everything = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "scope": "Namespaced"}
-    policy = {
-        "metadata": {"name": _WARDEN},
-        "spec": {
-            "matchConstraints": {
-                "resourceRules": [{**everything, "operations": writes}],
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-            },
-            "matchConditions": [
-                {"name": "users", "expression": "!request.userInfo.username.startsWith('system:')"},
-                {"name": "writes-of-users", "expression": "!(request.resource.resource in ['pods', 'events'])"},
-            ],
-            "validations": [
-                {
-                    "expression": "false",
-                    "messageExpression": message
-                    + """ the request\\'s verb "' + request.operation.lowerAscii() + '" is denied'""",
-                    "reason": "Forbidden",
-                }
-            ],
-        },
-    }
-    binding = {"metadata": {"name": _WARDEN}, "spec": {"policyName": _WARDEN, "validationActions": ["Deny"]}}
-    api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    api.create_validating_admission_policy(policy)
-    api.create_validating_admission_policy_binding(binding)
-    _until(lambda: _is_managed(sandbox))
-
-
-def release_namespaces(sandbox: Sandbox) -> None:
-    """Let users write to kube-system again."""
-    api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    api.delete_validating_admission_policy_binding(_WARDEN)
-    api.delete_validating_admission_policy(_WARDEN)
-    _until(lambda: not _is_managed(sandbox))
-
-
-def _is_managed(sandbox: Sandbox) -> bool:
-    core = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    try:
-        core.create_namespaced_config_map("kube-system", {"metadata": {"generateName": "probe-"}}, dry_run="All")
-    except ApiException as error:
-        if error.status != 403:
-            raise
-        return True
-    return False
-
-
-# -- Karpenter's own kinds of object ---------------------------------------------------------------------------
-
-
-def install_karpenter(sandbox: Sandbox) -> None:
-    """Teach the cluster what NodePools and NodeClaims are."""
-    api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for kind, group, plural in _KINDS:
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        api.create_custom_resource_definition(
-            {
-                "metadata": {"name": f"{plural}.{group}"},
-                "spec": {
-                    "group": group,
-                    "scope": "Cluster",
-                    "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-                    "versions": [version],
-                },
-            }
-        )
-    _until(lambda: all(_served(sandbox, group, plural) for _, group, plural in _KINDS))
-
-
-def uninstall_karpenter(sandbox: Sandbox) -> None:
-    """Let the cluster forget them, with their objects."""
-    api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for _, group, plural in _KINDS:
-        api.delete_custom_resource_definition(f"{plural}.{group}")
-    _until(lambda: not any(_served(sandbox, group, plural) for _, group, plural in _KINDS))
-
-
-def node_pool(sandbox: Sandbox, name: str, *, group: str, **template: Any) -> None:
-    """Make a NodePool; `group` is its node class's API group, `template` more of its template's spec."""
-    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
-    spec = {"nodeClassRef": {"group": group, "kind": "NodeClass", "name": "default"}, **template}
-    body = {"apiVersion": f"{GROUP}/v1", "kind": "NodePool", "metadata": {"name": name}}
-    objects.create_cluster_custom_object(GROUP, "v1", "nodepools", {**body, "spec": {"template": {"spec": spec}}})
-
-
-def ec2_node_class(sandbox: Sandbox, name: str, *, alias: str) -> None:
-    """Make an EC2NodeClass; `alias` says which images its machines run."""
-    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
-    body: dict[str, Any] = {"apiVersion": f"{EC2_GROUP}/v1", "kind": "EC2NodeClass", "metadata": {"name": name}}
-    body["spec"] = {"amiSelectorTerms": [{"alias": alias}]}
-    objects.create_cluster_custom_object(EC2_GROUP, "v1", "ec2nodeclasses", body)
-
-
-def _served(sandbox: Sandbox, group: str, plural: str) -> bool:
-    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
-    try:
-        objects.list_cluster_custom_object(group, "v1", plural)
-    except ApiException as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
-
-
-def _until(is_so: Any, *, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
-        time.sleep(0.1)

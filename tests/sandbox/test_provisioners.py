@@ -35,14 +35,8 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
-from tests.sandbox.provisioner import (
-    Kind,
-    Provisioner,
-    ec2_node_class,
-    install_karpenter,
-    node_pool,
-    uninstall_karpenter,
-)
+from tests.sandbox.karpenter_objects import ec2_node_class, install_karpenter, node_pool, uninstall_karpenter
+from tests.sandbox.provisioner import Kind, Provisioner
 from tests.sandbox.running import context_of, eventually, run
 
 KARPENTER = Kind(
@@ -50,14 +44,14 @@ KARPENTER = Kind(
     labels={"karpenter.sh/nodepool": "gpu"},
     reason="Nominated",
     message="Pod should schedule on: nodeclaim/{name}",
-    claims=True,
+    node_pool="gpu",
 )
 AUTO_MODE = Kind(
     source="eks-auto-mode/compute",
     labels={"eks.amazonaws.com/instance-gpu-name": "l4"},
     reason="Nominated",
     message="Pod should schedule on: nodeclaim/{name}",
-    claims=True,
+    node_pool="gpu-auto",
     brings_plugin=True,
 )
 AUTOPILOT = Kind(
@@ -210,7 +204,6 @@ def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: py
     monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 0.5)
     with (
         capture_logs() as logs,
-        # Karpenter takes no node away before its GPUs are registered; the stand-in, none before it is told to.
         Provisioner(gpu_sandbox, KARPENTER, failures=10, goes=lambda: is_told(logs, *LEAVING)) as there,
     ):
         one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
