@@ -84,7 +84,7 @@ def test_where_the_connection_says_nothing_it_is_airflows(monkeypatch: pytest.Mo
 
 
 def test_another_connection_than_the_default_has_to_exist() -> None:
-    with pytest.raises(ConnectionNotFound, match="'team' does not exist"):
+    with pytest.raises(ConnectionNotFound, match="'team' was not found"):
         sidecar(TRAIN, "team")
 
 
