@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE"]
+Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
+"""The last two are those of external groups alone, whose owner has reserved the machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

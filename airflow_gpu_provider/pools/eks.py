@@ -203,6 +203,11 @@ class EksGpuPool(GpuPool):
         super()._validate()
         self._check("cluster_name", bool, "the name of an EKS cluster")
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
+        if "CAPACITY_BLOCK" in self.capacity_types:
+            raise self._error(
+                "capacity_types: this package makes no groups for Capacity Blocks, whose reservation a template names",
+                'Make one of yours and name it in node_groups, with manage="scale" (docs/groups-of-others.md).',
+            )
         self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
         self._check_manage(shape=SHAPE, machine_types="instance_types")

@@ -196,6 +196,14 @@ TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
 """The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""
 
 
+_MARKETS: Mapping[str, Market] = {
+    "spot": "SPOT",
+    "capacity-block": "CAPACITY_BLOCK",
+    "interruptible-capacity-reservation": "INTERRUPTIBLE_CAPACITY_RESERVATION",
+}
+"""By a launch template's MarketType (botocore, ec2). What is reserved counts against no quota of running instances."""
+
+
 def read_group(
     name: str, asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
 ) -> NamedGroup:
@@ -254,14 +262,14 @@ def _overrides(asg: Mapping[str, Any]) -> list[str]:
 
 
 def _market(asg: Mapping[str, Any], template: Mapping[str, Any]) -> Market:
-    """Return the market of a self-managed group; one that mixes both counts as on-demand."""
+    """Return the market of a self-managed group; one that mixes on-demand and spot counts as on-demand."""
     mixed = asg.get("MixedInstancesPolicy")
     if mixed:
         split = mixed.get("InstancesDistribution") or {}
         all_spot = not split.get("OnDemandBaseCapacity") and split.get("OnDemandPercentageAboveBaseCapacity") == 0
         return "SPOT" if all_spot else "ON_DEMAND"
     options = template.get("InstanceMarketOptions") or {}
-    return "SPOT" if options.get("MarketType") == "spot" else "ON_DEMAND"
+    return _MARKETS.get(options.get("MarketType", ""), "ON_DEMAND")
 
 
 def _has_gpus(instance_type: str) -> bool:

@@ -18,6 +18,7 @@ from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, gro
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
@@ -200,6 +201,7 @@ class OwnedGroups(GroupSource):
             *subnet_notes(subnets, self._pool),
             *self._security_notes(),
             *self._offers.notes,
+            *type_notes(self._pool),
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
             *(() if self._pool.launch_template else eks_launch_templates.disk_notes(self._pool, {})),
         )

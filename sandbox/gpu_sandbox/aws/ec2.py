@@ -76,7 +76,7 @@ class Ec2Backend(EC2Backend):
             associate_public_ip=None,
             launch_template=launch_template,
             region_name=self.region_name,
-            lifecycle="spot" if market == "spot" else None,
+            lifecycle=None if market == "on-demand" else market,
             tags={"instance": tags},
         )
         instance = reservation.instances[0]
@@ -102,7 +102,9 @@ class Ec2Backend(EC2Backend):
 
 
 def market_of(instance: Ec2Instance) -> Market:
-    return "spot" if instance.lifecycle == "spot" else "on-demand"
+    """By its InstanceLifecycle, which an on-demand instance does not have."""
+    lifecycle: Market | None = instance.lifecycle
+    return lifecycle or "on-demand"
 
 
 def set_state(instance: Ec2Instance, state: StateName) -> None:

@@ -507,7 +507,13 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             subnets=self._subnets(),
             mixed_instances_policy=self.mixed_instances_policy,
             template_type=self.instance_type,
+            template_market=self._template_market(),
         )
+
+    def _template_market(self) -> str:
+        template = self.ec2_launch_template
+        data = template.get_version(self.launch_template_version).data if template else {}
+        return str((data.get("InstanceMarketOptions") or {}).get("MarketType", ""))
 
     def _subnets(self) -> list[tuple[str, str]]:
         if not self.vpc_zone_identifier:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-Market = Literal["on-demand", "spot"]
+Market = Literal["on-demand", "spot", "capacity-block"]
 
 
 @dataclass(frozen=True, kw_only=True)

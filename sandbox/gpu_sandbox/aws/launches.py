@@ -14,7 +14,7 @@ from gpu_sandbox.aws.interface import Market
 from gpu_sandbox.aws.quotas import VcpuQuotas
 from gpu_sandbox.faults import Faults
 
-_MARKET_WORDS: dict[Market, str] = {"on-demand": "On-Demand", "spot": "Spot"}
+_MARKET_WORDS: dict[Market, str] = {"on-demand": "On-Demand", "spot": "Spot", "capacity-block": "Capacity Block"}
 
 _ERRORS = {
     "InsufficientFreeAddressesInSubnet": (
@@ -49,6 +49,8 @@ class LaunchPlan:
     instance_types: Sequence[str]
     on_demand_base: int = 0
     on_demand_percentage: int = 100
+    from_block: bool = False
+    """Whether its launch template takes what a Capacity Block has reserved, whatever the split says."""
     fleet: bool = True
     """Whether the group has a mixed instances policy, which shows in EC2's messages."""
     by_capacity: bool = False
@@ -56,6 +58,8 @@ class LaunchPlan:
 
     def market(self, desired: int, present: Iterable[Market]) -> Market:
         """The market of the next instance."""
+        if self.from_block:
+            return "capacity-block"
         above_base = max(desired - self.on_demand_base, 0)
         on_demand = min(desired, self.on_demand_base) + math.ceil(above_base * self.on_demand_percentage / 100)
         return "on-demand" if Counter(present)["on-demand"] < on_demand else "spot"
@@ -78,15 +82,18 @@ def plan_of(
     subnets: Sequence[tuple[str, str]],
     mixed_instances_policy: dict[str, Any] | None,
     template_type: str,
+    template_market: str,
 ) -> LaunchPlan:
-    """The plan that a group's API fields describe."""
+    """The plan that a group's API fields, and its template's type and MarketType, describe."""
+    from_block = template_market == "capacity-block"
     if not mixed_instances_policy:
-        return LaunchPlan(subnets=subnets, instance_types=(template_type,), fleet=False)
+        return LaunchPlan(subnets=subnets, instance_types=(template_type,), from_block=from_block, fleet=False)
     distribution = mixed_instances_policy.get("InstancesDistribution", {})
     overrides = mixed_instances_policy.get("LaunchTemplate", {}).get("Overrides", [])
     return LaunchPlan(
         subnets=subnets,
         instance_types=tuple(o["InstanceType"] for o in overrides if "InstanceType" in o) or (template_type,),
+        from_block=from_block,
         on_demand_base=int(distribution.get("OnDemandBaseCapacity", 0)),
         on_demand_percentage=int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100)),
         by_capacity="capacity" in distribution.get("SpotAllocationStrategy", "lowest-price"),
@@ -110,7 +117,7 @@ class Ec2Capacity:
         refusals = [(pool, self._refusal(pool, plan)) for pool in pools]
         granted = [pool for pool, refusal in refusals if refusal is None]
         if granted:
-            return granted[0] if granted[0].market == "on-demand" else self.random.choice(granted)
+            return self.random.choice(granted) if granted[0].market == "spot" else granted[0]
         pool, refusal = refusals[0]
         code, text = refusal or ("", "")
         prefix = f"Could not launch {_MARKET_WORDS[pool.market]} Instances. {code} - " if plan.fleet else ""
@@ -146,7 +153,7 @@ class Ec2Capacity:
         )
 
     def _out_of_stock(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str]:
-        if pool.market == "on-demand":
+        if pool.market != "spot":
             return "InsufficientInstanceCapacity", (
                 f"We currently do not have sufficient {pool.instance_type} capacity in the Availability Zone you "
                 f"requested ({pool.zone}). Our system will be working on provisioning additional capacity. You can "

@@ -494,6 +494,23 @@ def test_a_self_managed_group_drains_nothing(account: Account) -> None:
     assert (node.nodegroup, node.cluster_name, node.instance_type) == (None, None, "g5.xlarge")
 
 
+def test_a_group_of_a_capacity_block_counts_against_no_quota(account: Account) -> None:
+    """Its launch template has the block's MarketType and reservation ("Create self-managed nodes with ...")."""
+    account.cloud.set_quota("L-417A185B", 0)
+    reservation = {"CapacityReservationTarget": {"CapacityReservationId": "cr-02168da1478b509e0"}}
+    data = {
+        "ImageId": "ami-12345678",
+        "InstanceType": "p5.48xlarge",
+        "InstanceMarketOptions": {"MarketType": "capacity-block"},
+        "CapacityReservationSpecification": reservation,
+    }
+    account.ec2.create_launch_template(LaunchTemplateName="block", LaunchTemplateData=data)
+    own_group(account, LaunchTemplate={"LaunchTemplateName": "block"})
+    (instance,) = account.grow("own", 1)
+    (described,) = account.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"]
+    assert described["InstanceLifecycle"] == "capacity-block"
+
+
 def test_a_self_managed_group_joins_by_tag_and_kubelet_flags(account: Account) -> None:
     script = "bootstrap.sh k8s --kubelet-extra-args '--node-labels=role=x,a=b --register-with-taints=gpu=y:NoSchedule'"
     account.ec2.create_launch_template(

@@ -6,8 +6,15 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+from botocore.session import get_session
+
 from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.errors import QuotaExceeded
+from airflow_gpu_provider.platforms.aws.external_groups import candidate
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.platforms.aws.quota import judge, quota_code
+from airflow_gpu_provider.platforms.quota import Quota
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 POOL = EksGpuPool(
@@ -19,6 +26,7 @@ POOL = EksGpuPool(
     asg_names=["own"],
     max_nodes=4,
 )
+NO_QUOTA = Quota(name="P", limit=0, used=0, words="quota 'P' is 0 vCPUs", request="P")
 NODE_GROUP = {
     "nodegroupName": "web-gpu",
     "status": "ACTIVE",
@@ -62,6 +70,34 @@ class AutoScaling:
 
     def schedule_scale_to_zero(self, name: str, at: datetime, *, size: int) -> None:
         self.switched[name] = size
+
+
+@pytest.mark.parametrize(
+    ("market_type", "market", "counts"),
+    [
+        ("", "ON_DEMAND", True),
+        ("spot", "SPOT", True),
+        ("capacity-block", "CAPACITY_BLOCK", False),
+        ("interruptible-capacity-reservation", "INTERRUPTIBLE_CAPACITY_RESERVATION", False),
+    ],
+)
+def test_a_group_of_reserved_machines_is_judged_by_no_quota(market_type: str, market: str, counts: bool) -> None:
+    """An account that buys blocks may have a quota of 0 for P instances."""
+    options = {"InstanceMarketOptions": {"MarketType": market_type}} if market_type else {}
+    found = candidate("own", asg("own"), None, {"InstanceType": "p5.48xlarge", **options})
+    assert found.market == market
+    assert (quota_code(found.instance_type, found.market) is not None) is counts
+    quotas, vcpus = ({}, {}) if not counts else ({quota_code("p5.48xlarge", market): NO_QUOTA}, {"p5.48xlarge": 192})
+    if not counts:
+        assert judge(POOL, 2, [found], quotas, vcpus).over_quota == frozenset()
+        return
+    with pytest.raises(QuotaExceeded):
+        judge(POOL, 2, [found], quotas, vcpus)
+
+
+def test_every_market_of_a_launch_template_has_its_place() -> None:
+    known = get_session().get_service_model("ec2").shape_for("MarketType").enum
+    assert set(known) == {"spot", "capacity-block", "interruptible-capacity-reservation", "on-demand"}
 
 
 def test_a_group_that_comes_later_is_seen_and_what_is_complete_is_not_listed_again() -> None:
