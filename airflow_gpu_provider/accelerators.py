@@ -10,6 +10,7 @@ A machine type that is not listed here still works: what depends on the catalogu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -67,11 +68,15 @@ GPUS: dict[str, Gpu] = {
         Gpu(name="A100", product="NVIDIA-A100-SXM4-40GB", accelerator="nvidia-tesla-a100", memory_gib=40),
         Gpu(name="A100-80GB", product="NVIDIA-A100-SXM4-80GB", accelerator="nvidia-a100-80gb", memory_gib=80),
         Gpu(name="L4", product="NVIDIA-L4", accelerator="nvidia-l4", memory_gib=24),
+        Gpu(name="L4-3Q", product="NVIDIA-L4-3Q", accelerator="nvidia-l4-3q", memory_gib=3),
+        Gpu(name="L4-6Q", product="NVIDIA-L4-6Q", accelerator="nvidia-l4-6q", memory_gib=6),
+        Gpu(name="L4-12Q", product="NVIDIA-L4-12Q", accelerator="nvidia-l4-12q", memory_gib=12),
         Gpu(name="L40S", product="NVIDIA-L40S", accelerator="nvidia-l40s", memory_gib=48),
         Gpu(name="H100", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-80gb", memory_gib=80),
         Gpu(name="H100-MEGA", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-mega-80gb", memory_gib=80),
         Gpu(name="H200", product="NVIDIA-H200", accelerator="nvidia-h200-141gb", memory_gib=141),
         Gpu(name="B200", product="NVIDIA-B200", accelerator="nvidia-b200", memory_gib=180),
+        Gpu(name="B300", product="NVIDIA-B300-SXM6-AC", accelerator="nvidia-b300", memory_gib=268),
         Gpu(name="GB200", product="NVIDIA-GB200", accelerator="nvidia-gb200", memory_gib=186),
         Gpu(
             name="RTX-PRO-6000",
@@ -82,7 +87,7 @@ GPUS: dict[str, Gpu] = {
     )
 }
 
-# EC2 type: (GPU, GPUs, vCPUs, memory GiB)
+# EC2 type: (GPU, GPUs, vCPUs, memory GiB). A part of a GPU, as in g6f machines, is one that pods can ask for.
 _EC2: dict[str, tuple[str, int, int, float]] = {
     "p2.xlarge": ("K80", 1, 4, 61),
     "p2.8xlarge": ("K80", 8, 32, 488),
@@ -98,6 +103,7 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
     "p5e.48xlarge": ("H200", 8, 192, 2048),
     "p5en.48xlarge": ("H200", 8, 192, 2048),
     "p6-b200.48xlarge": ("B200", 8, 192, 2048),
+    "p6-b300.48xlarge": ("B300", 8, 192, 4096),
     "g4dn.xlarge": ("T4", 1, 4, 16),
     "g4dn.2xlarge": ("T4", 1, 8, 32),
     "g4dn.4xlarge": ("T4", 1, 16, 64),
@@ -129,6 +135,11 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
     "g6.48xlarge": ("L4", 8, 192, 768),
     "gr6.4xlarge": ("L4", 1, 16, 128),
     "gr6.8xlarge": ("L4", 1, 32, 256),
+    "g6f.large": ("L4-3Q", 1, 2, 8),
+    "g6f.xlarge": ("L4-3Q", 1, 4, 16),
+    "g6f.2xlarge": ("L4-6Q", 1, 8, 32),
+    "g6f.4xlarge": ("L4-12Q", 1, 16, 64),
+    "gr6f.4xlarge": ("L4-12Q", 1, 16, 128),
     "g6e.xlarge": ("L40S", 1, 4, 32),
     "g6e.2xlarge": ("L40S", 1, 8, 64),
     "g6e.4xlarge": ("L40S", 1, 16, 128),
@@ -137,6 +148,12 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
     "g6e.16xlarge": ("L40S", 1, 64, 512),
     "g6e.24xlarge": ("L40S", 4, 96, 768),
     "g6e.48xlarge": ("L40S", 8, 192, 1536),
+    "g7e.2xlarge": ("RTX-PRO-6000", 1, 8, 64),
+    "g7e.4xlarge": ("RTX-PRO-6000", 1, 16, 128),
+    "g7e.8xlarge": ("RTX-PRO-6000", 1, 32, 256),
+    "g7e.12xlarge": ("RTX-PRO-6000", 2, 48, 512),
+    "g7e.24xlarge": ("RTX-PRO-6000", 4, 96, 1024),
+    "g7e.48xlarge": ("RTX-PRO-6000", 8, 192, 2048),
 }
 
 
@@ -148,6 +165,17 @@ KEPLER_FAMILIES = ("g2", "p2")
 their nodes never join, or never have a GPU (bottlerocket-os/bottlerocket#3959)."""
 
 
+_ARM = re.compile(r"(g|gr|p)\d+g|p6e-gb\d")
+"""EC2 families of arm64 machines: with Graviton processors ("g5g"), and Grace's in UltraServers."""
+
+
+def arch_of(name: str) -> str | None:
+    """Return what processors EC2 type `name` has: "amd64" or "arm64"; None for one whose name alone is known."""
+    if _ARM.match(name):
+        return "arm64"
+    return "amd64" if name in _EC2 else None
+
+
 @cache
 def instance_type(name: str) -> InstanceType | None:
     """Return what EC2 type `name` carries, or None where the catalogue does not know it."""
@@ -155,7 +183,7 @@ def instance_type(name: str) -> InstanceType | None:
     if row is None:
         return None
     gpu, gpus, vcpus, memory = row
-    arch = "arm64" if name.startswith("g5g.") else "amd64"
+    arch = arch_of(name) or "amd64"
     return InstanceType(name=name, gpu=GPUS[gpu], gpus=gpus, vcpus=vcpus, memory_gib=memory, arch=arch)
 
 

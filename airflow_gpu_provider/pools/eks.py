@@ -241,13 +241,13 @@ class EksGpuPool(GpuPool):
             return
         arch, other = ("arm64", "x86_64") if "ARM_64" in self.ami_type else ("amd64", "ARM_64")
         for name in self.instance_types:
-            known = accelerators.instance_type(name)
-            if known and known.arch != arch:
+            its = accelerators.arch_of(name)
+            if its not in (None, arch):
                 fitting = [
                     each for each in _GPU_AMI_TYPES if other in each and "FIPS" not in each and "AL2_" not in each
                 ]
                 raise self._error(
-                    f"{name} has {known.arch} processors, and ami_type {self.ami_type} is for {arch}",
+                    f"{name} has {its} processors, and ami_type {self.ami_type} is for {arch}",
                     f"Choose one of {', '.join(fitting)}, and types of one kind of processor.",
                 )
 

@@ -246,7 +246,7 @@ def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:
     }
     for gpu in described.get("GpuInfo", {}).get("Gpus", []):
         if gpu["Manufacturer"] == "NVIDIA":
-            hardware["gpus"] = gpu["Count"]
+            hardware["gpus"] = gpu.get("LogicalGpuCount", gpu["Count"])  # parts of a GPU count 0
             hardware["gpu_product"] = f"NVIDIA-{gpu['Name']}"
             hardware["gpu_memory_mib"] = gpu["MemoryInfo"]["SizeInMiB"]
     return hardware

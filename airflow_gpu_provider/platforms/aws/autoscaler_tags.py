@@ -20,6 +20,7 @@ from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
 DISCOVERY = "k8s.io/cluster-autoscaler"
 ENABLED = f"{DISCOVERY}/enabled"
 TEMPLATE = f"{DISCOVERY}/node-template"
+_GPUS = f"{TEMPLATE}/resources/{GPU_RESOURCE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def wanted_tags(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
         **{f"{TEMPLATE}/label/{key}": value for key, value in labels.items()},
         **{f"{TEMPLATE}/taint/{taint.key}": f"{taint.value}:{taint.effect}" for taint in pool.parsed_taints},
         # Of a type that is not in the catalogue, cluster-autoscaler asks EC2.
-        **({f"{TEMPLATE}/resources/{GPU_RESOURCE}": str(machine.gpus)} if machine else {}),
+        **({_GPUS: str(machine.gpus)} if machine else {}),
         **{f"{TEMPLATE}/autoscaling-options/{key}": value for key, value in pool.autoscaling_options.items()},
     }
 
@@ -96,6 +97,11 @@ def missing_tags(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -
     found = {tag["Key"] for tag in asg.get("Tags", ())}
     put = tag_change(pool, instance_type, asg).put
     return {key: value for key, value in put.items() if key.startswith(f"{TEMPLATE}/") or key not in found}
+
+
+def has_gpus_tag(asg: Mapping[str, Any]) -> bool:
+    """Return True if a tag tells cluster-autoscaler how many GPUs a node of the group has."""
+    return any(tag["Key"] == _GPUS for tag in asg.get("Tags", ()))
 
 
 def tag_command(asg_name: str, tags: Mapping[str, str], region: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
-from airflow_gpu_provider.platforms.aws.autoscaler_tags import missing_tags, tag_command
+from airflow_gpu_provider.platforms.aws import fractional_gpus
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -126,6 +127,8 @@ class ExternalGroups(GroupSource):
         if not self._pool.is_autoscaled:
             return
         lacking = {}
+        untold = [self._candidate(each).instance_type for each in named if not has_gpus_tag(each.asg)]
+        fractional_gpus.check(self._eks.clients.ec2, self._pool, untold)
         for each in named:
             instance_type = self._candidate(each).instance_type
             if tags := missing_tags(self._pool, instance_type, each.asg):

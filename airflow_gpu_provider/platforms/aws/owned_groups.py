@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
+from airflow_gpu_provider.platforms.aws import fractional_gpus
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
@@ -84,6 +85,7 @@ class OwnedGroups(GroupSource):
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
         eks_spec.check_image(self._pool, self._eks.description["version"])
+        fractional_gpus.check(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:

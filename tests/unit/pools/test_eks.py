@@ -58,6 +58,7 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"instance_types": ["g2.2xlarge"]}, "Kepler GPUs"),
         ({"instance_types": ["g4ad.xlarge"]}, "AMD's, not NVIDIA's"),
         ({"instance_types": ["g5g.xlarge"]}, "arm64 processors, and ami_type AL2023_x86_64_NVIDIA is for amd64"),
+        ({"instance_types": ["p6e-gb200.36xlarge"]}, "has arm64 processors, and ami_type AL2023_x86_64_NVIDIA"),
         ({"ami_type": "AL2023_ARM_64_NVIDIA"}, "Choose one of AL2023_x86_64_NVIDIA, BOTTLEROCKET_x86_64_NVIDIA"),
         ({"node_labels": {"kubernetes.io/role": "gpu"}}, "EKS rejects kubernetes.io/role"),
         ({"node_labels": {"eks.amazonaws.com/team": "ml"}}, "EKS rejects eks.amazonaws.com/team"),

@@ -6,9 +6,12 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.platforms.aws import fractional_gpus
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     TagChange,
     news,
@@ -20,6 +23,7 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
 from airflow_gpu_provider.platforms.aws.spec import changes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
 
 TYPE = "g6.12xlarge"
@@ -52,6 +56,37 @@ def test_an_empty_group_is_described_in_cluster_autoscaler_s_words() -> None:
         f"{template}/resources/nvidia.com/gpu": "4",
         f"{template}/autoscaling-options/scaledownunneededtime": "5m",
     }
+
+
+@pytest.mark.parametrize("name", ["g6f.large", "g6f.4xlarge", "gr6f.4xlarge"])
+def test_a_part_of_a_gpu_is_one_to_ask_for(name: str) -> None:
+    """EC2 counts it as none, as it intends to (aws/aws-cli#9659), and a node has one."""
+    tags = wanted_tags(pool(instance_types=[name]), name)
+    assert tags["k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu"] == "1"
+
+
+class Ec2:
+    """Knows of a newer type with parts of a GPU, and of one with whole ones."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def items(self, call: str, key: str, *, InstanceTypes: list[str]) -> list[dict[str, Any]]:
+        assert (call, key) == ("describe_instance_types", "InstanceTypes")
+        self.asked += InstanceTypes
+        gpus = {"g9f.large": {"Count": 0, "LogicalGpuCount": 1}, "g9.large": {"Count": 1, "LogicalGpuCount": 1}}
+        return [{"InstanceType": name, "GpuInfo": {"Gpus": [gpus[name]]}} for name in InstanceTypes]
+
+
+def test_a_newer_type_with_parts_of_a_gpu_is_refused_where_nothing_tells_cluster_autoscaler_of_them() -> None:
+    ec2: Any = Ec2()
+    newer = pool(instance_types=["g9f.large", "g9.large", TYPE], node_labels={ACCELERATOR_LABEL: "nvidia-l9"})
+    with pytest.raises(PoolSpecError, match=r"no whole GPU in g9f.large, and.* scaling=\"direct\""):
+        fractional_gpus.check(ec2, newer, newer.instance_types)
+    fractional_gpus.check(ec2, newer, ["g9.large", TYPE, ""])
+    assert ec2.asked == ["g9.large", "g9f.large", "g9.large"], "and never one of the catalogue"
+    fractional_gpus.check(ec2, pool(scaling="direct", instance_types=["g9f.large"]), ["g9f.large"])
+    assert len(ec2.asked) == 3
 
 
 def test_the_nodes_carry_the_labels_that_the_tags_promise() -> None:
