@@ -36,6 +36,8 @@ class Subnet:
         free: Addresses that are free in it.
         has_nodes: Another node group of the cluster is in it.
         named: The pool names it, so that it is taken as it stands.
+        lacks_ipv6: The cluster gives pods IPv6 addresses, and machines in the subnet have none: EKS makes no node group
+            there (botocore's eks, NodegroupIssueCode Ec2SubnetMissingIpv6Assignment).
     """
 
     id: str
@@ -44,15 +46,21 @@ class Subnet:
     way_out: WayOut = "private"
     has_nodes: bool = False
     named: bool = False
+    lacks_ipv6: bool = False
 
     @property
     def is_usable(self) -> bool:
         """True if nodes there join without anything else in the VPC."""
-        return self.way_out in ("private", "public")
+        return self.way_out in ("private", "public") and not self.lacks_ipv6
 
 
 def zone_subnets(
-    ec2: AwsService, pool: EksGpuPool, *, of_nodes: Collection[str], of_cluster: Collection[str]
+    ec2: AwsService,
+    pool: EksGpuPool,
+    *,
+    of_nodes: Collection[str],
+    of_cluster: Collection[str],
+    has_ipv6_pods: bool = False,
 ) -> dict[str, Subnet]:
     """Return one subnet for each zone of the pool, in order of preference.
 
@@ -65,6 +73,7 @@ def zone_subnets(
         pool: The rendered spec.
         of_nodes: Subnets of the cluster's other node groups.
         of_cluster: Subnets that the cluster itself names.
+        has_ipv6_pods: The cluster's IP family is IPv6.
 
     Raises:
         PoolSpecError: A zone that the pool names has no subnet, or a subnet does not exist.
@@ -75,7 +84,7 @@ def zone_subnets(
             zone = raw["AvailabilityZone"]
             chosen.setdefault(zone, Subnet(id=raw["SubnetId"], zone=zone, named=True))
     else:
-        chosen = choose(_defaults(ec2, of_nodes, of_cluster), pool)
+        chosen = choose(_defaults(ec2, of_nodes, of_cluster, has_ipv6_pods=has_ipv6_pods), pool)
     missing = [zone for zone in pool.zones if zone not in chosen]
     if missing:
         whose = "its subnets" if pool.subnets else f"the subnets of cluster {pool.cluster_name}"
@@ -119,6 +128,13 @@ def subnet_notes(subnets: Iterable[Subnet], pool: EksGpuPool) -> tuple[str, ...]
             f"{_listed(without)}: public, and machines get no public address, so that EKS makes no node group there"
             " (Ec2SubnetInvalidConfiguration); subnets= names others"
         )
+    without_ipv6 = [subnet for subnet in chosen if subnet.lacks_ipv6]
+    if without_ipv6:
+        notes.append(
+            f"{_listed(without_ipv6)}: the cluster gives pods IPv6 addresses, and machines there have none, so that EKS"
+            " makes no node group (Ec2SubnetMissingIpv6Assignment): have the subnet assign them, or name others by"
+            " subnets="
+        )
     notes += [
         f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses, and {_needed(pool)} are wanted for"
         f" {pool.max_nodes} nodes"
@@ -142,7 +158,9 @@ def _listed(subnets: Iterable[Subnet]) -> str:
     return ", ".join(f"{subnet.id} in {subnet.zone}" for subnet in subnets)
 
 
-def _defaults(ec2: AwsService, of_nodes: Collection[str], of_cluster: Collection[str]) -> list[Subnet]:
+def _defaults(
+    ec2: AwsService, of_nodes: Collection[str], of_cluster: Collection[str], *, has_ipv6_pods: bool
+) -> list[Subnet]:
     """Return the subnets that a pool without any of its own may use; by a filter, for some may be gone."""
     ids = sorted({*of_nodes, *of_cluster})
     found = list(ec2.items("describe_subnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": ids}]))
@@ -155,6 +173,7 @@ def _defaults(ec2: AwsService, of_nodes: Collection[str], of_cluster: Collection
             free=int(raw["AvailableIpAddressCount"]),
             way_out=way_out(raw, tables),
             has_nodes=raw["SubnetId"] in of_nodes,
+            lacks_ipv6=has_ipv6_pods and not raw.get("AssignIpv6AddressOnCreation"),
         )
         for raw in sorted(found, key=lambda raw: str(raw["SubnetId"]))
     ]
@@ -164,7 +183,8 @@ def way_out(subnet: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> W
     """Return how a machine in a subnet reaches the outside, by the route table in force there. Pure.
 
     That is the table associated with the subnet, or else the VPC's main one. Whether machines get public addresses says
-    nothing of the routes: a public subnet may give none.
+    nothing of the routes: a public subnet may give none. EKS takes a subnet for public by an internet gateway for IPv6
+    alone, too, and insists on public IPv4 addresses there (aws/containers-roadmap#2444, eksctl-io/eksctl#6200).
     """
     associated = [(table, each) for table in tables for each in table.get("Associations", ())]
     own = [table for table, each in associated if each.get("SubnetId") == subnet["SubnetId"]]

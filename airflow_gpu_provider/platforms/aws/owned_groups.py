@@ -57,6 +57,7 @@ class OwnedGroups(GroupSource):
             self._pool,
             of_nodes={subnet for group in self._eks.groups.neighbours for subnet in group.get("subnets", ())},
             of_cluster=self._eks.description["resourcesVpcConfig"]["subnetIds"],
+            has_ipv6_pods=self._eks.description.get("kubernetesNetworkConfig", {}).get("ipFamily") == "ipv6",
         )
 
     @cached_property

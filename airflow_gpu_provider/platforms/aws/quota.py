@@ -81,9 +81,12 @@ _RESERVED = ("capacity-block", "interruptible-capacity-reservation")
 
 
 def _running(ec2: AwsService) -> list[tuple[str, str]]:
-    """Return type and market of each instance of the account that counts."""
-    counting = {"Name": "instance-state-name", "Values": ["pending", "running"]}
-    reservations = ec2.items("describe_instances", "Reservations", Filters=[counting])
+    """Return type and market of each instance of the account that counts; the others may be many thousands."""
+    filters = [
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+        {"Name": "instance-type", "Values": ["g*", "p*", "vt*"]},
+    ]
+    reservations = ec2.items("describe_instances", "Reservations", Filters=filters)
     return [
         (instance["InstanceType"], "SPOT" if instance.get("InstanceLifecycle") == "spot" else "ON_DEMAND")
         for reservation in reservations

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.platforms.aws.network import Subnet, choose, subnet_notes, way_out
+from airflow_gpu_provider.platforms.aws.network import Subnet, choose, subnet_notes, way_out, zone_subnets
 from airflow_gpu_provider.pools import EksGpuPool
 
 A, B = "us-west-2a", "us-west-2b"
@@ -36,6 +36,7 @@ def table(*routes: dict[str, str], subnets: tuple[str, ...] = (), main: bool = F
 NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
 INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
 ONLY_OUT = {"DestinationIpv6CidrBlock": "::/0", "EgressOnlyInternetGatewayId": "eigw-1", "State": "active"}
+INTERNET_BY_IPV6 = {"DestinationIpv6CidrBlock": "::/0", "GatewayId": "igw-1", "State": "active"}
 BLACK_HOLE = {**NAT, "State": "blackhole"}
 
 
@@ -46,6 +47,7 @@ BLACK_HOLE = {**NAT, "State": "blackhole"}
         ([table(ONLY_OUT, subnets=("s",))], False, "private"),
         ([table(INTERNET, subnets=("s",))], True, "public"),
         ([table(INTERNET, subnets=("s",))], False, "without address"),
+        ([table(NAT, INTERNET_BY_IPV6, subnets=("s",))], False, "without address"),
         ([table(subnets=("s",)), table(NAT, main=True)], False, "none"),
         ([table(NAT, subnets=("other",)), table(INTERNET, main=True)], True, "public"),
         ([table(BLACK_HOLE, subnets=("s",))], True, "none"),
@@ -70,6 +72,25 @@ def test_a_private_one_before_a_public_one_and_one_with_room_before_a_full_one()
     assert choose([subnet("dead-end", way_out="none"), subnet("refused", way_out="without address")], pool())[A].id == (
         "dead-end"
     )
+
+
+class Ec2:
+    """A VPC of two private subnets in one zone, of which one gives machines IPv6 addresses."""
+
+    def items(self, call: str, _: str, **__: Any) -> list[dict[str, Any]]:
+        if call == "describe_route_tables":
+            return [table(NAT, main=True)]
+        both = {"VpcId": "vpc-1", "AvailabilityZone": A, "AvailableIpAddressCount": 4000}
+        return [{**both, "SubnetId": "a-4"}, {**both, "SubnetId": "b-6", "AssignIpv6AddressOnCreation": True}]
+
+
+def test_a_cluster_of_ipv6_pods_has_its_nodes_where_they_get_such_an_address() -> None:
+    ec2: Any = Ec2()
+    of_cluster: dict[str, Any] = {"of_nodes": (), "of_cluster": ["a-4", "b-6"]}
+    assert zone_subnets(ec2, pool(), **of_cluster)[A].id == "a-4"
+    assert zone_subnets(ec2, pool(), **of_cluster, has_ipv6_pods=True)[A].id == "b-6"
+    (note,) = subnet_notes([subnet("s", has_nodes=True, lacks_ipv6=True)], pool())
+    assert "Ec2SubnetMissingIpv6Assignment" in note
 
 
 def test_a_zone_in_which_no_node_would_join_is_left_out_unless_it_is_named() -> None:
