@@ -242,6 +242,8 @@ class AirflowHome:
                 "execution_api_server_url": f"{self.url}/execution/",
                 "parallelism": parallelism,
                 "load_examples": False,
+                # By default a change within half a minute of the last is left for the next look at the file.
+                "min_serialized_dag_update_interval": 0,
                 "dags_are_paused_at_creation": False,
                 "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
                 "simple_auth_manager_all_admins": True,
