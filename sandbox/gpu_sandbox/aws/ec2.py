@@ -103,8 +103,7 @@ class Ec2Backend(EC2Backend):
 
 def market_of(instance: Ec2Instance) -> Market:
     """By its InstanceLifecycle, which an on-demand instance does not have."""
-    lifecycle: Market | None = instance.lifecycle
-    return lifecycle or "on-demand"
+    return cast("Market", instance.lifecycle or "on-demand")
 
 
 def set_state(instance: Ec2Instance, state: StateName) -> None:

@@ -106,7 +106,7 @@ def _describe(instance: Ec2Instance, *, registration: Registration, asg_name: st
     }
     if registration.nodegroup:
         labels["eks.amazonaws.com/nodegroup"] = registration.nodegroup
-        labels["eks.amazonaws.com/capacityType"] = "SPOT" if market == "spot" else "ON_DEMAND"
+        labels["eks.amazonaws.com/capacityType"] = market.upper().replace("-", "_")
         labels["eks.amazonaws.com/nodegroup-image"] = instance.image_id
     return Instance(
         instance_id=instance.id,
