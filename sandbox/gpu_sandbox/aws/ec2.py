@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -47,6 +48,14 @@ class Ec2Backend(EC2Backend):
     ) -> list[Any]:
         zones = {zone.name: zone.zone_id for zone in self.describe_availability_zones()}
         return self.catalogue.describe_offerings(location_type or "region", filters or {}, zones)
+
+    def describe_instances(self, filters: Any = None) -> list[Reservation]:
+        """As moto's, with * and ? in a type, which EC2 takes in each filter's values and moto as they are."""
+        if filters and (wanted := filters.get("instance-type")):
+            types = {instance.instance_type for instance in self.all_instances()}
+            meant = [each for each in types if any(fnmatchcase(each, pattern) for pattern in wanted)]
+            filters = {**filters, "instance-type": meant}
+        return super().describe_instances(filters)
 
     def launch(
         self,

@@ -128,3 +128,17 @@ def test_only_known_types_can_be_taken_away(account: Account) -> None:
         account.cloud.set_offered("g6.tiny", "us-west-2a", offered=False)
     with pytest.raises(ValueError, match="L-0"):
         account.cloud.set_quota("L-0", 1)
+
+
+def test_instances_are_found_by_what_their_type_is_like(account: Account) -> None:
+    """A filter's values may have * and ? ("List and filter resources" in EC2's user guide)."""
+    for instance_type in ("m5.large", "vt1.3xlarge", "g6.xlarge"):
+        account.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType=instance_type)
+
+    def found(*values: str) -> set[str]:
+        answer = account.ec2.describe_instances(Filters=[{"Name": "instance-type", "Values": list(values)}])
+        return {each["InstanceType"] for one in answer["Reservations"] for each in one["Instances"]}
+
+    assert found("g*", "vt*") == {"vt1.3xlarge", "g6.xlarge"}
+    assert found("g6.?large", "m5.large") == {"g6.xlarge", "m5.large"}
+    assert found("p*") == set()
