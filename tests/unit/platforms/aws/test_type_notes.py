@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.session import get_session
+from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from airflow_gpu_provider.accelerators import instance_types
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.platforms.aws.external_groups import candidate
+from airflow_gpu_provider.platforms.aws.launch_templates import check_fits
 from airflow_gpu_provider.platforms.aws.type_notes import EFA_INTERFACES, type_notes
 from tests.unit.pools.test_eks import pool
+
+REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("name", ["p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6-b300.48xlarge"])
@@ -49,3 +58,26 @@ def test_interfaces_are_those_that_ec2_tells(name: str) -> None:
 def test_capacity_blocks_are_for_groups_of_others() -> None:
     with pytest.raises(PoolSpecError, match=r"makes no groups for Capacity Blocks.*manage=\"scale\""):
         pool(instance_types=["p5.48xlarge"], capacity_types=["CAPACITY_BLOCK"])
+
+
+def template_in(page: str) -> dict[str, Any]:
+    """The data of the launch template that a document shows, as EC2 takes it."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    (shown,) = re.findall(r"(?:--launch-template-data '|```json\n)(\s*\{.*?\})(?:'|\n\s*```)", text, re.DOTALL)
+    data: dict[str, Any] = json.loads(shown)
+    shape = get_session().get_service_model("ec2").shape_for("RequestLaunchTemplateData")
+    assert not ParamValidator().validate(data, shape).has_errors()
+    return data
+
+
+def test_the_document_s_template_gives_a_pool_s_nodes_their_interfaces() -> None:
+    data = template_in("multi-node.md")
+    check_fits(data, pool(instance_types=["p4d.24xlarge"], zones=["us-west-2a"], launch_template="gpu-efa"))
+    cards = {each["NetworkCardIndex"] for each in data["NetworkInterfaces"] if each["InterfaceType"].startswith("efa")}
+    assert cards == set(range(EFA_INTERFACES["p4d.24xlarge"]))
+    assert all(len(each["Groups"]) == 2 for each in data["NetworkInterfaces"]), "EKS adds no group to those"
+
+
+def test_the_document_s_template_is_of_a_capacity_block() -> None:
+    found = candidate("gpu-block", {}, None, template_in("groups-of-others.md"))
+    assert (found.instance_type, found.market) == ("p5.48xlarge", "CAPACITY_BLOCK")
