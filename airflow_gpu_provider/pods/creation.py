@@ -86,7 +86,7 @@ def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Pl
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
         annotations=owner.annotations,
-        avoid=task.cluster.gpu_health.bad_hosts(),
+        avoid=task.cluster.gpu_health.avoidance(),
         env=environment(checkpoint=task.checkpoint, run_id=owner.task, attempt=owner.attempt),
     )
 

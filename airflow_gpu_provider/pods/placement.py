@@ -15,6 +15,7 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
+from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
@@ -48,7 +49,7 @@ class Placement:
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one set by the user is
             kept.
         labels, annotations: More of the package's own.
-        avoid: kubernetes.io/hostname values of nodes that must not be used.
+        avoid: What its node has to be, so that it is none of those with a broken GPU; None where there are none.
         queue: The Kueue LocalQueue that admits the pod; empty for none.
         env: Variables for the base container; the user's variables with the same names take precedence.
     """
@@ -60,7 +61,7 @@ class Placement:
     active_deadline_seconds: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    avoid: tuple[str, ...] = ()
+    avoid: Requirement | None = None
     queue: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -247,10 +248,10 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
 
 
-def _avoid(spec: k8s.V1PodSpec, hostnames: tuple[str, ...]) -> None:
-    if not hostnames:
+def _avoid(spec: k8s.V1PodSpec, requirement: Requirement | None) -> None:
+    if requirement is None:
         return
-    other = k8s.V1NodeSelectorRequirement(key="kubernetes.io/hostname", operator="NotIn", values=[*hostnames])
+    other = k8s.V1NodeSelectorRequirement(**requirement)
     spec.affinity = spec.affinity or k8s.V1Affinity()
     node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
     key = "required_during_scheduling_ignored_during_execution"

@@ -21,8 +21,8 @@ class KubernetesGpuPool(GpuPool):
     nodes and waits until they are Ready. ScaleDownSensor is done when the run's pods are gone; the nodes stay.
 
     With it: EnsureGpuPoolOperator checks that the provisioner is there and could add such nodes; they are added when
-    pods select them, and this package writes nothing to them. ScaleDownSensor waits until the provisioner has removed
-    the unused ones, for at most `timeout`.
+    pods select them, and this package writes nothing to them but the mark of a broken GPU. ScaleDownSensor waits until
+    the provisioner has removed the unused ones, for at most `timeout`.
 
     Args:
         nodes: Names of the nodes.

@@ -140,9 +140,9 @@ def test_a_shorter_deadline_stays() -> None:
 
 
 def test_nodes_with_broken_gpus_are_avoided() -> None:
-    spec = placed(a("Job"), avoid=("bad-host",))["spec"]["template"]["spec"]
+    spec = placed(a("Job"), avoid={"key": "bad", "operator": "DoesNotExist"})["spec"]["template"]["spec"]
     (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"][0]["values"] == ["bad-host"]
+    assert term["matchExpressions"] == [{"key": "bad", "operator": "DoesNotExist"}]
 
 
 def _without_gpus(manifest: Manifest) -> Manifest:
