@@ -223,7 +223,7 @@ class GpusWait(Record):
 
     def step(self, snapshot: PluginSnapshot, now: datetime) -> Progress:
         """Return whether the GPUs are allocatable; `lines` describes the present state, for the log."""
-        nodes = [node for node in snapshot.nodes if not node.cordoned and not node.autoscaler_deleting]
+        nodes = [node for node in snapshot.nodes if not (node.cordoned or node.autoscaler_deleting or node.leaving)]
         missing = [node for node in nodes if node.gpus == 0]
         lines = tuple(self._line(node, snapshot) for node in nodes)
         if not missing:

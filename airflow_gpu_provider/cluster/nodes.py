@@ -107,8 +107,11 @@ class Node:
 
     @property
     def usable(self) -> bool:
-        """Whether new pods can run there. Its machine has to be looked at as well."""
-        is_open = not self.cordoned and not self.autoscaler_deleting
+        """Whether new pods can run there. Its machine has to be looked at as well.
+
+        Not on a node that is about to be removed: who takes it away has tainted it, or drains it.
+        """
+        is_open = not self.cordoned and not self.autoscaler_deleting and not self.leaving
         return self.ready and self.labelled and is_open and not self.bad_gpu
 
     @property

@@ -21,6 +21,7 @@ from airflow_gpu_provider.pods.fit import is_left_out, not_on_any
 from airflow_gpu_provider.pods.kueue import KueueQueue
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 
 LONGEST = 60.0
@@ -286,6 +287,7 @@ class View(ABC):
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_news.no_capacity,
+            to_widen=how_to_widen(self._pool),
         )
 
     @property

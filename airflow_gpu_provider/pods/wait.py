@@ -6,6 +6,7 @@ deadlines and explanations are tested in virtual time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -37,6 +38,7 @@ UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node counts as dead."""
 
 _EVENTS_IN_ERROR = 3
+_UNTOLERATED = re.compile(r"node\(s\) had untolerated taint \{([^:}]+)")  # newer kube-schedulers say no key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class PodSnapshot:
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty if one has all.
         too_large: Why the pod can never get a node of the pool, while it waits for one.
         no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        to_widen: What would let the pool have more machines; see `how_to_widen`.
         admitted_at: When its queue admitted it; None if unknown, or if it is in no queue.
         queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
         notes: Other remarks on the present state, as text: a stock-out, an API server that does not answer.
@@ -78,6 +81,7 @@ class PodSnapshot:
     no_node_has: str = ""
     too_large: GpuError | None = None
     no_capacity: GpuError | None = None
+    to_widen: str = "Let the pool have more machines"
     admitted_at: datetime | None = None
     queued: str = ""
     notes: tuple[str, ...] = ()
@@ -196,11 +200,7 @@ class PodWait(Record):
                     _how_to_be_scheduled(pod),
                     pod=self.name,
                 )
-            return self._deadline_error(
-                what,
-                "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
-                snapshot,
-            )
+            return self._deadline_error(what, f"{snapshot.to_widen}, or raise schedule_timeout_seconds.", snapshot)
         if start_deadline is not None and now >= start_deadline:
             fix, _ = how_to_start(pod, snapshot.events)
             took = format_seconds(timedelta(seconds=self.start_seconds))
@@ -253,6 +253,9 @@ def _how_to_be_scheduled(pod: PodState) -> str:
     if "persistentvolumeclaim" in said:  # the scheduler's VolumeBinding: 'persistentvolumeclaim "x" not found'
         do = "Create the claim, or correct its name" if "not found" in said else "See why the claim has no volume"
         return f"{do}: kubectl describe pvc --namespace {pod.namespace}."
+    if "untolerated taint" in said:
+        which = ", ".join(dict.fromkeys(_UNTOLERATED.findall(pod.unschedulable))) or "that the pod does not tolerate"
+        return f"See what should take the taint {which} off the node, or name it in the pool's taints."
     return "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them."
 
 
@@ -367,6 +370,8 @@ def _leaving_line(node: Node) -> str:
 
 def _node_line(node: Node) -> str:
     where = ", ".join(part for part in (node.instance_type, node.zone) if part)
+    if node.leaving:
+        return f"node {node.name} is being removed: {node.leaving}"
     if not node.ready:
         return f"node {node.name} joined ({where}), not Ready yet"
     if node.cordoned:

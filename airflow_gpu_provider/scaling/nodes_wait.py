@@ -153,6 +153,8 @@ class NodesWait(Record):
         for node in snapshot.nodes:
             if not node.ready:
                 lines.append(f"node {node.name} joined, not Ready yet{_because(node.not_ready_reason)}")
+            elif node.leaving:
+                lines.append(f"node {node.name} is being removed: {node.leaving}")
             elif node.cordoned:
                 lines.append(f"node {node.name} is cordoned")
             elif node.gpus == 0:

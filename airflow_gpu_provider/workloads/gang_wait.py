@@ -54,6 +54,7 @@ class GangSnapshot:
         evicted: Why Kueue has evicted it after admitting it; empty if it has not.
         queued_at: When `is_queued` was last true while it was suspended. Now, while the nodes are not known yet.
         no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        to_widen: As PodSnapshot has it.
         refused: Why the API server refuses some of its pods; None if it does not.
         silence: For how long no rank has printed anything; None if unknown.
         notes: Other remarks on the present state, as text.
@@ -68,6 +69,7 @@ class GangSnapshot:
     is_queued: bool = False
     queued_at: datetime | None = None
     no_capacity: NoCapacity | None = None
+    to_widen: str = PodSnapshot.to_widen
     refused: Refusal | None = None
     silence: Silence | None = None
     notes: tuple[str, ...] = ()
@@ -201,7 +203,7 @@ class GangWait(ObjectWait):
         because = f" ({snapshot.queued})" if snapshot.queued else ""
         return PodDeadline(
             f"{what}{because}.",
-            "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
+            f"{snapshot.to_widen}, or raise schedule_timeout_seconds.",
             job=self.name,
         )
 

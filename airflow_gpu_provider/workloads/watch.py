@@ -22,6 +22,7 @@ from airflow_gpu_provider.cluster.watched import (
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pods.view import LONGEST, View
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 from airflow_gpu_provider.workloads.gang_wait import GangSnapshot, Silence
 from airflow_gpu_provider.workloads.kinds import KINDS
@@ -190,6 +191,7 @@ class GangView(View):
             is_queued=is_queued,
             queued_at=self._queued_at if self._knows_nodes else now,
             no_capacity=self.pool_news.no_capacity,
+            to_widen=how_to_widen(self._pool),
             silence=self._silence(),
             refused=self._refused.now(),
             notes=self._remarks,

@@ -46,6 +46,19 @@ def test_pod_is_queued_only_while_the_scheduler_finds_other_pods_in_the_way(
     assert (snapshot.full_at is not None) == is_full
 
 
+def test_a_node_that_karpenter_removes_neither_fills_the_pool_nor_refuses_the_pod() -> None:
+    """The scheduler keeps pods off it for its taint; there is nothing that the pod could do about that."""
+    goes = {**raw_node(), "spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}}
+    said = "0/1 nodes are available: 1 node(s) had untolerated taint(s)."
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(said)), present(NODES, goes), synced(NODES)], NOW)
+    snapshot = view.snapshot(NOW)
+    assert (snapshot.is_full, snapshot.passed_over, snapshot.full_at) == (False, False, None)
+    step = WAIT.step(snapshot, NOW + timedelta(seconds=WAIT.schedule_seconds))
+    assert "node n1 is being removed: Karpenter disrupts it" in step.lines
+    assert isinstance(step.error, PodDeadline)
+
+
 def test_pod_for_which_an_empty_node_has_too_little_room_is_not_queued() -> None:
     """What DaemonSets' pods take of a node, it never gives back; the trainings on other nodes do."""
     view = a_view(max_nodes=2)

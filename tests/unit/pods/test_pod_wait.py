@@ -116,6 +116,20 @@ def test_pod_that_idle_nodes_do_not_take_ends_with_the_scheduler_s_reason(second
     assert error is None or why in str(error)
 
 
+def test_a_taint_that_stays_is_named_with_what_to_do_about_it() -> None:
+    for said, taint in (("taint {example.com/agent: not-ready}", "example.com/agent"), ("taint(s)", "that the pod")):
+        waits = unplaced(f"0/2 nodes are available: 2 node(s) had untolerated {said}.")
+        error = WAIT.step(PodSnapshot(pod=waits, nodes=(NODE,), passed_over=True), at(601)).error
+        assert error is not None
+        assert error.fix.startswith(f"See what should take the taint {taint}")
+
+
+def test_a_late_pod_is_told_what_would_bring_more_machines() -> None:
+    error = WAIT.step(PodSnapshot(pod=PENDING, to_widen="Add nodes to the pool"), at(601)).error
+    assert error is not None
+    assert error.fix == "Add nodes to the pool, or raise schedule_timeout_seconds."
+
+
 @given(seconds=st.floats(0, 4000))
 def test_pod_whose_nodes_have_too_little_left_is_late_and_may_be_tried_again(seconds: float) -> None:
     """A node is on its way: the pool is not full."""

@@ -95,7 +95,15 @@ def test_what_has_finished_and_what_gives_way_use_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "unfit", [{"ready": False}, {"cordoned": True}, {"bad_gpu": "Xid 79"}, {"gpus": 0}, {"labelled": False}]
+    "unfit",
+    [
+        {"ready": False},
+        {"cordoned": True},
+        {"bad_gpu": "Xid 79"},
+        {"gpus": 0},
+        {"labelled": False},
+        {"leaving": "Karpenter disrupts it"},
+    ],
 )
 def test_a_node_that_no_pod_can_use_is_not_free(unfit: dict[str, Any]) -> None:
     state = there(A, A)

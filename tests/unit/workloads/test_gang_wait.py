@@ -55,6 +55,13 @@ def step(*pods: PodState | None, now: float = 100, wait: GangWait = WAIT, **chan
     return wait.step(snapshot(*pods, **changes), at(now))
 
 
+def test_what_would_bring_more_machines_is_said_in_the_pool_s_own_words() -> None:
+    suspended = replace(JOB, is_suspended=True, admitted_at=None)
+    error = step(job=suspended, now=600, to_widen="Add nodes to the pool").error
+    assert error is not None
+    assert error.fix == "Add nodes to the pool, or raise schedule_timeout_seconds."
+
+
 def test_done_when_all_ranks_have_ended_well() -> None:
     assert not step(WELL, WELL, RUNS).done
     assert step(WELL, WELL, WELL).done
