@@ -17,6 +17,8 @@ _PULLED = re.compile(
 )
 _PULLING = re.compile(r'[Pp]ulling image "(?P<image>[^"]+)"')
 _PRESENT = re.compile(r'image "(?P<image>[^"]+)" already present')
+# Karpenter's words for a pod that it deletes: pkg/controllers/node/termination/terminator/events/events.go
+_TERMINATION_TIME = re.compile(r"terminationTime (\S+ \S+)")
 _WORTH_TELLING = 1.0  # seconds
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -95,6 +97,21 @@ class PodEvent:
         return self.reason == "NotTriggerScaleUp"
 
     @property
+    def disrupts(self) -> bool:
+        """Whether a provisioner says that it takes the pod away, with its node."""
+        return self.reason in _DISRUPTS and bool(_provisioner(self.by))
+
+    @property
+    def about_node(self) -> str:
+        """What a provisioner does for the pod while it has no node, without the machine's name; empty for other events.
+
+        So it reads the same for all pods of a gang.
+        """
+        if self.reason in _FOR_NODES and (who := _provisioner(self.by)):
+            return _FOR_NODES[self.reason](who, self.message)
+        return self.in_words if self.reason in ("TriggeredScaleUp", "NotTriggerScaleUp") else ""
+
+    @property
     def pulled_image(self) -> str:
         """The image whose pull this event says is over; else empty."""
         found = _PULLED.search(self.message) or _PRESENT.search(self.message) if self.reason == "Pulled" else None
@@ -147,12 +164,25 @@ def _provisioner(component: str) -> str:
 
 
 def _nominated(who: str, message: str) -> str:
-    target = message.partition(": ")[2] or message
-    return f"{who} has {'a node' if 'node/' in target else 'asked for a machine'} for it: {target}"
+    return f"{_has_one(who, message)} for it: {message.partition(': ')[2] or message}"
+
+
+def _has_one(who: str, message: str) -> str:
+    return f"{who} has {'a node' if 'node/' in message else 'asked for a machine'}"
 
 
 def _brings_no_node(who: str, message: str) -> str:
     return f"{who} brings no node: {message.removeprefix('Failed to schedule pod, ')}"
+
+
+def _disrupted(who: str, message: str) -> str:
+    found = _TERMINATION_TIME.search(message)
+    when = f", which ends at {found[1]}" if found else f" ({message})"
+    return f"{who} deletes it for the terminationGracePeriod of its node{when}; that overrides do-not-disrupt"
+
+
+def _evicted(who: str, message: str) -> str:
+    return f"{who} evicts it: {message.removeprefix('Evicted pod: ')}"
 
 
 def _grew(message: str) -> str:
@@ -177,7 +207,9 @@ def _nothing(message: str) -> str:
 
 
 # The same reasons mean something else when the scheduler reports them.
-_OF_PROVISIONERS = {"Nominated": _nominated, "FailedScheduling": _brings_no_node}
+_FOR_NODES = {"Nominated": _has_one, "FailedScheduling": _brings_no_node}
+_DISRUPTS = {"Disrupted": _disrupted, "Evicted": _evicted}
+_OF_PROVISIONERS = {**_FOR_NODES, "Nominated": _nominated, **_DISRUPTS}
 
 # What the pod's own status tells too is left to it: there it is gone when it is no longer so.
 _WORDS = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.pod_state import ContainerState, Disruption, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuError,
@@ -22,6 +24,8 @@ _TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting",
 
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
+
+_BY_EVICTION_API = "EvictionByEvictionAPI"
 
 _MADE_UP = (("ContainerStatusUnknown", 137), ("Unknown", 255))
 
@@ -255,6 +259,20 @@ def _deadline(pod: PodState) -> PodDeadline:
             pod=pod.name,
         )
     return PodDeadline(f"{what}.", RAISE_DEADLINE, pod=pod.name)
+
+
+def with_disruption(pod: PodState, events: Iterable[PodEvent]) -> PodState:
+    """Return a pod that is being deleted with why a provisioner takes it away, where only its event says that.
+
+    Karpenter gives no DisruptionTarget to a pod that it deletes with its node, and the eviction API's has no reason.
+    """
+    told = next((event for event in reversed([*events]) if event.disrupts), None)
+    known = pod.disruption
+    if told is None or pod.deletion_asked_at is None or (known is not None and known.reason != _BY_EVICTION_API):
+        return pod
+    at = pod.deletion_asked_at if known is None else known.at
+    reason = told.reason if known is None else known.reason
+    return replace(pod, disruption=Disruption(reason=reason, message=told.in_words, at=at))
 
 
 def why_disrupted(pod: PodState) -> str:

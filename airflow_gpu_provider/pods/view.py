@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.unshown import AFTER_FAILURE, Unshown
 from airflow_gpu_provider.cluster.watched import NODES, Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.patience import Patience
-from airflow_gpu_provider.pods.end import end_of
+from airflow_gpu_provider.pods.end import end_of, with_disruption
 from airflow_gpu_provider.pods.fit import is_left_out, not_on_any
 from airflow_gpu_provider.pods.kueue import KueueQueue
 from airflow_gpu_provider.pods.wait import PodSnapshot
@@ -272,15 +272,15 @@ class View(ABC):
 
     def _seen(self, uid: str, now: datetime) -> PodSnapshot:
         """Return one pod and its surroundings."""
-        pod, is_queued = self._known[uid], self._is_queued(uid)
+        pod, is_queued, events = self._known[uid], self._is_queued(uid), self._events_of(uid)
         return PodSnapshot(
-            pod=pod,
+            pod=with_disruption(pod, events),
             gone=uid in self._gone,
             is_unseen=self._went_unseen(uid),
             node_gone=pod.node in self._gone_nodes,
             released_by=self._released_by.get(pod.node or "", ""),
             machine=self._machines.get(pod.node or "", ""),
-            events=self._events_of(uid),
+            events=events,
             nodes=tuple(node for node in self._nodes.values() if node.name == pod.node),
             is_full=is_queued and not self._has_new_nodes(now),
             full_at=now if is_queued or self._may_be_queued else self._full_at.get(uid),

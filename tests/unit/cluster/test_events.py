@@ -73,6 +73,17 @@ def test_words(reason: str, message: str, words: str) -> None:
             'Failed to schedule pod, incompatible with nodepool "cpu", label "team" does not have known values',
             'Karpenter brings no node: incompatible with nodepool "cpu", label "team" does not have known values',
         ),
+        (
+            "karpenter",
+            "Disrupted",
+            "Deleting the pod to accommodate the terminationTime 2026-03-01 02:00:20 +0000 UTC of the node. The pod was"
+            " granted 20 seconds of grace-period of its 30 terminationGracePeriodSeconds. This bypasses the PDB of the"
+            " pod and the do-not-disrupt annotation.",
+            "Karpenter deletes it for the terminationGracePeriod of its node, which ends at 2026-03-01 02:00:20; that"
+            " overrides do-not-disrupt",
+        ),
+        ("eks-auto-mode/compute", "Evicted", "Evicted pod: Drifted", "EKS Auto Mode evicts it: Drifted"),
+        ("kubelet", "Disrupted", "somebody else's word", ""),
         ("default-scheduler", "FailedScheduling", "0/2 nodes are available", ""),
         (
             "cluster-autoscaler",

@@ -114,6 +114,52 @@ def raw_event(pod_uid: str, uid: str = "e1", at: str = "2026-01-01T02:00:00Z") -
     return {"metadata": {"uid": uid}, "involvedObject": about, "reason": "R", "message": uid, "lastTimestamp": at}
 
 
+DISRUPTED = {
+    "reason": "Disrupted",
+    "source": {"component": "karpenter"},
+    "message": "Deleting the pod to accommodate the terminationTime 2026-01-01 03:00:30 +0000 UTC of the node.",
+}
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["ended", "gone"])
+def test_a_pod_that_karpenter_deletes_is_preempted_in_its_words(is_gone: bool) -> None:
+    view, pod = a_view(), raw_pod()
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T03:00:30Z", "deletionGracePeriodSeconds": 30}
+    view.take([present(PODS, pod), present(EVENTS, raw_event("u1") | DISRUPTED)], NOW)
+    said = "Karpenter deletes it for the terminationGracePeriod of its node, which ends at 2026-01-01 03:00:30"
+    assert any(
+        f"the pod is being preempted: Disrupted: {said}" in line for line in WAIT.step(view.snapshot(NOW), NOW).lines
+    )
+    if is_gone:
+        view.take([Change(resource=PODS, kind="gone", raw=pod, is_seen=True)], NOW)
+        asyncio.run(view.confirm(NOW))
+    else:
+        pod["status"]["containerStatuses"] = [
+            {"name": "base", "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T03:00:20Z"}}}
+        ]
+        view.take([present(PODS, pod)], NOW)
+    error = WAIT.step(view.snapshot(NOW), NOW).error
+    assert isinstance(error, PodPreempted)
+    assert said in error.what
+
+
+def test_what_karpenter_says_of_a_pod_that_is_not_deleted_is_not_its_end() -> None:
+    view = a_view()
+    view.take([present(PODS, raw_pod()), present(EVENTS, raw_event("u1") | DISRUPTED)], NOW)
+    assert not any("preempted" in line for line in WAIT.step(view.snapshot(NOW), NOW).lines)
+
+
+def test_an_eviction_says_why() -> None:
+    view, pod = a_view(), raw_pod()
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T03:00:30Z", "deletionGracePeriodSeconds": 30}
+    by = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
+    pod["status"]["conditions"] = [by]
+    evicted = {"reason": "Evicted", "source": {"component": "karpenter"}, "message": "Evicted pod: Underutilized"}
+    view.take([present(PODS, pod), present(EVENTS, raw_event("u1") | evicted)], NOW)
+    said = "the pod is being preempted: EvictionByEvictionAPI: Karpenter evicts it: Underutilized"
+    assert said in WAIT.step(view.snapshot(NOW), NOW).lines
+
+
 def test_another_pod_of_the_same_name_is_not_this_one() -> None:
     view = a_view()
     view.take([present(PODS, raw_pod(uid="another"))], NOW)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.wait import PodSnapshot
@@ -53,6 +54,32 @@ def snapshot(*pods: PodState | None, job: JobState = JOB, **changes: Any) -> Gan
 
 def step(*pods: PodState | None, now: float = 100, wait: GangWait = WAIT, **changes: Any) -> Progress:
     return wait.step(snapshot(*pods, **changes), at(now))
+
+
+def waits_for_a_node(number: int, *events: PodEvent) -> PodSnapshot:
+    said = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity."
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    return PodSnapshot(pod=pod(phase="Pending", conditions=(unschedulable,), spec={"nodeName": None}), events=events)
+
+
+def of_karpenter(reason: str, message: str, seconds: float) -> PodEvent:
+    about = {"uid": message, "pod": "train-0", "pod_uid": "u1", "by": "karpenter"}
+    return PodEvent(**about, type="Normal", reason=reason, message=message, at=at(seconds))
+
+
+def test_ranks_without_a_node_hear_who_brings_nodes_after_the_scheduler() -> None:
+    failed_first = of_karpenter("FailedScheduling", "Failed to schedule pod, all available types exceed limits", 10)
+    ranks = {
+        number: waits_for_a_node(
+            number, failed_first, of_karpenter("Nominated", f"Pod should schedule on: nodeclaim/gpu-{number}", 20)
+        )
+        for number in (0, 1)
+    }
+    ranks[2] = waits_for_a_node(2, failed_first)
+    (line,) = WAIT.step(GangSnapshot(job=JOB, ranks=ranks), at(30)).lines
+    assert "ranks 0-1 wait for their node: 0/2 nodes are available: 1 Insufficient nvidia.com/gpu" in line
+    assert "node affinity; Karpenter has asked for a machine; rank 2" in line
+    assert line.endswith("node affinity; Karpenter brings no node: all available types exceed limits")
 
 
 def test_what_would_bring_more_machines_is_said_in_the_pool_s_own_words() -> None:

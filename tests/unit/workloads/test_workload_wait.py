@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
 from airflow_gpu_provider.pods.wait import PodSnapshot
@@ -189,6 +190,15 @@ def test_one_line_says_how_all_pods_stand() -> None:
     pods = {f"workers {n}": a_pod(f"w{n}", RUNS) for n in range(3)}
     pods["workers 3"] = a_pod("w3", None, node=None, phase="Pending")
     assert WAIT.step(seen(pods=pods), at(20)).lines == ("3 of 4 pods run; workers 3 waits for its node",)
+
+
+def test_a_pod_without_a_node_hears_who_brings_nodes() -> None:
+    about = {"uid": "e1", "pod": "w0", "pod_uid": "w0", "by": "karpenter", "type": "Warning"}
+    said = PodEvent(**about, reason="FailedScheduling", message="Failed to schedule pod, limits exceeded", at=at(5))
+    waits = replace(a_pod("w0", None, node=None, phase="Pending"), events=(said,))
+    assert WAIT.step(seen(pods={"workers 0": waits}), at(20)).lines == (
+        "0 of 1 pods run; workers 0 waits for its node: Karpenter brings no node: limits exceeded",
+    )
 
 
 def test_the_wait_survives_as_a_record() -> None:
