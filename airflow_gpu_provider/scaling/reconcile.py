@@ -11,6 +11,7 @@ from functools import cached_property
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.cluster.jobs import delete_job, list_gang_jobs
+from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS, why_kept
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.placeholders import list_placeholder_events
@@ -19,7 +20,7 @@ from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.scaling.admission import GangQueue
-from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.decisions import decide, left_to_provisioner
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.pool_access import PoolAccess
@@ -71,6 +72,7 @@ class Reconciler(PoolAccess):
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
         seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
+        seen = self._with_kept(seen) if getattr(self.pool, "provisioner", None) in KARPENTERS else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
@@ -85,6 +87,11 @@ class Reconciler(PoolAccess):
         joined = list_unlabelled_nodes(self.api, self.pool.name, new) if new else ()
         pods = {pod.uid: pod for pod in (*seen.pods, *self.pods_on(joined))}
         return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
+
+    def _with_kept(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Add why Karpenter keeps what it is to remove."""
+        left = {each.machine.id for each in left_to_provisioner(seen)}
+        return replace(seen, kept=why_kept(self.api, left)) if left else seen
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
         """Add what explains the wait for nodes that an autoscaler adds for pods, placeholders included."""

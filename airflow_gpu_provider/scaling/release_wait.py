@@ -17,7 +17,7 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, round_seconds
 from airflow_gpu_provider.scaling.wanted import counted
 
-_GOES_ON = "The next try continues where this one stopped; if it repeats, end these machines in the cloud's console."
+_GOES_ON = "The next try continues where this one stopped; if it repeats,"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,7 @@ class ReleaseWait(Record):
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
         lines += [f"node {node.name} is to be cordoned: it is idle" for node in kept]
-        who = {group.name: group.provisioner for group in snapshot.groups}
-        for each in left_to_provisioner(snapshot):
-            lines.append(f"{each}: waiting for {who[each.machine.group]} to remove it, no run wants it")
+        lines += self._left_to_provisioners(snapshot)
         lines += [f"{group} is to stop requesting machines that do not come" for group in decision.shrink]
         lines += [f"the switch of {group} is to be removed" for group in decision.clear_switch]
         if snapshot.pool.is_autoscaled:
@@ -70,15 +68,26 @@ class ReleaseWait(Record):
         lines += [f"waiting for node {node.name} to leave the cluster" for node in gone]
         return lines
 
+    def _left_to_provisioners(self, snapshot: PoolSnapshot) -> Iterator[str]:
+        """Yield what its provisioner is to remove, and why it keeps it, if it has said so since the wait began."""
+        names = {group.name: group.provisioner for group in snapshot.groups}
+        since = self.started.replace(microsecond=0)
+        for each in left_to_provisioner(snapshot):
+            who, kept = names[each.machine.group], snapshot.kept.get(each.machine.id)
+            is_news = kept is not None and (kept.said_at is None or kept.said_at >= since)
+            why = f" ({who}: {kept.why})" if kept is not None and kept.why and is_news else ""
+            yield f"{each}: waiting for {who} to remove it, no run wants it{why}"
+
     def by(self, clock: Clock) -> Self:
         """Return the wait with its times converted from this machine's clock to the cluster's."""
         return replace(self, started=clock.of_local(self.started), deadline=clock.of_local(self.deadline))
 
     def _late(self, snapshot: PoolSnapshot, decision: Decision, pending: tuple[str, ...]) -> GpuError:
         waited = format_seconds(snapshot.now - self.started)
+        updates = _updates_waited_for(snapshot, decision).values()
         return PoolNotReleased(
             f"Pool {snapshot.pool.name} is not back to its size after {waited}: {'; '.join(pending)}.",
-            " ".join((_GOES_ON, *(update.what_to_do for update in _updates_waited_for(snapshot, decision).values()))),
+            " ".join((_how_it_goes_on(snapshot), *(update.what_to_do for update in updates))),
             pool=snapshot.pool.name,
         )
 
@@ -90,6 +99,13 @@ class ReleaseWait(Record):
             "kept": list(kept),
             "seconds": round_seconds(snapshot.now - self.started),
         }
+
+
+def _how_it_goes_on(snapshot: PoolSnapshot) -> str:
+    claims = sorted(kept.claim for kept in snapshot.kept.values())
+    if claims:
+        return f"{_GOES_ON} have them removed: kubectl delete nodeclaim {' '.join(claims)}."
+    return f"{_GOES_ON} end these machines in the cloud's console."
 
 
 def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:

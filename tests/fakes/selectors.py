@@ -17,7 +17,7 @@ _OF_ALL = frozenset({"metadata.name", "metadata.namespace"})
 _FIELDS = {
     "pods": frozenset({"spec.nodeName", "status.phase"}),
     "nodes": frozenset({"spec.unschedulable"}),
-    "events": frozenset({"involvedObject.kind", "involvedObject.name", "type"}),
+    "events": frozenset({"involvedObject.kind", "involvedObject.name", "reason", "type"}),
 }
 
 

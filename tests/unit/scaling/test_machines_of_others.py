@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.cluster.karpenter_keeps import Kept
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.release_wait import ReleaseWait
@@ -109,6 +111,22 @@ def test_scale_down_leaves_the_provisioner_what_others_use_or_want() -> None:
 def test_what_the_provisioner_does_not_remove_in_time_is_an_error_that_names_it() -> None:
     wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=NOW)
     assert "waiting for Karpenter to remove it" in str(wait.step(provisioned(1)).error)
+
+
+@pytest.mark.parametrize(
+    ("said_at", "is_told"),
+    [(None, True), (NOW, True), (EARLIER - timedelta(minutes=1), False)],
+    ids=["so now", "since the wait began", "before"],
+)
+def test_why_karpenter_keeps_a_node_is_told_with_how_it_goes(said_at: datetime | None, is_told: bool) -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=NOW)
+    kept = {"i-1": Kept(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never", said_at=said_at)}
+    error = wait.step(replace(provisioned(1), kept=kept)).error
+    assert error is not None
+    said = "to remove it, no run wants it (Karpenter: NodePool gpu has consolidateAfter: Never)"
+    assert (said in error.what) is is_told
+    assert "if it repeats, have them removed: kubectl delete nodeclaim gpu-x5x9l." in error.fix
+    assert "console" not in error.fix
 
 
 def test_nodes_of_a_provisioner_are_not_shared_for_want_of_more() -> None:
