@@ -52,7 +52,6 @@ def gpu_nodes(
     gpus: int | None = None,
     nodes: int | None = None,
     group_id: str | None = None,
-    warm: bool = False,
     install_device_plugin: bool = True,
     ensure_args: dict[str, Any] | None = None,
     device_plugin_args: dict[str, Any] | None = None,
@@ -71,7 +70,6 @@ def gpu_nodes(
             wants at once.
         nodes: Nodes that a run wants, instead of `gpus`. Where a task runs on several nodes, so many of them come in
             one zone.
-        warm: With scaling="autoscaler": the nodes are up before the first task; see EnsureGpuPoolOperator.
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
             block of a pool needs one.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
@@ -99,7 +97,7 @@ def gpu_nodes(
         ensure = _own_task(
             EnsureGpuPoolOperator,
             f"{name}.ensure",
-            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "warm": warm, "block_id": block.block_id},
+            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "block_id": block.block_id},
             taken=_TAKEN_BY_SETUPS,
             more=ensure_args,
         )

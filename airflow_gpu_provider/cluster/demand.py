@@ -131,8 +131,6 @@ class DemandLease:
         attempt_since: When the present attempt began, where it is not the first.
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
         gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
-        warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
-            there; empty: they come with those.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
@@ -147,7 +145,6 @@ class DemandLease:
     attempts: int = 0
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
-    warm: str = ""
     extended: str = ""
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
@@ -173,7 +170,6 @@ class DemandLease:
             attempts=notes.read_if_there("attempts", _number, 0),
             attempt_since=notes.read_if_there("attempt-since", _time, None),
             resume_at=notes.read_if_there("resume-at", _time, None),
-            warm=notes.read_if_there("warm", str, ""),
             extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
@@ -184,7 +180,6 @@ class DemandLease:
             **self.key.annotations,
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
-            **({f"{_PREFIX}warm": self.warm} if self.warm else {}),
             **({f"{_PREFIX}extended": self.extended} if self.extended else {}),
         }
         if self.groups:

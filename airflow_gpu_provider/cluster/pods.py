@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 RUN_LABEL = "airflow-gpu-provider/run"
 """The label of a pod's run: the hash of its DemandKey, which is also in its lease's name."""
 
-PLACEHOLDER_LABEL = "airflow-gpu-provider/placeholder"
-"""The label of pods that only make an autoscaler bring a node up; see `placeholders`."""
-
 WORKLOAD_LABEL = "airflow-gpu-provider/workload"
 """The label of the pods that a workload's controller makes, by a task's manifest: a hash of the task."""
 
@@ -65,7 +62,6 @@ class Pod:
         run: The value of its run label.
         owner: The run itself, where the pod says it.
         job: The uid of the Job that it is a rank of; empty where it is of no gang. `job_name` is its name.
-        placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         finalizers: What keeps it in the cluster once it is deleted, until somebody takes it off.
         uncollected: Its log and result are still to be read.
@@ -89,7 +85,6 @@ class Pod:
     owner: DemandKey | None = None
     job: str = ""
     job_name: str = ""
-    placeholder: bool = False
     delete_at: datetime | None = None
     finalizers: tuple[str, ...] = ()
     uncollected: bool = False
@@ -143,7 +138,7 @@ class Pod:
 
     def holds_node(self, now: datetime) -> bool:
         """Whether its node has to stay for it."""
-        if self.node is None or self.daemon or self.placeholder:
+        if self.node is None or self.daemon:
             return False
         if self.finished:
             return self.awaits_collection(now)
@@ -180,7 +175,6 @@ class Pod:
             owner=_owner(raw),
             job=job.get("uid", ""),
             job_name=job.get("name", ""),
-            placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             finalizers=tuple(meta.get("finalizers") or ()),
             uncollected=UNCOLLECTED in annotations,

@@ -175,7 +175,7 @@ def _work(pods: Iterable[Pod], now: datetime) -> dict[DemandKey, list[tuple[str,
     work: dict[DemandKey, list[tuple[str, Span]]] = {}
     for pod in pods:
         span = pod.ran(now)
-        if pod.owner is None or pod.node is None or not pod.gpus or pod.placeholder or span is None:
+        if pod.owner is None or pod.node is None or not pod.gpus or span is None:
             continue
         work.setdefault(pod.owner, []).append((pod.node, span))
     return work

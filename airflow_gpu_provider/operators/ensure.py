@@ -51,7 +51,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     checks that the provisioner can add them, and does not wait.
 
     With `scaling="autoscaler"` cluster-autoscaler adds nodes when pods are pending: the task makes sure that it can,
-    and does not wait for nodes unless `warm` is set.
+    and does not wait for nodes.
 
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
@@ -72,9 +72,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             Default False: keep what came.
         give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`. The run's
             `max_runtime` then counts from when its nodes come. Default None.
-        warm: With `scaling="autoscaler"`: bring the nodes up now, with placeholder pods that any other pod preempts,
-            and wait for them. Default False.
-        placeholder_image: Image of those pods, which do no work. Default registry.k8s.io/pause:3.10.
         block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
             value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
         deferrable: Wait in the triggerer. Default True.
@@ -105,8 +102,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         gang: int | None = None,
         dry_run: bool = False,
         wait_for: Literal["ready", "gpus"] = "ready",
-        warm: bool = False,
-        placeholder_image: str = "registry.k8s.io/pause:3.10",
         timeout: float | timedelta = timedelta(minutes=30),
         at_least: int | None = None,
         all_or_nothing: bool = False,
@@ -122,8 +117,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
-        self.warm = warm
-        self.placeholder_image = placeholder_image
         self.wait_timeout = duration("timeout", timeout)
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
@@ -142,11 +135,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             )
         if self.give_up_after is not None:
             check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
-        if self.warm and getattr(self.gpu_pool, "scaling", None) == "direct":
-            raise PoolSpecError(
-                f'warm=True needs an autoscaler, and pool {self.gpu_pool.name} has scaling="direct".',
-                "Leave warm out: the nodes are up before the first task anyway.",
-            )
         self.check_counts(self.gang or 0)
 
     def check_counts(self, gang: Any) -> None:
@@ -223,19 +211,18 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.run_identity import group_writer, lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 
-        warm = self._call_with_retries(lambda: self._warm_image(reconciler))
         ends_by, nodes = run_ends_by(context), counts.wanted()
 
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
-            return reconciler.want(key, nodes, until, warm=warm, gang=counts.of_one_zone), now, latest
+            return reconciler.want(key, nodes, until, gang=counts.of_one_zone), now, latest
 
         outcome, now, latest = self._call_with_retries(want)
         wait = NodesWait(
             key=key,
-            wait_for="groups" if self.gpu_pool.nodes_come_with_pods and not warm else self.wait_for,
+            wait_for="groups" if self.gpu_pool.nodes_come_with_pods else self.wait_for,
             started=now,
             deadline=now + (self.give_up_after or self.wait_timeout),
             nodes=nodes,
@@ -254,15 +241,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         if self.deferrable:
             self._defer(wait, reconciler, group_writer(context), lock_holder(context))
         return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
-
-    def _warm_image(self, reconciler: Reconciler) -> str:
-        """Return the placeholders' image, once everything that they need exists; empty if none are wanted."""
-        if not self.warm:
-            return ""
-        from airflow_gpu_provider.cluster.placeholders import apply_priority_class
-
-        apply_priority_class(reconciler.api)
-        return self.placeholder_image
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ReapGpuPoolsOperator(PoolOperator):
     """Find what no live run wants in GPU pools, report what it has cost, and remove it.
 
-    That is: demand of DAG runs that are over, their pods and placeholder pods, machines that no run wants, and group
+    That is: demand of DAG runs that are over, their pods, machines that no run wants, and group
     size that is requested in vain. Airflow is asked whether a run is over, for runs of this installation; demand of
     others lasts until it expires. Everything is removed under the pool's lock, as ScaleDownSensor does.
 

@@ -44,7 +44,7 @@ class Watched:
     """The outcome of the wait for a pod.
 
     Attributes:
-        uid: The pod's; another pod may have its name by now. Empty in the event of an earlier release's trigger.
+        uid: The pod's; another pod may have its name by now.
         saw_end: The wait ended by its own rules. False: the watching process could not continue.
         error: How the wait ended; None if the pod succeeded. Or why the pod could not be watched.
         container_ended: The base container had ended by then.

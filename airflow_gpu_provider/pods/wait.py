@@ -100,7 +100,7 @@ class PodWait(Record):
         deadline: When the pod must have ended.
         until: What is waited for.
         queue: The Kueue LocalQueue that admits it; empty for none.
-        gpus: What to do about GPUs that do not compute; None, as in an earlier release's record: they are not sampled.
+        gpus: What to do about GPUs that do not compute; None: they are not sampled.
         is_covered: A demand Lease covers the pod. If none does, the pool has to be reconciled once it is placed.
     """
 

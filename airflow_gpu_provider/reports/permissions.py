@@ -88,18 +88,9 @@ def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:
-    roles, warm = "autoscaler.yaml", "warm=True"
     if pool.needs_cluster_autoscaler or getattr(pool, "provisioner", None) == "cluster-autoscaler":
         report = {"namespace": STATUS_NAMESPACE, "name": STATUS_NAME}
-        yield Rule(group="", resource="configmaps", verbs=("get",), roles=roles, **report)
-    if pool.is_autoscaled:
-        own = {"namespace": DEMAND_NAMESPACE, "roles": roles, "only_for": warm}
-        yield Rule(group="", resource="pods", verbs=("list", "create", "delete"), **own)
-        yield Rule(group="", resource="events", verbs=("list",), **own)
-        of_cluster = {"roles": roles, "only_for": warm}
-        yield Rule(
-            group="scheduling.k8s.io", resource="priorityclasses", verbs=("get", "create", "patch"), **of_cluster
-        )
+        yield Rule(group="", resource="configmaps", verbs=("get",), roles="autoscaler.yaml", **report)
 
 
 def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:

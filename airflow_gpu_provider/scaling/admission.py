@@ -153,7 +153,7 @@ class _Room:
         self._pods = snapshot.pods
         used: Counter[str] = Counter()
         for pod in snapshot.pods:
-            if pod.node and not (pod.finished or pod.placeholder):
+            if pod.node and not pod.finished:
                 used[pod.node] += pod.gpus
         self._free = {name: node.gpus - used[name] for name, node in self._nodes.items()}
         self._gangs = {job.uid for job in admitted}

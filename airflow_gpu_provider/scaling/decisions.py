@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, Pod
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decision_notes import notes
 from airflow_gpu_provider.scaling.gangs import Seats, seats
@@ -20,8 +20,6 @@ from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
 from airflow_gpu_provider.scaling.wanted import (
-    leased_pending,
-    live_leases,
     pending_nodes,
     usable_needed,
     wanted_nodes,
@@ -51,8 +49,6 @@ class Decision:
         label: Nodes of external groups that get the pool's labels.
         uncordon: Nodes with a cordon of this package that are to stay.
         update_tags: Groups whose tags for an autoscaler are to be corrected.
-        add_placeholders: How many placeholder pods to create, by the demand that they are for.
-        delete_placeholders: Placeholder pods that are no longer needed.
         shrink: Groups that are to stop requesting machines that do not exist.
         grow: New absolute sizes, each at least the number of existing machines.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
@@ -68,8 +64,6 @@ class Decision:
     label: tuple[str, ...] = ()
     uncordon: tuple[str, ...] = ()
     update_tags: tuple[str, ...] = ()
-    add_placeholders: Mapping[DemandKey, int] = field(default_factory=dict)
-    delete_placeholders: tuple[Pod, ...] = ()
     shrink: tuple[str, ...] = ()
     grow: Mapping[str, int] = field(default_factory=dict)
     cordon: tuple[str, ...] = ()
@@ -89,7 +83,6 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     machines = supply(snapshot)
     gangs = seats(snapshot, machines)
     placed, grow, shrink = _sizes(snapshot, machines, gangs)
-    add_placeholders, delete_placeholders = placeholder_changes(snapshot, machines)
     to_go = _release(snapshot, machines, gangs, grow)
     updated = {group.name for group in snapshot.groups if group.status == "updating"}
     release = tuple(each for each in to_go if each.machine.group not in updated)
@@ -103,8 +96,6 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         switch=switch,
         clear_switch=clear_switch,
         update_tags=_with_stale_tags(snapshot),
-        add_placeholders=add_placeholders,
-        delete_placeholders=delete_placeholders,
         shrink=shrink,
         grow=grow,
         cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),
@@ -347,31 +338,3 @@ def _expired_demand(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
     runs = {pod.run for pod in snapshot.pods}
     old = (lease.key for lease in snapshot.leases if snapshot.now - lease.until > FORGET_AFTER)
     return tuple(key for key in old if key.hash not in runs)
-
-
-def placeholder_changes(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...]
-) -> tuple[dict[DemandKey, int], tuple[Pod, ...]]:
-    """Return how many placeholders to create, by demand, and those to delete.
-
-    One is pending for each node that a warm demand lacks. As soon as its machine exists it is no longer needed: if
-    another pod took that node, the autoscaler would add one more for the placeholder.
-    """
-    warm = [lease for lease in live_leases(snapshot) if lease.warm]
-    there = [pod for pod in snapshot.pods if pod.placeholder and not (pod.finished or pod.deleting)]
-    runs = {lease.key.hash for lease in warm}
-    strays = tuple(pod for pod in there if pod.run not in runs)
-    if not warm or not snapshot.pool.is_autoscaled:
-        return {}, strays
-    waiting = tuple(pod for pod in there if pod.run in runs and pod.node is None)
-    short = _short(snapshot, machines, max(usable_needed(snapshot, lease.key) for lease in warm))
-    if short > len(waiting):
-        return {warm[-1].key: short - len(waiting)}, strays
-    return {}, (*strays, *waiting[short:])
-
-
-def _short(snapshot: PoolSnapshot, machines: tuple[Supply, ...], needed: int) -> int:
-    """Return how many nodes are needed that neither exist nor are requested by the runs' own pods."""
-    coming = sum(each.counts for each in machines) + leased_pending(snapshot)
-    room = snapshot.pool.max_nodes - len(machines)
-    return max(0, min(needed - coming, room))

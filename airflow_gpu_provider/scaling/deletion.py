@@ -59,6 +59,6 @@ def delete_pool_records(reconciler: Reconciler) -> None:
 
 
 def _users(snapshot: PoolSnapshot) -> list[str]:
-    pods = (pod for pod in snapshot.pods if not pod.daemon and not pod.placeholder)
+    pods = (pod for pod in snapshot.pods if not pod.daemon)
     held = [f"pod {pod}" for pod in pods if pod.holds_node(snapshot.now) or (pod.node is None and not pod.finished)]
     return [*(f"the run {lease.key}" for lease in live_leases(snapshot)), *held]

@@ -171,7 +171,7 @@ def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply]
 def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
     """Return the zones in which the run's pods are, or are about to be."""
     zones = {node.name: node.zone for node in snapshot.nodes}
-    mine = [pod for pod in snapshot.pods if pod.run == lease.key.hash and not (pod.placeholder or pod.finished)]
+    mine = [pod for pod in snapshot.pods if pod.run == lease.key.hash and not pod.finished]
     found = (zones.get(pod.node) if pod.node else dict(pod.node_selector).get(ZONE_LABEL) for pod in mine)
     return Counter(zone for zone in found if zone is not None)
 

@@ -26,7 +26,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
 
-Kind = Literal["lease", "pod", "placeholder", "machine", "size"]
+Kind = Literal["lease", "pod", "machine", "size"]
 
 RunIsOver = Callable[[DemandKey], bool]
 """Asks Airflow whether a DAG run of this installation has ended, or no longer exists."""
@@ -322,8 +322,7 @@ def _lease(snapshot: PoolSnapshot, lease: DemandLease) -> Leftover:
 def _pod(snapshot: PoolSnapshot, pod: Pod) -> Leftover:
     why = "the run that it was for is over"
     age = _age(snapshot, pod.created_at)
-    kind: Kind = "placeholder" if pod.placeholder else "pod"
-    return Leftover(pool=snapshot.pool.name, kind=kind, name=str(pod), why=why, age_seconds=age)
+    return Leftover(pool=snapshot.pool.name, kind="pod", name=str(pod), why=why, age_seconds=age)
 
 
 def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover]:
@@ -340,8 +339,6 @@ def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Left
         if group.name in decision.shrink:
             why = f"{group.unfilled} machines are requested and have not come"
             yield Leftover(pool=pool, kind="size", name=group.name, why=why)
-    for pod in decision.delete_placeholders:
-        yield replace(_pod(snapshot, pod), why="no run wants the node that it requests")
 
 
 def _age(snapshot: PoolSnapshot, since: datetime | None) -> float | None:

@@ -40,7 +40,7 @@ class NodesWait(Record):
             can use the node groups; nodes come when pods are pending.
         started: When the wait began.
         deadline: When it fails.
-        nodes: How many nodes the run wants; None in a record of the first release: as many as its Lease says.
+        nodes: How many nodes the run wants; None: as many as its Lease says.
         at_least: How few nodes suffice when the others do not come. None: no fewer.
         all_or_nothing: Release the nodes that came when not all come together, and try again later.
         patience: How long one attempt takes at most. None: until the deadline.
@@ -65,7 +65,7 @@ class NodesWait(Record):
             return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
-        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *autoscaler_lines(snapshot, self.started))
+        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *autoscaler_lines(snapshot))
         gang = GangNodes.of(snapshot, lease, usable)
         if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
@@ -195,7 +195,7 @@ class NodesWait(Record):
             )
         if error := no_capacity(snapshot, found, have=have, more_time_by="give_up_after"):
             return error
-        reasons = [*(failure.message for failure in failures), *autoscaler_lines(snapshot, self.started)]
+        reasons = [*(failure.message for failure in failures), *autoscaler_lines(snapshot)]
         said = "; ".join(reasons) or "the cloud gives no reason"
         return NodesNotReady(
             f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool

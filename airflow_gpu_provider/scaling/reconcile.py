@@ -14,7 +14,6 @@ from airflow_gpu_provider.cluster.jobs import delete_job, list_gang_jobs
 from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS, why_kept
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
-from airflow_gpu_provider.cluster.placeholders import list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
@@ -26,7 +25,6 @@ from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.wanted import live_leases
 from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
 
 PATIENCE = timedelta(seconds=60)
@@ -94,20 +92,16 @@ class Reconciler(PoolAccess):
         return replace(seen, kept=why_kept(self.api, left)) if left else seen
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
-        """Add what explains the wait for nodes that an autoscaler adds for pods, placeholders included."""
-        warm = [lease for lease in live_leases(snapshot) if lease.warm]
-        if not warm and not any(pod.node is None for pod in snapshot.pods):
+        """Add what explains the wait for nodes that an autoscaler adds for pods."""
+        if not self.pool.needs_cluster_autoscaler or all(pod.node for pod in snapshot.pods):
             return snapshot
-        status = read_status(self.api) if self.pool.needs_cluster_autoscaler else None
-        events = list_placeholder_events(self.api, warm) if warm else ()
-        return replace(snapshot, autoscaler=status, placeholder_events=events)
+        return replace(snapshot, autoscaler=read_status(self.api))
 
-    def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "", gang: int = 0) -> Outcome:
+    def want(self, key: DemandKey, nodes: int, until: datetime, *, gang: int = 0) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
-        `warm` is the image of the placeholders that make an autoscaler add the nodes at once; empty: none. `gang` of
-        the nodes must be in one zone. The switch is moved before the demand is written, so that there is never demand
-        without it.
+        `gang` of the nodes must be in one zone. The switch is moved before the demand is written, so that there is
+        never demand without it.
 
         Raises:
             PoolDrift: Another pool's runs use an external group that this pool names.
@@ -117,7 +111,7 @@ class Reconciler(PoolAccess):
         with self._lock() as lock:
             before = self.snapshot(lock)
             check_group_claims(before)
-            lease = replace(_lease(before, key, nodes, until), warm=warm, gang=gang)
+            lease = replace(_lease(before, key, nodes, until), gang=gang)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease))
 

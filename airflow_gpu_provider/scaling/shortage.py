@@ -42,11 +42,8 @@ def groups_are_ready(snapshot: PoolSnapshot) -> bool:
     return bool(snapshot.groups) and not (is_creating or decision.update_tags or decision.switch)
 
 
-def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:
-    """Yield what the autoscaler did since then about the nodes that placeholders request, and what prevents it."""
-    for event in snapshot.placeholder_events:
-        if event.at >= since.replace(microsecond=0) and event.in_words:
-            yield event.in_words
+def autoscaler_lines(snapshot: PoolSnapshot) -> Iterator[str]:
+    """Yield what prevents the autoscaler from adding nodes."""
     status = snapshot.autoscaler
     if status is None:
         if snapshot.pool.needs_cluster_autoscaler and any(pod.node is None for pod in snapshot.pods):
@@ -130,4 +127,4 @@ def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ..
         return ()
     launches = [group for group in snapshot.groups if group.launch_failure and group.launch_failure.at >= since]
     failed = (f"no {group.candidate}: {group.launch_failure.message}" for group in launches if group.launch_failure)
-    return (*failed, *autoscaler_lines(snapshot, since))
+    return (*failed, *autoscaler_lines(snapshot))

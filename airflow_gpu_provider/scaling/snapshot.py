@@ -8,7 +8,6 @@ from datetime import datetime
 
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.demand import DemandLease
-from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.karpenter_keeps import Kept
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
@@ -28,7 +27,6 @@ class PoolSnapshot:
         claimed: External groups left out of `groups` because another pool's demand had them first, and that demand.
         autoscaler: What cluster-autoscaler last reported; read only while pods wait for it to add nodes.
         kept: Why Karpenter keeps machines that no run wants, by the machine; read only while there are such.
-        placeholder_events: What happened to those placeholders, oldest first; only for display.
     """
 
     now: datetime
@@ -40,4 +38,3 @@ class PoolSnapshot:
     claimed: Mapping[str, DemandLease] = field(default_factory=dict)
     autoscaler: AutoscalerStatus | None = None
     kept: Mapping[str, Kept] = field(default_factory=dict)
-    placeholder_events: tuple[PodEvent, ...] = ()

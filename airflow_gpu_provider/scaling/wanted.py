@@ -136,12 +136,6 @@ def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
             yield pod
 
 
-def leased_pending(snapshot: PoolSnapshot) -> int:
-    """Count the nodes that unbound GPU pods of runs with a live lease need together, judged by their GPUs."""
-    runs = {lease.key.hash for lease in live_leases(snapshot)}
-    return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod) and pod.run in runs])
-
-
 def pending_nodes(snapshot: PoolSnapshot) -> int:
     """Count the nodes that all unbound GPU pods of the pool need together, judged by their GPUs."""
     return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod)])
@@ -153,7 +147,7 @@ def waits_for_gpus(pod: Pod) -> bool:
 
 
 def _wants_gpus(pod: Pod) -> bool:
-    return bool(pod.gpus) and not (pod.daemon or pod.placeholder or pod.finished or pod.deleting or pod.gated)
+    return bool(pod.gpus) and not (pod.daemon or pod.finished or pod.deleting or pod.gated)
 
 
 def _nodes_for(snapshot: PoolSnapshot, waiting: Sequence[Pod]) -> int:

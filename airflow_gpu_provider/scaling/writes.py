@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand
+from airflow_gpu_provider.cluster.demand import delete_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import (
     Node,
@@ -20,7 +20,6 @@ from airflow_gpu_provider.cluster.nodes import (
     read_nodes,
     uncordon,
 )
-from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.platforms.base import Machine
@@ -30,7 +29,6 @@ from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
-from airflow_gpu_provider.workload_placement import tolerations_of
 
 SETTLE = timedelta(seconds=1)
 """How long to wait for a binding that the scheduler had decided before it saw the cordon.
@@ -96,7 +94,6 @@ class Writes:
         write_demand()
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
         self._uncordon([self._nodes[name] for name in self._decision.uncordon])
-        self._write_placeholders()
         self._grow(self._shrink())
         self._on.ledger.machines(self._snapshot)
         self._release()
@@ -123,22 +120,6 @@ class Writes:
             self._lock.check()
             platform.update_autoscaler_tags(decision.update_tags)
             self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.update_tags)}")
-
-    def _write_placeholders(self) -> None:
-        leases = {lease.key: lease for lease in self._snapshot.leases}
-        self._each(lambda pod: delete_placeholder(self._on.api, pod.name), self._decision.delete_placeholders)
-        missing = [leases[key] for key, number in self._decision.add_placeholders.items() for _ in range(number)]
-        self._each(self._add_placeholder, missing)
-
-    def _add_placeholder(self, lease: DemandLease) -> None:
-        create_placeholder(
-            self._on.api,
-            lease,
-            node_selector=self._on.pool.node_selector,
-            tolerations=tolerations_of(self._on.pool),
-            gpus=self._on.pool.gpus_per_node or 1,
-            now=self._snapshot.now,
-        )
 
     def _shrink(self) -> bool:
         """Return True if all groups that were to be shrunk are: a launch in progress can prevent it."""

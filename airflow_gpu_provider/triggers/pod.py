@@ -42,8 +42,7 @@ from airflow_gpu_provider.triggers.record import Recorded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.workloads.logs import GangLogs
 
-RECORD_VERSION = 2
-"""1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor in any case."""
+RECORD_VERSION = 1
 LONGEST_RESULT = 2**14
 """The most bytes of a result in the trigger's event, which Airflow logs and stores in its database."""
 ANEW = "(the pod's log follows from its beginning: Airflow has cleared what the triggerer had logged before)"

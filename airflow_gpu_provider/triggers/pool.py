@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.waits import Progress
     from airflow_gpu_provider.scaling.writes import Outcome
 
-RECORD_VERSION = 4
-"""1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`.
-3: `patience` as seconds.
-"""
+RECORD_VERSION = 1
 
 
 class _PoolTrigger(RecordTrigger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import boto3
@@ -12,10 +12,6 @@ import pytest
 
 from airflow_gpu_provider import GpuPodOperator
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.placeholders import IMAGE, apply_priority_class
-from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -73,11 +69,6 @@ class Night:
     def scale_down(self) -> dict[str, Any]:
         result: dict[str, Any] = run(ScaleDownSensor(task_id="scale_down", gpu_pool=self.pool))
         return result
-
-    def placeholders(self) -> list[dict[str, Any]]:
-        path = f"/api/v1/namespaces/{DEMAND_NAMESPACE}/pods"
-        pods = list_items(self.api, path, resource="pods", labelSelector="airflow-gpu-provider/placeholder")
-        return [pod for pod in pods if pod["spec"]["nodeSelector"].items() >= self.pool.node_selector.items()]
 
     def break_tag(self, key: str, value: str) -> None:
         """Somebody changes what the autoscaler reads of the first group."""
@@ -138,20 +129,6 @@ def test_a_night_whose_node_comes_with_its_pod(
     assert night.platform.observe()[0].switch_at is None
 
 
-def test_a_warm_night_has_its_node_before_its_pod(
-    nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
-) -> None:
-    night = nights()
-    (node,) = night.ensure(warm=True)["nodes"]
-    assert "cluster-autoscaler grew" in capsys.readouterr().out
-    assert all(pod["spec"].get("nodeName") for pod in night.placeholders()), "none waits that would bring another node"
-    assert night.plugin()["nodes"] == {node["name"]: 1}
-    assert night.train() == {"trained": True}
-    released = night.scale_down()
-    assert (released["desired"], released["nodes"]) == (0, 0)
-    eventually(lambda: night.placeholders() == [])
-
-
 def test_a_broken_tag_is_explained_and_put_right(
     gpu_sandbox: Sandbox, nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,22 +145,6 @@ def test_a_broken_tag_is_explained_and_put_right(
     assert "cluster-autoscaler adds no node" in log
     assert "cluster-autoscaler grew" in log
     night.scale_down()
-
-
-@pytest.mark.usefixtures("stock_out_first")
-def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
-    gpu_sandbox: Sandbox, nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
-) -> None:
-    night = nights()
-    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))
-    try:
-        with pytest.raises(OutOfStock, match=r"No capacity for g6.xlarge on-demand in us-west-2a"):
-            night.ensure(warm=True, deferrable=False, timeout=timedelta(seconds=30))
-    finally:
-        gpu_sandbox.faults.clear()
-    assert "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now" in capsys.readouterr().out
-    eventually(lambda: night.placeholders() == [])
-    assert night.reconciler.snapshot().leases == ()
 
 
 @pytest.mark.usefixtures("stock_out_first")
@@ -206,20 +167,3 @@ def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log
     assert "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now" in log
     assert "no g6.xlarge on-demand in us-west-2a: " in log
     night.scale_down()
-
-
-def test_a_placeholder_belongs_to_its_demand_and_goes_with_it(nights: Callable[..., Night]) -> None:
-    night = nights()
-    night.ensure()
-    key = DemandKey(installation="tests", dag_id="dag", run_id="by-hand", pool=night.pool.name)
-    apply_priority_class(night.api)
-    night.reconciler.want(key, 1, datetime.now(UTC) + timedelta(hours=1), warm=IMAGE)
-    (placeholder,) = night.placeholders()
-    spec = placeholder["spec"]
-    assert (spec["priority"], spec["preemptionPolicy"]) == (-10, "Never")
-    assert 3500 < spec["activeDeadlineSeconds"] <= 3600
-    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    # Somebody deletes the demand by hand, and no code of this package runs: the cluster itself clears up.
-    lease = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{key.lease_name}"
-    call(night.api, "delete", lease, resource="leases")
-    eventually(lambda: night.placeholders() == [])

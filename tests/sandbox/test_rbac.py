@@ -19,7 +19,6 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.apply import object_path, server_side_apply
-from airflow_gpu_provider.cluster.placeholders import PRIORITY_CLASS
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -97,7 +96,7 @@ def give(administrator: client.ApiClient, *roles: str) -> None:
 def take(administrator: client.ApiClient, roles: str) -> None:
     """Undo `give`: an earlier test of this cluster may have given them, and its night have used them."""
     manifests = yaml.safe_load_all((DOCS / "rbac" / roles).read_text())
-    for manifest in (*manifests, PRIORITY_CLASS):
+    for manifest in manifests:
         with suppress(ObjectNotFound):
             call(administrator, "delete", object_path(manifest), resource=manifest["kind"])
 
@@ -158,14 +157,16 @@ def test_a_night_on_several_nodes_needs_their_roles_too(pool: EksGpuPool, admini
 @pytest.mark.usefixtures("impatient")
 def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
     give(administrator, *documented_roles.FULL_ROLES)
-    take(administrator, "autoscaler.yaml")
+    for roles in ("autoscaler.yaml", "device-plugin.yaml"):  # each lets ConfigMaps of kube-system be read
+        take(administrator, roles)
     until_it_reports(client.CoreV1Api(administrator))
     scaled = replace(pool, name="rbac-scaled", scaling="autoscaler")
-    with pytest.raises(PermissionDenied, match="priorityclasses"):
-        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled, warm=True))
+    with pytest.raises(PermissionDenied, match="configmaps"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled))
 
     give(administrator, "autoscaler.yaml")
-    assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled, warm=True))["nodes"]) == 1
+    assert run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled))["nodes"] == []
+    give(administrator, "device-plugin.yaml")
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=scaled))
     assert train(scaled) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=scaled))["nodes"] == 0

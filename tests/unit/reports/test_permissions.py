@@ -60,11 +60,6 @@ def test_the_documented_roles_grant_it(rule: Rule) -> None:
 
 def test_a_pool_is_asked_about_what_its_kind_needs() -> None:
     direct, scaled, of_others, brought = ({(r.resource, r.roles) for r in rules(pool, "default")} for pool in POOLS)
-    assert scaled - direct == {
-        ("configmaps", "autoscaler.yaml"),
-        ("events", "autoscaler.yaml"),
-        ("pods", "autoscaler.yaml"),
-        ("priorityclasses", "autoscaler.yaml"),
-    }
+    assert scaled - direct == {("configmaps", "autoscaler.yaml")}
     assert {roles for _, roles in of_others} == {"scale-only.yaml"}
     assert {resource for resource, _ in brought - direct} == {"nodepools", "nodeclaims", "ec2nodeclasses"}

@@ -1,4 +1,4 @@
-"""Pools whose nodes an autoscaler adds: what is decided, which placeholders are wanted, what waits say."""
+"""Pools whose nodes an autoscaler adds: what is decided, what waits say."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from airflow_gpu_provider.cluster.autoscaler_status import FRESH, AutoscalerStatus
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
@@ -21,15 +16,10 @@ from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, A, B, dry, key
 from tests.unit.scaling.pools import snapshot as take
 
 AUTOSCALED = pool(scaling="autoscaler")
-IMAGE = "pause"
 
 
 def snapshot(*machines: Any, **fields: Any) -> PoolSnapshot:
     return take(*machines, **{"spec": AUTOSCALED, **fields})
-
-
-def placeholder(name: str, on: int | None = None, run: str = "run", **fields: Any) -> Pod:
-    return pod(name, on, run, placeholder=True, **fields)
 
 
 class TestSizes:
@@ -88,66 +78,6 @@ def test_a_group_that_this_package_sizes_loses_the_tag_by_which_an_autoscaler_fi
     assert decide(take(train_a_g6_xlarge=invited)).update_tags == (A,)
 
 
-class TestPlaceholders:
-    def test_one_for_each_node_that_is_missing(self) -> None:
-        decision = decide(snapshot(machine(1), leases=(lease(nodes=3, warm=IMAGE),)))
-        assert (decision.add_placeholders, decision.delete_placeholders) == ({key("run"): 2}, ())
-
-    def test_none_without_warm_and_none_where_this_package_scales(self) -> None:
-        assert decide(snapshot(leases=(lease(),))).add_placeholders == {}
-        assert decide(take(leases=(lease(warm=IMAGE),))).add_placeholders == {}
-
-    def test_one_that_waits_is_enough(self) -> None:
-        decision = decide(snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),)))
-        assert (decision.add_placeholders, decision.delete_placeholders) == ({}, ())
-
-    def test_goes_when_the_machine_is_there_and_stays_when_it_has_a_node(self) -> None:
-        waiting, bound = placeholder("p"), placeholder("p", 1)
-        coming = snapshot(
-            machine(1, state="pending", launched_at=NOW), nodes=(), leases=(lease(warm=IMAGE),), pods=(waiting,)
-        )
-        assert decide(coming).delete_placeholders == (waiting,)
-        there = snapshot(machine(1), leases=(lease(warm=IMAGE),), pods=(bound,))
-        assert (decide(there).add_placeholders, decide(there).delete_placeholders) == ({}, ())
-
-    def test_goes_with_its_demand_wherever_it_is(self) -> None:
-        both = (placeholder("a"), placeholder("b", 1))
-        decision = decide(snapshot(machine(1), pods=both))
-        assert (decision.delete_placeholders, decision.release) == (both, (machine(1),))
-        over = lease(until=NOW - timedelta(seconds=1), warm=IMAGE)
-        assert decide(snapshot(machine(1), leases=(over,), pods=both)).delete_placeholders == both
-
-    def test_a_pod_of_the_run_takes_a_placeholder_s_place(self) -> None:
-        pods = (placeholder("p"), pod("train", None, "run"))
-        assert decide(snapshot(leases=(lease(warm=IMAGE),), pods=pods)).delete_placeholders == (placeholder("p"),)
-
-    def test_a_younger_warm_demand_gets_its_own(self) -> None:
-        young = lease("young", created_at=EARLIER + timedelta(minutes=1), warm=IMAGE)
-        decision = decide(snapshot(machine(1), leases=(lease(), young), pods=(pod("train", 1, "run"),)))
-        assert decision.add_placeholders == {young.key: 1}
-
-    @given(
-        wanted=st.integers(1, 4),
-        there=st.integers(0, 4),
-        waiting=st.integers(0, 5),
-        trainings=st.integers(0, 3),
-    )
-    def test_after_the_decision_nothing_is_to_be_done(
-        self, wanted: int, there: int, waiting: int, trainings: int
-    ) -> None:
-        machines = [machine(number) for number in range(there)]
-        pods = [placeholder(f"p{n}", uid=f"p{n}") for n in range(waiting)] + [
-            pod(f"t{n}", None, "run") for n in range(trainings)
-        ]
-        fields: dict[str, Any] = {"leases": (lease(nodes=wanted, warm=IMAGE),)}
-        decision = decide(snapshot(*machines, pods=tuple(pods), **fields))
-        made = [placeholder(f"m{n}", uid=f"m{n}") for n in range(sum(decision.add_placeholders.values()))]
-        left = [each for each in pods if each not in decision.delete_placeholders] + made
-        assert sum(each.placeholder for each in left) == max(0, wanted - there - trainings)
-        again = decide(snapshot(*machines, pods=tuple(left), **fields))
-        assert (again.add_placeholders, again.delete_placeholders) == ({}, ())
-
-
 class TestWaits:
     def wait(self, wait_for: Any = "ready") -> NodesWait:
         return NodesWait(key=key("run"), wait_for=wait_for, started=EARLIER, deadline=LATER)
@@ -172,13 +102,11 @@ class TestWaits:
         assert isinstance(error, GroupFailed)
         assert "being created" in str(error)
 
-    def test_say_what_the_autoscaler_did_and_what_hinders_it(self) -> None:
-        said = snapshot(leases=(lease(warm=IMAGE),), train_b_g6_xlarge={"autoscaler_name": "eks-b"})
-        events = (self.event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match"),)
+    def test_say_what_hinders_the_autoscaler(self) -> None:
+        said = snapshot(leases=(lease(),), train_b_g6_xlarge={"autoscaler_name": "eks-b"})
         status = AutoscalerStatus(updated_at=NOW, backoff={"eks-b": "AWS cannot provision"})
-        lines = self.wait().step(replace(said, autoscaler=status, placeholder_events=events)).lines
+        lines = self.wait().step(replace(said, autoscaler=status)).lines
         assert lines == (
-            "cluster-autoscaler adds no node: 1 node(s) didn't match",
             "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
         )
         dead = AutoscalerStatus(updated_at=NOW - FRESH)
@@ -186,18 +114,13 @@ class TestWaits:
         assert "has not reported since" in line
 
     def test_say_that_no_autoscaler_has_ever_reported(self) -> None:
-        waiting = snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),))
+        waiting = snapshot(leases=(lease(),), pods=(pod("p", None, "run"),))
         (line,) = self.wait().step(replace(waiting, autoscaler=None)).lines
         assert line == "no cluster-autoscaler has ever reported from the cluster: nothing adds nodes"
 
-    def test_keep_silent_about_what_was_before_them(self) -> None:
-        old = self.event("TriggeredScaleUp", "pod triggered scale-up: [{a 0->1 (max: 3)}]")
-        seen = replace(snapshot(leases=(lease(warm=IMAGE),)), placeholder_events=(old,))
-        assert replace(self.wait(), started=NOW + timedelta(seconds=1)).step(seen).lines == ()
-
     def test_a_stock_out_that_the_autoscaler_met_is_one(self) -> None:
         late = snapshot(
-            leases=(lease(until=LATER + timedelta(hours=1), warm=IMAGE),),
+            leases=(lease(until=LATER + timedelta(hours=1)),),
             at=LATER,
             train_a_g6_xlarge={"desired": 1, "launch_failure": dry()},
         )
@@ -209,15 +132,3 @@ class TestWaits:
         assert not progress.done
         assert "waiting for cluster-autoscaler to finish removing node node-1" in progress.lines
         assert wait.step(snapshot()).done
-
-    def event(self, reason: str, message: str) -> PodEvent:
-        return PodEvent.parse(
-            {
-                "metadata": {"uid": "e1", "creationTimestamp": NOW.isoformat()},
-                "involvedObject": {"kind": "Pod", "name": "placeholder-x", "uid": "u1"},
-                "source": {"component": "cluster-autoscaler"},
-                "type": "Normal",
-                "reason": reason,
-                "message": message,
-            }
-        )

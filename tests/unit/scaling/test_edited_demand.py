@@ -16,7 +16,7 @@ from airflow_gpu_provider.scaling.janitor import look
 from tests.unit.scaling.pools import LATER, NOW, lease, machine, snapshot
 
 PREFIX = "airflow-gpu-provider/"
-WRITTEN = ("nodes", "until", "groups", "attempts", "attempt-since", "resume-at", "warm")
+WRITTEN = ("nodes", "until", "groups", "attempts", "attempt-since", "resume-at")
 
 zones = st.integers(-23, 23).map(lambda hours: timezone(timedelta(hours=hours)))
 times = st.datetimes().map(str) | st.datetimes(timezones=zones).map(lambda at: at.isoformat())

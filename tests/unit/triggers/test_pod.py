@@ -49,7 +49,7 @@ class Refused(GpuPodTrigger):
 
 def test_refused_credentials_that_the_wait_survives_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setbacks, "pause", 0.0)
-    trigger = Refused({"version": 2, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": 0.0})
+    trigger = Refused({"version": 1, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": 0.0})
     until = datetime.now(UTC) + timedelta(hours=1)
     logged: list[tuple[Any, ...]] = []
     trigger._kept = KeptLines(lambda *line: logged.append(line))
@@ -62,7 +62,7 @@ def test_refused_credentials_that_the_wait_survives_are_a_warning(monkeypatch: p
 def test_connection_is_closed_before_the_event_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     """dag.test() takes the event, and ends the loop: it calls no cleanup (InProcessTestSupervisor, airflow.sdk 3.3)."""
     deferred_at = time.time() - 10
-    trigger = Quick({"version": 2, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": deferred_at})
+    trigger = Quick({"version": 1, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": deferred_at})
 
     async def first() -> tuple[Any, int]:
         event = await anext(trigger.run(), None)
