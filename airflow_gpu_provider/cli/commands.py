@@ -94,7 +94,10 @@ def plan(args: Namespace) -> None:
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),
-            *({"pool": pool.name, "action": "note", "what": "", "detail": note} for note in found.notes),
+            *(
+                {"pool": pool.name, "action": "note", "what": "", "detail": note}
+                for note in (*found.brought, *found.notes)
+            ),
         ]
 
     each_rows, failed = _of_each_pool(args, rows_of)
@@ -119,6 +122,9 @@ def status(args: Namespace) -> None:
             if rows:
                 print(f"\n{title}")
                 print_rows(rows, args.output)
+        for each in found:
+            for line in each.said:
+                tell(f"{each.pool}: {line}")
     _end(failed)
 
 

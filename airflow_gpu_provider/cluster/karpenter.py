@@ -1,13 +1,14 @@
-"""What Karpenter, and EKS Auto Mode after it, keeps in a cluster: NodePools, NodeClaims, and launches that failed.
+"""What Karpenter, and EKS Auto Mode after it, keeps in a cluster: NodePools, NodeClaims, and what became of launches.
 
-Its own rules are followed: https://karpenter.sh/docs/concepts/scheduling/. Labels of the cloud or of Kubernetes are
-known to its catalogue of machines; any other has to stand in a NodePool, or no machine of it ever carries it.
+Its own rules are followed: https://karpenter.sh/docs/concepts/scheduling/, and where that is silent the source of
+kubernetes-sigs/karpenter v1.14: pkg/apis/v1 (labels, conditions), pkg/controllers/provisioning/provisioner.go (the
+NodePools that it ignores), pkg/controllers/nodeclaim/lifecycle (what becomes of a launch).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,11 +31,67 @@ _EC2_GROUP = "karpenter.k8s.aws"
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 _EVENTS = "/api/v1/namespaces/default/events"  # where events about objects without a namespace live
-_KNOWN_DOMAINS = ("kubernetes.io", "k8s.io", "k8s.aws", "amazonaws.com", "karpenter.sh", "azure.com", "gke.io")
+# What its catalogue of machines knows (labels.go), beside the clouds' own; any other label has to stand in a NodePool.
+_WELL_KNOWN = (
+    "karpenter.sh/capacity-type",
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "node.kubernetes.io/windows-build",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+    # Names of old that it translates.
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+)
+_CLOUD_DOMAINS = ("k8s.aws", "amazonaws.com", "azure.com", "gke.io")
 _CATEGORIES = ("karpenter.k8s.aws/instance-category", "eks.amazonaws.com/instance-category")
 _GPU_CATEGORIES = ("g", "p")  # EC2's instance families with NVIDIA GPUs begin with these
-_OUT_OF_STOCK = "InsufficientCapacityError"
-_FAILURES = (_OUT_OF_STOCK, "NodeClassNotReady")
+NO_CAPACITY = "InsufficientCapacityError"
+"""Why a launch failed, in its events: the cloud has no such machine, or the account may not have one more."""
+
+_FAILURES = (NO_CAPACITY, "NodeClassNotReady")
+_STEPS = ("Launched", "Registered", "Initialized")
+"""The conditions of a NodeClaim, in the order in which they come true (nodeclaim_status.go)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A condition in the status of an object of its own."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nothing has been found out yet: it was set when the object was made (operatorpkg, status)."""
+        return self.reason == "AwaitingReconciliation"
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.reason, self.message))) or f"{self.type} is {self.status}"
+
+
+def _conditions(raw: Mapping[str, Any]) -> dict[str, Condition]:
+    return {
+        each["type"]: Condition(
+            type=each["type"],
+            status=each["status"],
+            reason=each.get("reason") or "",
+            message=each.get("message") or "",
+            since=parse_time(each.get("lastTransitionTime")),
+        )
+        for each in (raw.get("status") or {}).get("conditions") or ()
+    }
+
+
+def _is_true(condition: Condition | None) -> bool:
+    return condition is not None and condition.status == "True"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +102,10 @@ class NodePool:
         node_class_group, node_class: API group and name of its node class.
         labels: Labels that its nodes get.
         requirements: What its machines have to be, as Kubernetes' node selector requirements.
-        not_ready: Why it brings nothing now, in its own words; empty when it is ready.
+        ignored: Why Karpenter leaves it out, without a word to any pod; empty where it does not.
+        unhealthy: What became of its last machines, where they did not launch or join (NodeRegistrationHealthy).
+        limits, in_use: How much of what all its machines may have, and have.
+        consolidates: Empty nodes of it are removed at some time.
     """
 
     name: str
@@ -54,7 +114,11 @@ class NodePool:
     labels: Mapping[str, str]
     requirements: tuple[Requirement, ...]
     taints: tuple[Taint, ...]
-    not_ready: str = ""
+    ignored: str = ""
+    unhealthy: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    in_use: Mapping[str, Any] = field(default_factory=dict)
+    consolidates: bool = True
 
     @property
     def is_auto_mode(self) -> bool:
@@ -66,8 +130,8 @@ class NodePool:
 
         A taint of nvidia.com/gpu is tolerated anyway.
         """
-        if self.not_ready:
-            return f"it is not ready ({self.not_ready})"
+        if self.ignored:
+            return self.ignored
         for key, value in selector.items():
             if not self._can_have(key, value):
                 return f"its nodes cannot have the label {key}={value}"
@@ -88,15 +152,28 @@ class NodePool:
         if asked:
             return all(is_met(requirement, value) for requirement in asked)
         domain = key.partition("/")[0] if "/" in key else ""
-        return any(domain == known or domain.endswith(f".{known}") for known in _KNOWN_DOMAINS)
+        of_cloud = any(domain == known or domain.endswith(f".{known}") for known in _CLOUD_DOMAINS)
+        return key in _WELL_KNOWN or of_cloud
+
+    @property
+    def used_up(self) -> str:
+        """Which of its limits leave no room for another machine, like "nvidia.com/gpu: 4 of 4"; empty where none."""
+        from kubernetes.utils.quantity import parse_quantity  # loads the whole client, which this module does not
+
+        full = (
+            f"{name}: {self.in_use.get(name, 0)} of {limit}"
+            for name, limit in self.limits.items()
+            if parse_quantity(self.in_use.get(name, 0)) >= parse_quantity(limit)
+        )
+        return ", ".join(full)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         """Read a NodePool as the API server sends it."""
         template = raw["spec"]["template"]
         spec = template.get("spec") or {}
-        conditions = (raw.get("status") or {}).get("conditions") or ()
-        failed = [c for c in conditions if c["type"] == "Ready" and c["status"] == "False"]
+        conditions, disruption = _conditions(raw), raw["spec"].get("disruption") or {}
+        healthy = conditions.get("NodeRegistrationHealthy")
         return cls(
             name=raw["metadata"]["name"],
             node_class_group=(spec.get("nodeClassRef") or {}).get("group") or "",
@@ -106,8 +183,27 @@ class NodePool:
             taints=tuple(
                 Taint(key=t["key"], value=t.get("value") or "", effect=t["effect"]) for t in spec.get("taints") or ()
             ),
-            not_ready=": ".join(filter(None, (failed[0].get("reason"), failed[0].get("message")))) if failed else "",
+            ignored=_why_ignored(raw, conditions),
+            unhealthy=str(healthy) if healthy and healthy.status == "False" else "",
+            limits=raw["spec"].get("limits") or {},
+            in_use=(raw.get("status") or {}).get("resources") or {},
+            consolidates=disruption.get("consolidateAfter") != "Never",
         )
+
+
+def _why_ignored(raw: Mapping[str, Any], conditions: Mapping[str, Condition]) -> str:
+    if "deletionTimestamp" in raw["metadata"]:
+        return "it is being deleted"
+    if raw["spec"].get("replicas") is not None:
+        return "it is static (replicas), which brings no node for a pod"
+    ready = conditions.get("Ready")
+    if ready is None:
+        return "it is not ready (nothing has looked at it: does its provisioner run?)"
+    if _is_true(ready):
+        return ""
+    # Ready itself only names the conditions that it depends on.
+    causes = (conditions[name] for name in ("ValidationSucceeded", "NodeClassReady") if name in conditions)
+    return f"it is not ready ({'; '.join(str(each) for each in causes if not _is_true(each)) or ready})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +214,7 @@ class NodeClaim:
         machine: The cloud's name for the machine; the claim's own before there is one.
         has_node: Its node has joined.
         launched_at: When the cloud gave it; None before.
-        problem: Why it has not been launched, in Karpenter's words; else empty.
+        lacks: The first of its steps that is not done, in Karpenter's words; None where all are, or none was tried.
     """
 
     name: str
@@ -129,7 +225,12 @@ class NodeClaim:
     deleting: bool
     created_at: datetime
     launched_at: datetime | None
-    problem: str = ""
+    lacks: Condition | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why it has not been launched, in Karpenter's words; else empty. It is asked for again for five minutes."""
+        return str(self.lacks) if self.lacks and self.launched_at is None else ""
 
     def serves(self, selector: Mapping[str, str]) -> bool:
         """Whether its node has, or will have, these labels. Before the launch they stand in its requirements."""
@@ -143,9 +244,10 @@ class NodeClaim:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         """Read a NodeClaim as the API server sends it."""
-        meta, status = raw["metadata"], raw.get("status") or {}
-        launched: Mapping[str, str] = next((c for c in status.get("conditions") or () if c["type"] == "Launched"), {})
-        is_launched = launched.get("status") == "True"
+        meta, status, conditions = raw["metadata"], raw.get("status") or {}, _conditions(raw)
+        steps = [conditions[name] for name in _STEPS if name in conditions]
+        lacks = next((each for each in steps if not _is_true(each)), None)
+        launched = conditions.get("Launched")
         return cls(
             name=meta["name"],
             labels=meta.get("labels") or {},
@@ -154,19 +256,24 @@ class NodeClaim:
             has_node=bool(status.get("nodeName")),
             deleting="deletionTimestamp" in meta,
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
-            launched_at=parse_time(launched.get("lastTransitionTime")) if is_launched else None,
-            problem=launched.get("message", "") if launched.get("reason") == "LaunchFailed" else "",
+            launched_at=launched.since if launched and _is_true(launched) else None,
+            lacks=None if lacks is None or lacks.is_awaited else lacks,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailedLaunch:
-    """A launch that failed, by Karpenter's event; the claim itself is deleted, and asked for anew."""
+class Launch:
+    """A launch that is over, by Karpenter's events. The claim of one that failed is deleted, and asked for anew.
+
+    Attributes:
+        reason: The event's, NO_CAPACITY say; empty where it worked.
+        message: Why it failed.
+    """
 
     claim: str
     at: datetime
-    message: str
-    out_of_stock: bool
+    reason: str = ""
+    message: str = ""
 
     def is_of(self, node_pool: str) -> bool:
         """Whether it was for this NodePool: claims are named after theirs, with a random last part."""
@@ -200,20 +307,21 @@ def list_node_claims(api: ApiClient, selector: Mapping[str, str]) -> tuple[NodeC
     return tuple(sorted((claim for claim in claims if claim.serves(selector)), key=lambda claim: claim.name))
 
 
-def list_failed_launches(api: ApiClient) -> list[FailedLaunch]:
-    """Return the failed launches that events still tell of (an hour, where nobody has set otherwise), oldest first."""
-    raw = list_items(api, _EVENTS, resource="events", fieldSelector="involvedObject.kind=NodeClaim,type=Warning")
-    failed = [
-        FailedLaunch(
-            claim=event["involvedObject"]["name"],
-            at=time_of(event),
-            message=(event.get("message") or "").partition(" event: ")[2] or event.get("message") or "",
-            out_of_stock=event.get("reason") == _OUT_OF_STOCK,
-        )
-        for event in raw
-        if event.get("reason") in _FAILURES
-    ]
-    return sorted(failed, key=lambda each: each.at)
+def list_launches(api: ApiClient) -> list[Launch]:
+    """Return the launches that events still tell of (an hour, where nobody has set otherwise), oldest first."""
+    raw = list_items(api, _EVENTS, resource="events", fieldSelector="involvedObject.kind=NodeClaim")
+    return sorted(filter(None, map(_launch, raw)), key=lambda each: each.at)
+
+
+def _launch(event: Mapping[str, Any]) -> Launch | None:
+    claim, reason, message = event["involvedObject"]["name"], event.get("reason"), event.get("message") or ""
+    if reason in _FAILURES:
+        why = message.partition(" event: ")[2] or message
+        return Launch(claim=claim, at=time_of(event), reason=reason, message=why)
+    # operatorpkg's status controller: "Status condition transitioned, Type: Launched, Status: Unknown -> True, ..."
+    if reason == "Launched" and "-> True" in message:
+        return Launch(claim=claim, at=time_of(event))
+    return None
 
 
 def _has_gpu_category(requirement: Requirement) -> bool:

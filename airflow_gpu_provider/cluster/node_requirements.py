@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.pools import Taint
+
+# Gte and Lte are Karpenter's own (pkg/apis/crds/karpenter.sh_nodepools.yaml).
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "Gt": operator.gt,
+    "Lt": operator.lt,
+    "Gte": operator.ge,
+    "Lte": operator.le,
+}
 
 Requirement = Mapping[str, Any]
 """A NodeSelectorRequirement as JSON: `key`, `operator` and `values`."""
@@ -23,9 +32,10 @@ def is_met(requirement: Requirement, value: str | None) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-    if value is None or not value.lstrip("-").isdigit():
+    compare = _COMPARISONS.get(requirement["operator"])
+    if compare is None or value is None or not value.lstrip("-").isdigit():
         return False
-    return int(value) > int(values[0]) if requirement["operator"] == "Gt" else int(value) < int(values[0])
+    return compare(int(value), int(values[0]))
 
 
 def untolerated(taints: Iterable[Taint], tolerations: Iterable[Mapping[str, Any]]) -> list[Taint]:

@@ -58,6 +58,8 @@ class GpuPoolStatusOperator(_ReportOperator):
             self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
             self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
             self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
+            for line in status.said:
+                self.log.info("  %s", line)
             for gang in status.gangs:
                 self.log.info("  gang %s: %s", gang.gang, gang.state)
             for line in (line for lease in status.leases for line in lease.unreadable):

@@ -15,11 +15,12 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
     from airflow_gpu_provider.pools import Candidate, GpuPool
+    from airflow_gpu_provider.pools.candidates import Market
 
 Say = Callable[[str], None]
 """Takes one line for the task's log."""
 
-MachineState = Literal["pending", "running", "terminating"]
+MachineState = Literal["requested", "pending", "running", "terminating"]
 FailureKind = Literal["out_of_stock", "quota", "refused", "other"]
 GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
 
@@ -39,13 +40,19 @@ _PLATFORMS = {
 class Machine:
     """One machine of a group, whether or not its node has joined the cluster.
 
-    `id` is the last part of its node's providerID (an EC2 instance id, a Compute Engine instance name).
+    Attributes:
+        id: The last part of its node's providerID (an EC2 instance id, a Compute Engine instance name).
+        state: "requested": a provisioner has asked for it, and the cloud has not given it. "pending": it is booting.
+        lacks: What it lacks before pods can use it, in its provisioner's words; empty where that says nothing.
+        market: Where its group has machines of several; None: the group's.
     """
 
     id: str
     group: str
     state: MachineState
     launched_at: datetime | None = None
+    lacks: str = ""
+    market: Market | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,13 +222,14 @@ class Change:
 class Plan:
     """What would change, the cloud's side only; sizes are decided later, under the pool's lock.
 
-    `grow` says how many nodes would be added and where, for people; it is no promise. `notes` say what the pool
-    cannot use, and why.
+    `grow` says how many nodes would be added and where, for people; it is no promise. `brought` says who else brings
+    them. `notes` say what the pool cannot use, and why.
     """
 
     pool: str
     changes: tuple[Change, ...] = ()
     grow: tuple[str, ...] = ()
+    brought: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -231,7 +239,7 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan as people read it, a line each."""
-        notes = [f"  ! {note}" for note in self.notes]
+        notes = [f"  ! {note}" for note in (*self.brought, *self.notes)]
         if self.is_empty:
             return [f"Plan for {self.pool}: no changes.", *notes]
         rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]

@@ -20,7 +20,7 @@ class Candidate:
     market: Market
 
     def __str__(self) -> str:
-        return f"{self.machine} in {self.zone}"
+        return f"{self.machine} in {self.zone}" if self.zone else self.machine
 
     @property
     def is_of_one_zone(self) -> bool:

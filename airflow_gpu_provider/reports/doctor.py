@@ -6,7 +6,7 @@ answers such questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
+from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
@@ -27,13 +28,14 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
+from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.scaling.group_claims import check_group_claims
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.shortage import WITHOUT_AUTOSCALER
+from airflow_gpu_provider.scaling.shortage import WITHOUT_AUTOSCALER, how_to_launch
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import READY_WITHIN
+from airflow_gpu_provider.scaling.supply import READY_WITHIN, supply
 from airflow_gpu_provider.scaling.waits import format_seconds
 from airflow_gpu_provider.scaling.wanted import counted
 
@@ -110,6 +112,7 @@ class _Doctor:
         self._pool = reconciler.pool
         self._namespace = pod_namespace
         self._has_quota = False
+        self._provisioner = getattr(reconciler.pool, "provisioner", None)
 
     def checks(self) -> dict[str, Callable[[], Said]]:
         """Return them by name, in the order in which a run would meet them."""
@@ -123,6 +126,11 @@ class _Doctor:
             "device plugin": self._plugin,
             "driver": self._driver,
         }
+        if self._provisioner:
+            del found["quota"]  # the provisioner meets it, and tells of it
+            found["stock"] = self._launches
+            if self._provisioner not in KARPENTERS:
+                del found["stock"]  # others tell their pods only
         if self._pool.needs_cluster_autoscaler:
             found["autoscaler"] = self._autoscaler
         return found
@@ -169,18 +177,19 @@ class _Doctor:
         plan = self._on.platform.plan(1)
         for change in plan.changes:
             yield "ok", f"the next run will {change.action} {change.group}: {change.detail}", ""
+        for line in plan.brought:
+            yield "ok", line, ""
+        where = "NodePool" if self._provisioner else "group"
         for note in plan.notes:
-            # What a provisioner provides is a note, too.
-            result: Result = "ok" if getattr(self._pool, "provisioner", None) else "warning"
-            yield result, note, "Change the spec, or the group where it is defined."
+            yield "warning", note, f"Change the spec, or the {where} where it is defined."
         check_group_claims(self._seen)
         with_issue: dict[str, list[str]] = {}
         for group in self._seen.groups:
-            for issue in group.issues:
+            for issue in () if self._provisioner else group.issues:  # a provisioner's are notes of the plan
                 with_issue.setdefault(issue, []).append(group.name)
         for issue, names in with_issue.items():
             yield "warning", f"{', '.join(names)}: {issue}", "See the group in the cloud's console."
-        if not plan.changes and not plan.notes:
+        if not (plan.changes or plan.brought or plan.notes):
             yield "ok", f"{len(self._seen.groups)} groups, as the spec has them", ""
 
     def _quota(self) -> Said:
@@ -215,12 +224,29 @@ class _Doctor:
             if lately:
                 quiet = False
                 still = f"; not tried again until {over[group.name].until:%H:%M}Z" if group.name in over else ""
-                last = lately[-1]
-                failed = f"{counted(len(lately), 'launch', 'launches')} failed, last at {last.at:%H:%M}Z: {last.reason}"
-                said = f"{group.candidate}: {failed}"
+                said = _failed(str(group.candidate), lately, lately[-1].reason)
                 yield "warning", said + still, "Name more zones, types or markets; see give_up_after= of Ensure."
         if quiet:
             yield "ok", "no launch failed in a day, as far as the cloud remembers", ""
+
+    def _launches(self) -> Said:
+        quiet = True
+        for group in self._seen.groups:
+            if group.failures:
+                quiet, last = False, group.failures[-1]
+                yield (
+                    "warning",
+                    _failed(group.provisioner, group.failures, last.message),
+                    how_to_launch(self._pool, last),
+                )
+        who = {group.name: group.provisioner for group in self._seen.groups}
+        for each in supply(self._seen):
+            if each.lacks_for_long(self._seen.now):
+                quiet = False
+                said = f"{each}: {who[each.machine.group]} says of {each.machine.lacks}"
+                yield "warning", said, "`kubectl describe nodeclaim` says more."
+        if quiet:
+            yield "ok", "no launch has failed in the last hour, as far as the cluster's events tell", ""
 
     def _plugin(self) -> Said:
         servers, is_installed = look(self._on.api, self._pool)
@@ -266,6 +292,11 @@ class _Doctor:
                     " --node-group-auto-discovery has to name tags that the group has.",
                 )
         yield "ok", "cluster-autoscaler is alive", ""
+
+
+def _failed(what: str, launches: Sequence[LaunchFailure], why: str) -> str:
+    number = counted(len(launches), "launch", "launches")
+    return f"{what}: {number} failed, last at {launches[-1].at:%H:%M}Z: {why}"
 
 
 def _refusal(rule: Rule) -> tuple[Result, str, str]:

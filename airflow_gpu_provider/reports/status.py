@@ -79,6 +79,7 @@ class PoolStatus:
         booting: Machines that exist and will soon be such nodes: those that are coming.
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
+        said: What keeps nodes from coming or from being of use, in the words of the provisioner that brings them.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -100,6 +101,7 @@ class PoolStatus:
     machines: tuple[MachineRow, ...]
     leases: tuple[LeaseRow, ...]
     gangs: tuple[GangRow, ...] = ()
+    said: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -114,7 +116,8 @@ class PoolStatus:
 
 def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:
     """Return the state of a pool that was read at one moment."""
-    rows = tuple(_machine_row(snapshot, each) for each in supply(snapshot))
+    machines = supply(snapshot)
+    rows = tuple(_machine_row(snapshot, each) for each in machines if each.is_there)
     states = Counter(row.state for row in rows)
     gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)
     return PoolStatus(
@@ -125,7 +128,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         nodes=states["usable"],
         booting=states["coming"],
         out_of_use=len(rows) - states["usable"] - states["coming"],
-        launching=sum(group.unfilled for group in snapshot.groups),
+        launching=sum(group.unfilled for group in snapshot.groups) + len(machines) - len(rows),
         gpus=gpus,
         gpus_used=used,
         gpus_idle=max(0, gpus - used),
@@ -134,6 +137,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,
+        said=tuple(_said_by_provisioners(snapshot, machines)),
     )
 
 
@@ -163,6 +167,17 @@ def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
         cost_per_hour=price,
         cost_so_far=so_far,
     )
+
+
+def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[Supply]) -> Iterator[str]:
+    machines = tuple(machines)
+    for group in (group for group in snapshot.groups if group.provisioner):
+        who = group.provisioner
+        yield from (f"{who}: {issue}" for issue in group.issues)
+        if failure := group.launch_failure:
+            yield f"{who} got no machine at {failure.at:%H:%M}Z: {failure.message}"
+        mine = (each for each in machines if each.machine.group == group.name and each.is_there)
+        yield from (f"{each}: {who} says of {each.machine.lacks}" for each in mine if each.machine.lacks)
 
 
 def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:

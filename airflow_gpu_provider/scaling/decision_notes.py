@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.scaling.recent_writes import SHOWN_AFTER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import READY_WITHIN, Supply
+from airflow_gpu_provider.scaling.supply import READY_WITHIN, SLOW, Supply
 from airflow_gpu_provider.scaling.wanted import live_leases, wanted_by
-
-_SLOW = timedelta(minutes=3)  # most GPU machines are Ready by then
 
 _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"
 
@@ -37,9 +34,9 @@ def notes(
         lines.append(
             f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
         )
-    if wanted > counted:
-        lines += _failures_of_provisioners(snapshot)
-    lines += _late(snapshot, machines)
+    if wanted > sum(each.counts and each.state == "usable" for each in machines):
+        lines += _refusals_of_provisioners(snapshot, machines)
+    lines += [*_late(snapshot, machines), *_late_of_provisioners(snapshot, machines)]
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     why = {
         each: _CAME_ALONE if each.counts and counted <= wanted else why_released(each) for each in (*release, *later)
@@ -74,10 +71,13 @@ def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) 
         yield f"nothing is left to try; {candidates[name]} is next, at {first.until:%H:%M}Z"
 
 
-def _failures_of_provisioners(snapshot: PoolSnapshot) -> Iterator[str]:
+def _refusals_of_provisioners(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+    """Yield what keeps provisioners from bringing a machine now; what has failed before is told to who waited then."""
     for group in snapshot.groups:
-        if group.provisioner and group.launch_failure:
-            yield f"{group.provisioner} got no machine: {group.launch_failure.message}"
+        if group.provisioner:
+            yield from (f"{group.provisioner}: {issue}" for issue in group.issues)
+            mine = (each.machine for each in machines if each.machine.group == group.name and not each.is_there)
+            yield from (f"{group.provisioner} got no machine: {machine.lacks}" for machine in mine if machine.lacks)
 
 
 def _sizes(snapshot: PoolSnapshot, grow: Mapping[str, int], shrink: tuple[str, ...]) -> Iterator[str]:
@@ -99,10 +99,19 @@ def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]
     replaced = {group.name for group in snapshot.groups if group.when_idle == "remove"}
     for each in machines:
         since = each.coming_since
-        if each.machine.group in replaced and since is not None and snapshot.now - since > _SLOW:
+        if each.machine.group in replaced and since is not None and snapshot.now - since > SLOW:
             what = "is not Ready" if each.node else "has not joined the cluster"
             at = since + READY_WITHIN
             yield f"{each} {what} since {since:%H:%M:%S}Z; it is replaced if it is not usable by {at:%H:%M:%S}Z"
+
+
+def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+    """Yield what each machine lacks that is slow to become usable, in its provisioner's words."""
+    who = {group.name: group.provisioner for group in snapshot.groups}
+    for each in machines:
+        if each.since and each.lacks_for_long(snapshot.now):
+            said = f"{who[each.machine.group]} says of {each.machine.lacks}"
+            yield f"{each} was launched at {each.since:%H:%M:%S}Z, and pods cannot use it yet: {said}"
 
 
 def why_released(each: Supply) -> str:

@@ -113,7 +113,7 @@ def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
     nodes = {node.machine: node for node in snapshot.nodes}
     found = []
     for group in snapshot.groups:
-        for machine in group.live:
+        for machine in (each for each in group.live if each.state != "requested"):
             node = nodes.get(machine.id)
             launched_at = machine.launched_at or (node.created_at if node else snapshot.now)
             found.append(
@@ -121,7 +121,7 @@ def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
                     id=machine.id,
                     node=node.name if node else "",
                     group=group.name,
-                    market=group.candidate.market,
+                    market=machine.market or group.candidate.market,
                     launched_at=launched_at,
                     usable_at=node.ready_changed_at if node and node.ready else None,
                     seen_until=snapshot.now,

@@ -31,6 +31,8 @@ PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder keeps it."""
 
 
+_RECORDED_EVERY = timedelta(seconds=30)
+
 NO_REASON = "no reason given"
 """The value of a demand's `extended` if it was extended within max_runtime without a reason."""
 
@@ -49,6 +51,7 @@ class Reconciler(PoolAccess):
 
     over_quota: frozenset[str] = frozenset()
     patience = PATIENCE
+    _recorded_at: datetime | None = None
 
     @cached_property
     def _seen_of_lock(self) -> Sighting:
@@ -161,6 +164,7 @@ class Reconciler(PoolAccess):
         gangs = GangQueue(self.api, snapshot, decision) if admits else None
         if decision.is_empty and (gangs is None or gangs.is_empty):
             news = gangs.news if gangs else None
+            self._record_idle(snapshot)
             return Outcome(snapshot=snapshot, decision=decision, said=decision.notes, gangs=news)
         with self._lock() as lock:
             snapshot = self.snapshot(lock)
@@ -272,6 +276,14 @@ class Reconciler(PoolAccess):
     def record_machines(self) -> None:
         """Record the pool's present machines, for the bills of its runs."""
         self.ledger.machines(self.snapshot())
+
+    def _record_idle(self, snapshot: PoolSnapshot) -> None:
+        """Record, now and then, machines that their provisioner keeps although no run wants them: they cost as well."""
+        if not left_to_provisioner(snapshot):
+            return
+        if self._recorded_at is None or snapshot.now - self._recorded_at >= _RECORDED_EVERY:
+            self._recorded_at = snapshot.now
+            self.ledger.machines(snapshot)
 
     def _lock(self) -> PoolLock:
         spec = self.pool.serialize()

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
+from airflow_gpu_provider.platforms.base import Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.hard_to_get import Tried
@@ -73,12 +75,20 @@ def no_capacity(
     if any(each.kind == "out_of_stock" for each in found):
         return OutOfStock(
             f"{have} No capacity for {hard_to_get.in_words(found)}.",
-            "Add zones, instance_types or capacity_types to the pool, or give it more time"
-            f"{f' with {more_time_by}' if more_time_by else ''}.",
+            f"{how_to_widen(snapshot.pool)}, or give it more time{f' with {more_time_by}' if more_time_by else ''}.",
             pool=snapshot.pool.name,
             tried=[each.to_result() for each in found],
         )
     return quota_exceeded(snapshot, found) if any(each.kind == "quota" for each in found) else None
+
+
+def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:
+    """Return what to do about a launch of a provisioner's that failed."""
+    if failure.kind == "quota":
+        return "Ask the cloud for a higher quota."
+    if failure.kind == "refused":
+        return "Correct what this names; the same launch would be refused again."
+    return f"{how_to_widen(pool)}."
 
 
 def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExceeded:
@@ -109,7 +119,7 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
 
     None if all wanted machines exist, or one is being launched.
     """
-    machines = supply(snapshot)
+    machines = [each for each in supply(snapshot) if each.is_there]
     wanted, there = wanted_nodes(snapshot), sum(each.counts for each in machines)
     if there >= wanted or any(each.state == "coming" for each in machines):
         return None
@@ -119,12 +129,24 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
 
 
 def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
-    """Return what prevents an autoscaler from adding nodes for waiting pods, quoting it and the cloud.
+    """Return what prevented an autoscaler or a provisioner from adding nodes since then, quoting it and the cloud.
 
-    Nothing for a pool that this package sizes: there each decision logs it.
+    Nothing for a pool that this package sizes: there each decision logs it, as it does for a machine that a provisioner
+    is refused now.
     """
-    if not snapshot.pool.is_autoscaled:
+    if not snapshot.pool.nodes_come_with_pods:
         return ()
-    launches = [group for group in snapshot.groups if group.launch_failure and group.launch_failure.at >= since]
-    failed = (f"no {group.candidate}: {group.launch_failure.message}" for group in launches if group.launch_failure)
-    return (*failed, *autoscaler_lines(snapshot))
+    since = since.replace(microsecond=0)  # events' times are in whole seconds
+    failed = ((group, group.launch_failure) for group in snapshot.groups if group.launch_failure)
+    lines = [
+        _no_machine(group, failure)
+        for group, failure in failed
+        if failure.at >= since and not any(machine.lacks.endswith(failure.message) for machine in group.machines)
+    ]
+    return (*lines, *autoscaler_lines(snapshot))
+
+
+def _no_machine(group: Group, failure: LaunchFailure) -> str:
+    if group.provisioner:
+        return f"{group.provisioner} got no machine: {failure.message}"
+    return f"no {group.candidate}: {failure.message}"

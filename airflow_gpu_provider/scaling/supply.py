@@ -20,6 +20,9 @@ cluster-autoscaler's own provision timeout. In an EKS managed node group such a 
 more, in which EKS tries to drain it (containers-roadmap#1990).
 """
 
+SLOW = timedelta(minutes=3)
+"""Most GPU machines are Ready by then."""
+
 State = Literal["usable", "coming", "broken", "taken"]
 
 
@@ -50,6 +53,11 @@ class Supply:
         return self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
 
     @property
+    def is_there(self) -> bool:
+        """Whether the cloud has given it."""
+        return self.machine.state != "requested"
+
+    @property
     def may_go(self) -> bool:
         """Whether it may be removed, if it is not needed."""
         return not self.holders and self.state != "taken"
@@ -65,6 +73,10 @@ class Supply:
         if self.state != "coming":
             return None
         return self.machine.launched_at if self.node is None else _not_ready_since(self.node)
+
+    def lacks_for_long(self, now: datetime) -> bool:
+        """Return True if its provisioner says that it lacks something, although it had the time to have it."""
+        return self.is_there and bool(self.machine.lacks) and self.since is not None and now - self.since > SLOW
 
     @property
     def since(self) -> datetime | None:

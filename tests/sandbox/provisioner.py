@@ -80,21 +80,23 @@ class Provisioner:
 
     Args:
         failures: Launches that fail first, for want of capacity; `stock_out` is what the cloud says of them.
-        refusal: Reason and message of the cloud's refusal, as long as it refuses launches.
+        refusal: Reason and message of the cloud's refusal, as long as it launches nothing.
         boot_seconds: From the launch to the node.
         keep_seconds: How long a node stays without pods.
         end_seconds: How long a machine takes to end, while its node stays.
-        boots, goes: What a test has to have seen before a node joins, and before it goes; waited for some minutes.
+        launches, boots, goes: What a test has to have seen before a machine is launched, before its node joins, and
+            before it goes; waited for some minutes.
     """
 
     sandbox: Sandbox
     kind: Kind
     failures: int = 0
     stock_out: str = "creating instance, insufficient capacity, no g6.xlarge in us-west-2a"
-    refusal: tuple[str, str] | None = None
+    refusal: tuple[str, str] = ("", "")
     boot_seconds: float = 0.5
     keep_seconds: float = 1.0
     end_seconds: float = 0.5
+    launches: Callable[[], bool] = lambda: True
     boots: Callable[[], bool] = lambda: True
     goes: Callable[[], bool] = lambda: True
     brought: list[str] = field(default_factory=list)
@@ -192,13 +194,13 @@ class Provisioner:
         self._core.create_namespaced_event(pod.metadata.namespace, said)
 
     def _bring(self, node: _Node) -> None:
-        if node.state == "asked" and self.refusal:
-            assert self._karpenter, "only Karpenter's claims can say so"
-            self._karpenter.is_refused(node.name, *self.refusal)
-        elif node.state == "asked":
+        if node.state == "asked" and (self.launches() or node.seconds > _PATIENCE):
             if self._karpenter:
                 self._karpenter.launches(node.name)
             node.turns("launched")
+        elif node.state == "asked":
+            assert self._karpenter, "only Karpenter's claims can say so"
+            self._karpenter.is_refused(node.name, *self.refusal)
         elif node.seconds > self.boot_seconds and (self.boots() or node.seconds > _PATIENCE):
             self.sandbox.agent.add_node(
                 NodeSpec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,20 @@ from airflow_gpu_provider.errors import (
     AutoscalerNotRunning,
     NoProvisioner,
     PermissionDenied,
+    PodDeadline,
     PoolNotReleased,
 )
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
-from tests.sandbox.karpenter_objects import ec2_node_class, install_karpenter, node_pool, uninstall_karpenter
+from tests.sandbox.karpenter_objects import (
+    ec2_node_class,
+    failed_before,
+    install_karpenter,
+    node_pool,
+    uninstall_karpenter,
+)
 from tests.sandbox.provisioner import Kind, Provisioner
 from tests.sandbox.running import context_of, eventually, run
 
@@ -208,7 +216,51 @@ def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: py
     ):
         one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
     assert len(there.brought) == 1
-    assert is_told(logs, "Karpenter got no machine: NodeClaim gpu-", "insufficient capacity")
+    assert sum("Karpenter got no machine: " in str(line["event"]) for line in logs) == 1, "of ten launches, all alike"
+    assert is_told(logs, "Karpenter got no machine: creating instance, insufficient capacity")
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_what_karpenter_says_is_told_at_its_own_time(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.supply.SLOW", timedelta(seconds=0.5))
+    failed_before(gpu_sandbox, "gpu-x7k2p", "insufficient capacity of yesterday evening", ago=timedelta(minutes=50))
+    refused = "User is not authorized to perform this operation because no identity-based policy allows it"
+    with (
+        capture_logs() as logs,
+        Provisioner(
+            gpu_sandbox,
+            KARPENTER,
+            refusal=("Unauthorized", refused),
+            launches=lambda: is_told(logs, "Karpenter got no machine: NodeClaim gpu-00001: Unauthorized: User is not"),
+            boots=lambda: is_told(logs, "pods cannot use it yet", "NodeNotFound: Node not registered with cluster"),
+            goes=lambda: is_told(logs, *LEAVING),
+        ) as there,
+    ):
+        one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
+    assert len(there.brought) == 1
+    assert is_told(logs, refused)
+    assert is_told(logs, "Node not registered with cluster")
+    assert not is_told(logs, "of yesterday evening")
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_limits_are_noted_and_told_to_the_pod_and_what_karpenter_ignores_is_refused(gpu_sandbox: Sandbox) -> None:
+    node_pool(gpu_sandbox, "full", group="karpenter.k8s.aws", spec={"limits": {"nvidia.com/gpu": "0"}})
+    kind = replace(KARPENTER, labels={"karpenter.sh/nodepool": "full"}, node_pool="full")
+    pool = pool_of("karpenter", kind, name="train-full")
+    pod = GpuPodOperator(
+        task_id="train", gpu_pool=pool, gpus=1, image="busybox:1.36", cmds=["true"], schedule_timeout_seconds=5
+    )
+    with capture_logs() as logs, Provisioner(gpu_sandbox, kind):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+        with pytest.raises(PodDeadline, match="all available instance types exceed limits for nodepool"):
+            run(pod)
+    assert is_told(logs, "! NodePool full has no room in its limits (nvidia.com/gpu: 0 of 0)")
+    node_pool(gpu_sandbox, "asleep", group="karpenter.k8s.aws", conditions=())
+    nobody = pool_of("karpenter", kind, name="train-asleep", node_selector_labels={"karpenter.sh/nodepool": "asleep"})
+    with pytest.raises(NoProvisioner, match="asleep: it is not ready"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=nobody))
 
 
 def test_without_karpenter_nothing_is_wanted() -> None:

@@ -62,7 +62,7 @@ class ExternalMachinesPlatform(Platform):
             name=self._pool.name,
             candidate=Candidate(group=self._pool.name, zone="", instance_type="", market="ON_DEMAND"),
             status="active",
-            desired=len(machines),
+            desired=sum(machine.state != "terminating" for machine in machines.values()),
             max_size=len(machines),
             machines=tuple(machines.values()),
             has_switch=False,

@@ -6,22 +6,24 @@ pool's nodes are those with the labels that its pods select.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.karpenter import (
-    FailedLaunch,
-    NodeClaim,
-    NodePool,
-    list_failed_launches,
-    list_node_claims,
-    list_node_pools,
-)
+from airflow_gpu_provider.cluster.karpenter import NodeClaim, NodePool, list_launches, list_node_claims, list_node_pools
+from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node, list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Say
+from airflow_gpu_provider.platforms.external.launches import (
+    failures,
+    machine_of,
+    market_of,
+    newest_failure,
+    place_of,
+)
 from airflow_gpu_provider.platforms.external.platform import ExternalMachinesPlatform
 
 NAMES = {
@@ -30,7 +32,6 @@ NAMES = {
     "autopilot": "GKE Autopilot",
     "cluster-autoscaler": "cluster-autoscaler",
 }
-_WITH_NODE_POOLS = ("karpenter", "auto-mode")
 
 
 class ProvisionedPlatform(ExternalMachinesPlatform):
@@ -51,13 +52,16 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
             NoProvisioner: It has no NodePool in the cluster, or none that would bring such nodes.
             AutoscalerNotRunning: cluster-autoscaler does not report.
         """
-        by = self._who
+        by, notes = self._who, tuple[str, ...]()
         if self._provisioner == "cluster-autoscaler":
             check_running(self._api, self._pool.name, ServerClock(self._api).now())
-        if self._provisioner in _WITH_NODE_POOLS:
-            by += f" (NodePool {', '.join(pool.name for pool in self._usable_node_pools())})"
+        if self._provisioner in KARPENTERS:
+            usable = self._usable_node_pools()
+            by += f" (NodePool {', '.join(pool.name for pool in usable)})"
+            notes = (*_troubles(usable), *self._limits(usable, nodes), *_stays(usable))
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())
-        return Plan(pool=self._pool.name, notes=(f"{by} brings nodes with {labels} when pods ask for them",))
+        brought = f"{by} brings nodes with {labels} when pods ask for them"
+        return Plan(pool=self._pool.name, brought=(brought,), notes=notes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         """Do nothing: a plan has no changes."""
@@ -68,34 +72,62 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
 
     def observe(self) -> tuple[Group, ...]:
         """Return the one group: nodes with the pool's labels, and machines that are on their way to become such."""
-        machines, failure = self._machines(), None
-        if self._provisioner in _WITH_NODE_POOLS:
-            claims = self._node_claims()
-            machines |= {claim.machine: _machine(claim, self._pool.name) for claim in claims}
-            failure = self._launch_failure(claims)
-        return (replace(self._group(machines), provisioner=self._who, launch_failure=failure),)
+        nodes = list_nodes(self._api, self._pool.node_selector)
+        if self._provisioner not in KARPENTERS:
+            return (self._provided(nodes, ()),)
+        claims = self._node_claims()
+        group, pools = self._provided(nodes, claims), self._own(list_node_pools(self._api) or ())
+        usable = [pool for pool in pools if not self._refusal(pool)]
+        launches = [each for each in list_launches(self._api) if any(each.is_of(pool.name) for pool in usable)]
+        failed = failures(launches, claims)
+        worked = [
+            *(each.at for each in launches if not each.reason),
+            *(claim.launched_at for claim in claims if claim.launched_at),
+            *(node.created_at for node in nodes),
+        ]
+        return (
+            replace(
+                group,
+                failures=failed,
+                launch_failure=newest_failure(failed, worked),
+                issues=_troubles(usable) if usable else (f"no NodePool would bring nodes ({self._why_none(pools)})",),
+            ),
+        )
+
+    def _provided(self, nodes: Sequence[Node], claims: Sequence[NodeClaim]) -> Group:
+        """Return the group of these nodes, and of the machines that are to become such."""
+        name = self._pool.name
+        machines = {
+            node.machine: Machine(
+                id=node.machine,
+                group=name,
+                state="running",
+                launched_at=node.created_at,
+                market=market_of(node.labels),
+            )
+            for node in nodes
+        }
+        machines |= {claim.machine: machine_of(claim, name) for claim in claims}
+        group = self._group(machines)
+        labels = [*(node.labels for node in nodes), *(claim.labels for claim in claims)]
+        return replace(group, candidate=place_of(labels, group.candidate), provisioner=self._who)
 
     # -- Karpenter's and Auto Mode's NodePools -----------------------------------------------------------------
 
     def _usable_node_pools(self) -> list[NodePool]:
         found = self._node_pools()
-        refusals = {pool.name: self._refusal(pool) for pool in found}
-        usable = [pool for pool in found if not refusals[pool.name]]
+        usable = [pool for pool in found if not self._refusal(pool)]
         if not usable:
-            why = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
             raise NoProvisioner(
-                f"Pool {self._pool.name}: no NodePool of {self._who} would bring its nodes ({why}).",
-                "Make a NodePool with GPU instance types, these labels and taints, or correct the pool's"
-                " node_selector_labels and taints.",
+                f"Pool {self._pool.name}: no NodePool of {self._who} would bring its nodes ({self._why_none(found)}).",
+                self._how_to_have_one(found),
                 pool=self._pool.name,
             )
         return usable
 
     def _node_pools(self) -> list[NodePool]:
         found = list_node_pools(self._api) or ()
-        wants_auto_mode = self._provisioner == "auto-mode"
-        own = [pool for pool in found if pool.is_auto_mode == wants_auto_mode]
-        if own:
+        if own := self._own(found):
             return own
         others = ", ".join(pool.name for pool in found)
         raise NoProvisioner(
@@ -104,6 +136,11 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
             'Install it, or say provisioner="karpenter" or "auto-mode", whichever brings nodes there.',
             pool=self._pool.name,
         )
+
+    def _own(self, pools: Iterable[NodePool]) -> list[NodePool]:
+        """Return those of its own kind."""
+        wants_auto_mode = self._provisioner == "auto-mode"
+        return [pool for pool in pools if pool.is_auto_mode == wants_auto_mode]
 
     def _refusal(self, pool: NodePool) -> str:
         return pool.refuses(self._pool.node_selector, self._pool.parsed_taints)
@@ -114,24 +151,38 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         except ObjectNotFound:
             return ()  # the provisioner was removed after Ensure had seen it: its machines are what is left as nodes
 
-    def _launch_failure(self, claims: tuple[NodeClaim, ...]) -> LaunchFailure | None:
-        """Return the newest failed launch, unless a later one worked."""
-        stuck = [
-            FailedLaunch(claim=claim.name, at=claim.created_at, message=claim.problem, out_of_stock=False)
-            for claim in claims
-            if claim.problem
-        ]
-        names = [pool.name for pool in list_node_pools(self._api) or () if not self._refusal(pool)]
-        told = [each for each in list_failed_launches(self._api) if any(each.is_of(name) for name in names)]
-        newest = max((*told, *stuck), key=lambda each: each.at, default=None)
-        if newest is None or any(claim.launched_at and claim.launched_at > newest.at for claim in claims):
-            return None
-        message = f"NodeClaim {newest.claim}: {newest.message}"
-        return LaunchFailure(at=newest.at, message=message, kind="out_of_stock" if newest.out_of_stock else "other")
+    def _how_to_have_one(self, pools: Sequence[NodePool]) -> str:
+        ignored = [pool.name for pool in pools if pool.ignored and not self._refusal(replace(pool, ignored=""))]
+        if ignored:
+            return f"Bring NodePool {', '.join(ignored)} back: `kubectl describe nodepool` says more."
+        return (
+            "Make a NodePool with GPU instance types, these labels and taints, or correct the pool's"
+            " node_selector_labels and taints."
+        )
+
+    def _why_none(self, pools: Sequence[NodePool]) -> str:
+        return "; ".join(f"{pool.name}: {self._refusal(pool)}" for pool in pools) or "there is none any more"
+
+    def _limits(self, usable: Sequence[NodePool], nodes: int) -> Iterator[str]:
+        """Yield that the NodePools' limits allow fewer GPUs than so many nodes have."""
+        allowed = [int(pool.limits[GPU_RESOURCE]) for pool in usable if GPU_RESOURCE in pool.limits]
+        wanted = nodes * (self._pool.gpus_per_node or 1)
+        if len(allowed) == len(usable) and 0 < sum(allowed) < wanted:
+            names = ", ".join(pool.name for pool in usable)
+            yield f"the limits of NodePool {names} allow {sum(allowed)} {GPU_RESOURCE}; {nodes} nodes have {wanted}"
 
 
-def _machine(claim: NodeClaim, group: str) -> Machine:
-    state: MachineState = "running" if claim.has_node else "pending"
-    if claim.deleting:
-        state = "terminating"
-    return Machine(id=claim.machine, group=group, state=state, launched_at=claim.launched_at or claim.created_at)
+def _troubles(pools: Sequence[NodePool]) -> tuple[str, ...]:
+    """Return what keeps NodePools from bringing another node, although they could."""
+    full = (f"NodePool {pool.name} has no room in its limits ({pool.used_up})" for pool in pools if pool.used_up)
+    sick = (f"machines of NodePool {pool.name} do not come ({pool.unhealthy})" for pool in pools if pool.unhealthy)
+    return (*full, *sick)
+
+
+def _stays(pools: Sequence[NodePool]) -> Iterator[str]:
+    for pool in pools:
+        if not pool.consolidates:
+            yield (
+                f"NodePool {pool.name} removes no idle node (consolidateAfter: Never): they cost until somebody deletes"
+                " their NodeClaims"
+            )

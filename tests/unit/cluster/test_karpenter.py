@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.karpenter import FailedLaunch, NodeClaim, NodePool
+from airflow_gpu_provider.cluster.karpenter import Launch, NodeClaim, NodePool
 from airflow_gpu_provider.pools import Taint
 
+READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}
 STAMP = "2026-03-01T01:00:00Z"
 GPUS_4 = {"karpenter.k8s.aws/instance-gpu-count": "4"}
 ML = Taint(key="team", value="ml", effect="NoSchedule")
@@ -19,7 +20,7 @@ def node_pool(*requirements: dict[str, Any], labels: dict[str, str] | None = Non
     template = {"spec": {"nodeClassRef": node_class, "requirements": list(requirements), **spec}}
     if labels:
         template["metadata"] = {"labels": labels}
-    return NodePool.parse({"metadata": {"name": "gpu"}, "spec": {"template": template}})
+    return NodePool.parse({"metadata": {"name": "gpu"}, "spec": {"template": template}, "status": READY})
 
 
 def requirement(key: str, operator: str, *values: str) -> dict[str, Any]:
@@ -47,6 +48,15 @@ def requirement(key: str, operator: str, *values: str) -> dict[str, Any]:
             "",
         ),
         (node_pool(requirement("karpenter.k8s.aws/instance-gpu-count", "Lt", "4")), GPUS_4, "cannot have"),
+        (node_pool(requirement("karpenter.k8s.aws/instance-gpu-count", "Gte", "4")), GPUS_4, ""),
+        (node_pool(requirement("karpenter.k8s.aws/instance-gpu-count", "Gte", "5")), GPUS_4, "cannot have"),
+        (node_pool(requirement("karpenter.k8s.aws/instance-gpu-count", "Lte", "4")), GPUS_4, ""),
+        (node_pool(requirement("karpenter.k8s.aws/instance-gpu-count", "Lte", "3")), GPUS_4, "cannot have"),
+        (node_pool(), {"node-role.kubernetes.io/gpu": "true"}, "cannot have the label node-role.kubernetes.io/gpu"),
+        (node_pool(), {"karpenter.sh/made-up": "x"}, "cannot have the label karpenter.sh/made-up=x"),
+        (node_pool(), {"node.kubernetes.io/instance-type": "g6.xlarge", "kubernetes.io/arch": "amd64"}, ""),
+        (node_pool(), {"eks.amazonaws.com/instance-gpu-name": "l4"}, ""),
+        (node_pool(labels={"node-role.kubernetes.io/gpu": "true"}), {"node-role.kubernetes.io/gpu": "true"}, ""),
         (
             node_pool(requirement("eks.amazonaws.com/instance-category", "In", "c", "m", "r")),
             {},
@@ -88,7 +98,7 @@ def test_a_claim_before_and_after_its_launch() -> None:
     there = claim(providerID="aws:///us-west-2a/i-0abc", nodeName="ip-10-0-0-1", conditions=[launched])
     assert (there.machine, there.has_node, there.launched_at) == ("i-0abc", True, there.created_at)
     failed = {"type": "Launched", "status": "Unknown", "reason": "LaunchFailed", "message": "no permission"}
-    assert claim(conditions=[failed]).problem == "no permission"
+    assert claim(conditions=[failed]).problem == "LaunchFailed: no permission"
 
 
 def test_which_nodes_a_claim_is_for() -> None:
@@ -101,6 +111,6 @@ def test_which_nodes_a_claim_is_for() -> None:
 
 def test_a_failed_launch_belongs_to_the_node_pool_in_its_name() -> None:
     at = claim().created_at
-    failed = FailedLaunch(claim="gpu-spot-x7k2p", at=at, message="no capacity", out_of_stock=True)
+    failed = Launch(claim="gpu-spot-x7k2p", at=at, reason="InsufficientCapacityError", message="no capacity")
     assert failed.is_of("gpu-spot")
     assert not failed.is_of("gpu")

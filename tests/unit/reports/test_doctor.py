@@ -2,14 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
+from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.reports.doctor import _Doctor
-from tests.unit.scaling.pools import dry, pool, snapshot
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from tests.unit.scaling.pools import dry, machine, snapshot
+
+
+def doctor(seen: PoolSnapshot, platform: Any) -> dict[str, Callable[[], Any]]:
+    return _Doctor(SimpleNamespace(pool=seen.pool, platform=platform, snapshot=lambda: seen), "default").checks()  # type: ignore[arg-type]
+
+
+KARPENTER = KubernetesGpuPool(
+    name="train", provisioner="karpenter", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, gpus_per_node=1
+)
+
+
+def provisioned(*failures: LaunchFailure, machines: tuple[Machine, ...] = ()) -> PoolSnapshot:
+    seen = snapshot(nodes=())
+    group = replace(seen.groups[0], provisioner="Karpenter", failures=failures, machines=machines)
+    return replace(seen, pool=KARPENTER, groups=(group,))
+
+
+def test_what_a_provisioner_asks_the_cloud_is_not_said_to_be_enough() -> None:
+    assert "quota" not in doctor(provisioned(), None)
+    autopilot = replace(KARPENTER, provisioner="autopilot")
+    assert not {"quota", "stock"} & doctor(replace(provisioned(), pool=autopilot), None).keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [
+        ("out_of_stock", "Allow its NodePool more"),
+        ("quota", "Ask the cloud for a higher quota."),
+        ("refused", "Correct what this names"),
+    ],
+)
+def test_launches_of_the_provisioner_that_failed_are_warned_of(kind: Any, fix: str) -> None:
+    failed = [replace(dry(minutes), kind=kind, message="no machine for you") for minutes in (2, 1)]
+    ((result, said, what_to_do),) = doctor(provisioned(*failed), None)["stock"]()
+    assert (result, said) == ("warning", "Karpenter: 2 launches failed, last at 01:59Z: no machine for you")
+    assert what_to_do.startswith(fix)
+    assert [result for result, *_ in doctor(provisioned(), None)["stock"]()] == ["ok"]
+
+
+def test_machines_that_do_not_join_are_warned_of() -> None:
+    lacks = "NodeClaim gpu-x7k2p: NodeNotFound: Node not registered with cluster"
+    slow = replace(machine(1, state="pending"), lacks=lacks)
+    ((result, said, _),) = doctor(provisioned(machines=(slow,)), None)["stock"]()
+    assert result == "warning"
+    assert said.endswith(f"Karpenter says of {lacks}")
+
+
+def test_only_what_is_wrong_has_an_advice() -> None:
+    found = Plan(pool="train", brought=("Karpenter (NodePool gpu) brings nodes",))
+    healthy = doctor(provisioned(), SimpleNamespace(plan=lambda nodes: found))["groups"]()
+    assert list(healthy) == [("ok", "Karpenter (NodePool gpu) brings nodes", "")]
+    full = replace(found, notes=("NodePool gpu has no room in its limits",))
+    _, (result, said, fix) = doctor(provisioned(), SimpleNamespace(plan=lambda nodes: full))["groups"]()
+    assert (result, said) == ("warning", "NodePool gpu has no room in its limits")
+    assert fix == "Change the spec, or the NodePool where it is defined."
 
 
 @pytest.mark.parametrize(
@@ -34,6 +93,6 @@ def test_launches_over_a_quota_that_was_raised_are_no_warning(
     changed = {"failures": (failed,), "launch_failure": failed}
     seen = snapshot(train_a_g6_xlarge=changed)
     platform = SimpleNamespace(groups_over_quota=groups_over_quota)
-    checks = _Doctor(SimpleNamespace(pool=pool(), platform=platform, snapshot=lambda: seen), "default").checks()  # type: ignore[arg-type]
+    checks = doctor(seen, platform)
     list(checks["quota"]())
     assert [result for result, *_ in checks["stock"]()] == results

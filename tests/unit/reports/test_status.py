@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
+from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.reports.status import pool_status
-from tests.unit.scaling.pools import NOW, lease, machine, node, pod, pool, snapshot
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from tests.unit.scaling.pools import NOW, A, dry, lease, machine, node, pod, pool, snapshot
 
 
 def test_gpus_in_use_and_idle_and_what_they_cost() -> None:
@@ -42,6 +45,34 @@ def test_a_node_that_we_cordoned_is_not_called_usable() -> None:
     status = pool_status(snapshot(machine(1), machine(2), nodes=(node(1), leaving)), "here")
     assert [row.state for row in status.machines] == ["usable", "cordoned"]
     assert (status.nodes, status.booting, status.out_of_use) == (1, 0, 1)
+
+
+def provisioned(*machines: Machine, **fields: Any) -> PoolSnapshot:
+    """A pool whose only group is Karpenter's."""
+    seen = snapshot(*machines, nodes=(), leases=(lease(),))
+    live = sum(each.state != "terminating" for each in machines)
+    group = replace(seen.groups[0], provisioner="Karpenter", machines=machines, desired=live, **fields)
+    return replace(seen, groups=(group,))
+
+
+def test_what_a_provisioner_has_only_asked_for_is_launching_and_costs_nothing() -> None:
+    asked, boots = machine(1, state="requested", launched_at=NOW), machine(2, state="pending", launched_at=NOW)
+    status = pool_status(provisioned(asked, boots, machine(3, state="terminating")), "here")
+    assert (status.nodes, status.booting, status.launching) == (0, 1, 1)
+    assert [row.machine for row in status.machines] == ["i-2"]
+
+
+def test_what_the_provisioner_says_is_told_with_its_time() -> None:
+    lacks = "NodeClaim gpu-x7k2p: NodeNotFound: Node not registered with cluster"
+    slow = replace(machine(1, state="pending", launched_at=NOW), lacks=lacks)
+    failed = replace(dry(minutes_ago=5), message="insufficient capacity")
+    status = pool_status(provisioned(slow, issues=("NodePool gpu has no room",), launch_failure=failed), "here")
+    assert status.said == (
+        "Karpenter: NodePool gpu has no room",
+        "Karpenter got no machine at 01:55Z: insufficient capacity",
+        f"machine i-1 (no node in the pool) of {A}: Karpenter says of {lacks}",
+    )
+    assert status.to_json()["said"] == list(status.said)
 
 
 def test_only_what_comes_is_called_booting() -> None:

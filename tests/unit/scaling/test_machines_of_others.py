@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.karpenter_keeps import Kept
+from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.platforms.base import LaunchFailure
+from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.release_wait import ReleaseWait
+from airflow_gpu_provider.scaling.shortage import missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, dry, key, lease, machine, node, pod, snapshot
 
@@ -134,9 +138,81 @@ def test_nodes_of_a_provisioner_are_not_shared_for_want_of_more() -> None:
     assert usable_needed(provisioned(1, leases=leases), key("second")) == 2
 
 
-def test_why_a_provisioner_gets_no_machine_is_told_while_one_is_wanted() -> None:
-    taken = provisioned(leases=(lease(),))
+def with_group(taken: PoolSnapshot, **fields: Any) -> PoolSnapshot:
     (group,) = taken.groups
-    short = replace(taken, groups=(replace(group, launch_failure=dry()),))
-    assert decide(short).notes == ("Karpenter got no machine: InsufficientInstanceCapacity",)
-    assert decide(replace(short, leases=())).notes == ()
+    return replace(taken, groups=(replace(group, **fields),))
+
+
+REFUSED = "NodeClaim gpu-x7k2p: Unauthorized: User is not authorized to perform this operation"
+
+
+def test_a_launch_that_is_refused_is_told_while_a_node_is_wanted_although_its_claim_is_there() -> None:
+    claim = replace(machine(1, state="requested", launched_at=NOW), lacks=REFUSED)
+    stuck = with_group(provisioned(leases=(lease(),)), machines=(claim,), desired=1)
+    assert decide(stuck).notes == (f"Karpenter got no machine: {REFUSED}",)
+    assert decide(replace(stuck, leases=())).notes == ()
+    assert not missing_for_pods(stuck, EARLIER), "it is no stock-out"
+
+
+def test_node_pools_that_bring_no_node_are_told_while_one_is_wanted() -> None:
+    issue = "no NodePool would bring nodes (gpu: it is being deleted)"
+    assert decide(with_group(provisioned(leases=(lease(),)), issues=(issue,))).notes == (f"Karpenter: {issue}",)
+    assert decide(with_group(provisioned(1, leases=(lease(),)), issues=(issue,))).notes == (), "there is a node for it"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "what"),
+    [((), "machine i-1 (no node in the pool)"), ((node(1, gpus=0),), "node node-1")],
+    ids=["has not joined", "has no device plugin"],
+)
+def test_a_machine_that_does_not_become_usable_is_told_in_its_provisioners_words(nodes: Any, what: str) -> None:
+    lacks = "NodeClaim gpu-x7k2p: NodeNotFound: Node not registered with cluster"
+    launched = NOW - timedelta(minutes=4)
+    slow = replace(machine(1, state="pending", launched_at=launched), lacks=lacks)
+    seen = with_group(provisioned(leases=(lease(),), nodes=nodes), machines=(slow,), desired=1)
+    assert decide(seen).notes == (
+        f"{what} of {A} was launched at 01:56:00Z, and pods cannot use it yet: Karpenter says of {lacks}",
+    )
+    fresh = replace(slow, launched_at=NOW - timedelta(minutes=2))
+    assert decide(with_group(seen, machines=(fresh,))).notes == (), "most machines take as long"
+
+
+KARPENTER = KubernetesGpuPool(
+    name="train", provisioner="karpenter", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, gpus_per_node=1
+)
+
+
+def waiting_for_karpenter(*failures: LaunchFailure, machines: Any = ()) -> PoolSnapshot:
+    """A run wants a node; these launches have failed, and the last of them is the newest."""
+    seen = replace(provisioned(leases=(lease(),)), pool=KARPENTER)
+    newest = failures[-1] if failures else None
+    return with_group(seen, machines=machines, launch_failure=newest, failures=failures)
+
+
+def test_a_launch_that_failed_is_told_to_those_who_waited_then() -> None:
+    failed = waiting_for_karpenter(replace(dry(minutes_ago=50), message="insufficient capacity"))
+    assert said_of_autoscaler(failed, EARLIER) == ("Karpenter got no machine: insufficient capacity",)
+    assert said_of_autoscaler(failed, NOW) == (), "another run's, an hour ago"
+    assert decide(failed).notes == (), "a decision does not know who waits"
+
+
+def test_a_launch_that_is_refused_now_is_told_once() -> None:
+    failed = replace(dry(), message=REFUSED.partition(": ")[2], kind="other")
+    claim = replace(machine(1, state="requested", launched_at=NOW), lacks=REFUSED)
+    assert said_of_autoscaler(waiting_for_karpenter(failed, machines=(claim,)), EARLIER) == ()
+
+
+@pytest.mark.parametrize("machines", [(), (machine(1, state="requested", launched_at=NOW),)], ids=["none", "asked for"])
+def test_a_stock_out_of_the_provisioners_is_one_with_the_number_of_its_tries(machines: Any) -> None:
+    error = missing_for_pods(
+        waiting_for_karpenter(*(dry(minutes) for minutes in (3, 2, 1)), machines=machines), EARLIER
+    )
+    assert type(error) is OutOfStock
+    assert "(tried 3 times, last failed at 01:59Z): InsufficientInstanceCapacity" in error.what
+    assert error.fix.startswith("Allow its NodePool more: other types, zones or capacity types in its requirements")
+    assert "capacity_types" not in error.fix, "the pool has no such argument"
+
+
+def test_a_quota_that_the_provisioner_meets_is_no_stock_out() -> None:
+    error = missing_for_pods(waiting_for_karpenter(replace(dry(), kind="quota", message="VcpuLimitExceeded")), EARLIER)
+    assert type(error) is QuotaExceeded

@@ -1,0 +1,39 @@
+"""What machines cost that Karpenter keeps after the run: it is the run's, until they are gone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from tests.fakes.clients import FakeApiClient
+from tests.fakes.clock import VirtualClock
+from tests.unit.platforms.external.karpenter import Cluster, condition, pool
+
+RUN = DemandKey(installation="airflow", dag_id="dag", run_id="run", pool="train")
+
+
+def test_a_machine_is_on_the_bill_at_its_own_price_as_long_as_karpenter_keeps_it() -> None:
+    clock, cluster = VirtualClock(), Cluster()
+    cluster.node_pool()
+    spec = pool(price_per_hour={"SPOT": 1.0, "ON_DEMAND": 3.0})
+    api, platform = FakeApiClient(cluster.server), cluster.platform()
+    on = Reconciler(spec, platform, api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
+    on.want(RUN, 1, clock.now() + timedelta(hours=6))
+    done = (condition("Registered"), condition("Initialized"))
+    cluster.launched("gpu-aaaaa", *done, nodeName="node-a", ago=0)
+    cluster.node("node-a", "i-gpu-aaaaa", ago=0)
+    clock.sleep(60)
+    on.release(RUN)
+    for _ in range(60):  # a look every ten seconds, as long as the node stays
+        clock.sleep(10)
+        on.reconcile()
+    writes = sum(each.verb == "update" and "machines" in each.path for each in cluster.server.requests)
+    assert 0 < writes <= 25, "now and then, not at each look"
+    cluster.server.remove("api/v1/nodes/node-a")
+    cluster.server.remove("apis/karpenter.sh/v1/nodeclaims/gpu-aaaaa")
+    bill = on.ledger.bill(RUN, platform, clock.now())
+    assert 600 <= bill.total_seconds <= 660
+    assert {lane.machine.market for lane in bill.lanes} == {"SPOT"}
+    assert bill.total_cost is not None
+    assert bill.total_cost < 0.2
