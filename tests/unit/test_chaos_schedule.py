@@ -16,18 +16,20 @@ from tests.airflow.chaos.schedule import (
     NAMED_PAIRS,
     ON_EACH_LANDING,
     ON_GKE,
+    ON_KARPENTER,
     cover,
     drawn,
     full_matrix,
     is_on_each_landing,
 )
 
+ON_EKS = {name for name, fault in FAULTS.items() if not fault.of_karpenter}
 SEEDS = st.integers(min_value=0, max_value=2**31)
 
 
 def test_the_matrix_has_each_fault_at_each_moment_that_it_can_meet() -> None:
     pairs = pairs_on("eks", full_matrix())
-    can_meet = {(when, what) for when in MOMENTS for what in FAULTS if FAULTS[what].meets(MOMENTS[when])}
+    can_meet = {(when, what) for when in MOMENTS for what in ON_EKS if FAULTS[what].meets(MOMENTS[when])}
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == can_meet
 
@@ -39,6 +41,18 @@ def test_the_matrix_has_a_choice_of_them_on_gke_too() -> None:
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
     assert set(NAMED_ON_GKE) < set(ON_GKE)
     assert [cell.number for cell in full_matrix()] == list(range(len(full_matrix())))
+
+
+def test_the_matrix_has_a_node_that_karpenter_takes_at_each_moment_at_which_there_is_one() -> None:
+    pairs = pairs_on("karpenter", full_matrix())
+    assert pairs == list(ON_KARPENTER)
+    assert len(pairs) == len(set(pairs))
+    assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
+    begins = [moment.name for moment in MOMENTS.values()].index("train-pod-created")
+    with_nodes = {
+        name for name, moment in [*MOMENTS.items()][begins:] if name not in ("train-waits-for-retry", "gang-suspended")
+    }
+    assert {when for when, what in pairs if what == "node-expires"} == with_nodes
 
 
 def pairs_on(platform: str, cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -57,9 +71,10 @@ def test_the_cover_has_each_moment_each_fault_and_each_named_pair(seed: int) -> 
     cells = cover(seed=seed)
     pairs = set(pairs_on("eks", cells))
     assert pairs_on("gke", cells) == list(NAMED_ON_GKE)
-    assert len(pairs) + len(NAMED_ON_GKE) == len(cells) <= MOST_CELLS
+    assert pairs_on("karpenter", cells) == list(ON_KARPENTER)
+    assert len(pairs) + len(NAMED_ON_GKE) == len(cells) - len(ON_KARPENTER) <= MOST_CELLS
     assert {when for when, _ in pairs} == MOMENTS.keys()
-    assert {what for _, what in pairs} == FAULTS.keys()
+    assert {what for _, what in pairs} == ON_EKS
     assert pairs >= set(NAMED_PAIRS)
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
 

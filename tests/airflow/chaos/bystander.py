@@ -25,6 +25,7 @@ class Bystander:
     def begin(cls, world: World) -> Bystander:
         """Start its night, and return once it trains."""
         world.trainings.hold(POOL)
+        world.cloud.prepare(POOL)
         api = world.home.api
         api.wait_for_dag("chaos_bystander")
         conf = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApiError, RunStatus
-from tests.airflow.chaos.clouds import Platform
+from tests.airflow.chaos.clouds import NAMES, Platform
 from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
@@ -83,7 +83,7 @@ class Cell:
 def in_words(platform: Platform, when: Sequence[str], what: Sequence[str]) -> str:
     """A cell's name."""
     strikes = ", then ".join(f"{each} at {moment}" for moment, each in zip(when, what, strict=True))
-    return strikes if platform == "eks" else f"{strikes}, on {platform.upper()}"
+    return strikes if platform == "eks" else f"{strikes}, on {NAMES[platform]}"
 
 
 @dataclass(kw_only=True)
@@ -121,6 +121,7 @@ class Night:
             conf |= strike.fault.conf
         if any(strike.moment.holds for strike in cell.strikes):
             world.trainings.hold(pool)
+        world.cloud.prepare(pool)
         world.home.api.wait_for_dag(cell.dag_id)
         run = insist(lambda: world.home.api.trigger(cell.dag_id, conf=conf, run_id=pool))
         return cls(world=world, run=run, pool=pool, conf=conf, moment=cell.strikes[0].moment)

@@ -10,17 +10,34 @@ from moto.eks.models import eks_backends
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.aws.observer import aws_client, instances
+from tests.airflow.chaos.pods import POOL_LABEL
 
-Platform = Literal["eks", "gke"]
+Platform = Literal["eks", "gke", "karpenter"]
+"""The cloud whose machines a world's pools have; with Karpenter, the cluster is EKS'."""
+
+NAMES: Mapping[Platform, str] = {"eks": "EKS", "gke": "GKE", "karpenter": "Karpenter"}
 
 Use = Literal["usual", "scarce", "bystander"]
 """What a night runs on; what is out of stock where a fault says so; and what the run beside all others has."""
 
 
 class Cloud(Protocol):
-    """One of the two clouds."""
+    """One of the two clouds, or Karpenter.
+
+    Attributes:
+        node_label: The label of a pool's nodes whose value is the pool's name.
+        env: What the nights' DAGs have to know of it.
+    """
 
     machine_types: Mapping[Use, str]
+    node_label: str
+    env: Mapping[str, str]
+
+    def prepare(self, pool: str) -> None:
+        """Make what has to be there before a pool is."""
+
+    def close(self) -> None:
+        """End what `prepare` has begun."""
 
     def has_groups(self, pool: str) -> bool:
         """Whether the pool has a node group, one that is still being created too."""
@@ -40,8 +57,25 @@ class Cloud(Protocol):
     def hold_back_gpus(self, hold: bool) -> None:
         """Have the GPUs of new nodes never become allocatable, or do so again."""
 
+    def expire(self, pool: str) -> bool:
+        """Let the time of the pool's nodes be over, with what runs on them; False where there are none."""
 
-class Eks:
+
+class _OwnGroups:
+    """Groups that the package makes."""
+
+    node_label = POOL_LABEL
+    env: Mapping[str, str] = {}
+
+    def prepare(self, pool: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def expire(self, pool: str) -> bool:
+        raise NotImplementedError("only Karpenter's nodes expire")
+
+
+class Eks(_OwnGroups):
     """AWS: instances in Auto Scaling groups, which a scheduled action sets to zero."""
 
     machine_types: Mapping[Use, str] = {"usual": "g6.xlarge", "scarce": "g5.xlarge", "bystander": "g4dn.xlarge"}
@@ -88,7 +122,7 @@ class Eks:
         self._sandbox.faults.device_plugin_never_ready = hold
 
 
-class Gke:
+class Gke(_OwnGroups):
     """Google Cloud: machines in managed instance groups, each with a max_run_duration."""
 
     machine_types: Mapping[Use, str] = {
@@ -129,8 +163,12 @@ class Gke:
         self._sandbox.faults.driver_never_ready = hold
 
 
-def cloud_of(sandbox: Sandbox) -> Cloud:
-    return Eks(sandbox) if sandbox.platform == "eks" else Gke(sandbox)
+def cloud_of(platform: Platform, sandbox: Sandbox) -> Cloud:
+    if platform == "karpenter":
+        from tests.airflow.chaos.karpenter import Karpenter  # what it stands for is of the other tests
+
+        return Karpenter(sandbox)
+    return Eks(sandbox) if platform == "eks" else Gke(sandbox)
 
 
 def _is_interrupted(sandbox: Sandbox, **named: str) -> bool:

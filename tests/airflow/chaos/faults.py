@@ -62,6 +62,7 @@ class Fault:
         promise: What a night owes; `promise_at` has the moments at which that differs, by their names.
         can_meet: Whether it can meet a night at that moment at all; else `why_not` says why.
         conf: What the night's configuration has to say for it.
+        of_karpenter: Whether only Karpenter does it.
         scarce: Whether it strikes the machine type of its own that nights have for that.
     """
 
@@ -75,6 +76,7 @@ class Fault:
     can_meet: Callable[[Moment], bool] = lambda moment: True
     why_not: str = ""
     conf: Mapping[str, Any] = field(default_factory=dict)
+    of_karpenter: bool = False
     scarce: bool = False
 
     def meets(self, moment: Moment) -> bool:
@@ -322,6 +324,15 @@ def one_node_lost(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def node_expires(world: World, night: Night) -> Iterator[None]:
+    """Karpenter's expireAfter, with a terminationGracePeriod: do-not-disrupt does not hold then."""
+    give_up_at = time.monotonic() + 10
+    while not world.cloud.expire(night.pool) and time.monotonic() < give_up_at:
+        time.sleep(0.2)
+    yield
+
+
+@contextmanager
 def driver_never_ready(world: World, night: Night) -> Iterator[None]:
     world.cloud.hold_back_gpus(True)
     try:
@@ -552,6 +563,16 @@ FAULTS: Mapping[str, Fault] = {
             can_meet=lambda moment: moment.of_gang,
             why_not="there is one machine",
             conf={"market": "SPOT"},
+        ),
+        Fault(
+            name="node-expires",
+            says="Karpenter takes the nodes, whose time is over, with the pods on them",
+            hits="run",
+            strike=node_expires,
+            promise=Promise(keeps_pod=False),
+            can_meet=lambda moment: moment.name not in _BEFORE_NODES,
+            why_not="no machine yet",
+            of_karpenter=True,
         ),
         Fault(
             name="driver-never-ready",

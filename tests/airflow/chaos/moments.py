@@ -135,6 +135,7 @@ MEET_GANGS = frozenset(
         "job-controller-away",
         "spot-lost",
         "one-node-lost",
+        "node-expires",
     }
 )
 """What can be another thing for pods of one Job than for a pod alone."""

@@ -12,6 +12,7 @@ from typing import Any
 from kubernetes import client, config, watch
 
 POOL_LABEL = "airflow-gpu-provider/pool"
+_SELECT = (POOL_LABEL, "karpenter.sh/nodepool")
 _RANK = "batch.kubernetes.io/job-completion-index"
 
 
@@ -100,7 +101,7 @@ class PodStories:
                 return
 
     def _see(self, pod: dict[str, Any], *, gone: bool = False) -> None:
-        pool = pod["spec"].get("nodeSelector", {}).get(POOL_LABEL)
+        pool = pool_of(pod)
         if pool is None:
             return
         metadata, status = pod["metadata"], pod["status"]
@@ -119,6 +120,12 @@ class PodStories:
             deleted_early=early or bool(before and before.deleted_early),
             gone=gone,
         )
+
+
+def pool_of(pod: dict[str, Any]) -> str | None:
+    """The pool whose nodes a pod selects, if it does."""
+    selector = pod["spec"].get("nodeSelector", {})
+    return next((selector[label] for label in _SELECT if label in selector), None)
 
 
 def _exit_code(status: dict[str, Any]) -> int | None:

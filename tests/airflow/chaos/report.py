@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from tests.airflow.chaos.clouds import Platform
+from tests.airflow.chaos.clouds import NAMES, Platform
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.matrix import NotRun, Outcome, Row
 from tests.airflow.chaos.moments import MOMENTS
@@ -74,9 +74,9 @@ def write_tables(outcomes: Sequence[Outcome], path: Path, kind: Kind, *, seed: i
     marks = f"<!-- {kind}: written by the run itself -->", f"<!-- end of {kind} -->"
     parts = [_summary(outcomes, seed), by_fault(outcomes)]
     if kind == "matrix":
-        parts += [by_moment([each for each in outcomes if each.platform == where], where) for where in _CLUSTERS]
+        parts += [by_moment(outcomes, where) for where in NAMES]
     if kind in ("matrix", "gangs"):
-        parts.append(by_moment(outcomes, "eks", of_gang=True))
+        parts += [by_moment(outcomes, where, of_gang=True) for where in _WITH_GANGS]
     if kind == "cover":
         parts.append(by_cell(outcomes))
     parts += [notes(outcomes)]
@@ -130,7 +130,7 @@ def by_cell(outcomes: Iterable[Outcome]) -> str:
     lines = ["| on | when | what | run | zero after, s | took |", "|---|---|---|---|---|---|"]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
         ends = outcome.state if isinstance(outcome, Row) else "-"
-        on, when, what = _CLUSTERS[outcome.platform], ", ".join(outcome.when), ", ".join(outcome.what)
+        on, when, what = NAMES[outcome.platform], ", ".join(outcome.when), ", ".join(outcome.what)
         lines.append(f"| {on} | {when} | {what} | {ends} | {_cell(outcome, meets=True)} | {outcome.seconds:.0f} s |")
     return "\n".join(lines)
 
@@ -143,17 +143,17 @@ _BY = {
 }
 
 
-_CLUSTERS: dict[Platform, str] = {"eks": "EKS", "gke": "GKE"}
+_WITH_GANGS: tuple[Platform, ...] = ("eks", "karpenter")
 
 
 def by_moment(outcomes: Sequence[Outcome], platform: Platform, *, of_gang: bool = False) -> str:
     """Seconds to zero for each fault at each moment of one platform's cells; what is none of its cells is a dash."""
-    found = {(outcome.when[0], outcome.what[0]): outcome for outcome in outcomes}
+    found = {(each.when[0], each.what[0]): each for each in outcomes if each.platform == platform}
     all_cells = [cell.strikes[0] for cell in full_matrix() if cell.platform == platform]
     cells = [strike for strike in all_cells if strike.moment.of_gang is of_gang]
     pairs = {(strike.when, strike.what) for strike in cells}
     faults = [what for what in FAULTS if any(strike.what == what for strike in cells)]
-    where = f"On two nodes of {_CLUSTERS[platform]}" if of_gang else f"On {_CLUSTERS[platform]}"
+    where = f"On two nodes of {NAMES[platform]}" if of_gang else f"On {NAMES[platform]}"
     lines = [f"{where}, seconds to zero from when the run had ended:", ""]
     lines += ["| | " + " | ".join(faults) + " |", "|---" * (len(faults) + 1) + "|"]
     for when, moment in MOMENTS.items():

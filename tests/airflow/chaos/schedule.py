@@ -75,6 +75,28 @@ NAMED_ON_GKE: tuple[tuple[str, str], ...] = (
 )
 """Those that are in every cover."""
 
+ON_KARPENTER: tuple[tuple[str, str], ...] = (
+    # A node that is taken with what runs on it, at each moment at which there can be one.
+    ("train-pod-created", "node-expires"),
+    ("train-deferred", "node-expires"),
+    ("train-in-worker", "node-expires"),
+    ("train-ended", "node-expires"),
+    ("gang-half-up", "node-expires"),
+    ("gang-running", "node-expires"),
+    ("gang-in-worker", "node-expires"),
+    ("rank-lost", "node-expires"),
+    ("scale-down-begins", "node-expires"),
+    ("scale-down-goes", "node-expires"),
+    # What brings zero where nobody but Karpenter removes a machine: the run itself, its triggers, the janitor.
+    ("train-deferred", "airflow-killed"),
+    ("train-deferred", "dagrun-timeout"),
+    ("train-deferred", "run-deleted"),
+    ("gang-running", "triggerer-killed"),
+    ("scale-down-begins", "worker-killed"),
+    ("scale-down-begins", "two-runs"),
+)
+"""The matrix's cells with Karpenter, in a cluster of EKS; all of them are in every cover."""
+
 ON_EACH_LANDING: tuple[tuple[Platform, str, str], ...] = (
     ("eks", "ensure-after-create", "worker-killed"),  # groups are created at size 0, and the next try goes on with them
     ("eks", "scale-down-begins", "worker-killed"),  # scale-down is a teardown, and is retried
@@ -86,7 +108,7 @@ ON_EACH_LANDING: tuple[tuple[Platform, str, str], ...] = (
 """Of every cover: one night for each layer of zero, and a gang's. The others are for `make nightly`."""
 
 MOST_CELLS = 40
-"""The cover's bound."""
+"""The cover's bound, but for the nights with Karpenter."""
 
 _SECOND_STRIKE = 0.3  # the share of drawn nights that are struck twice
 _ON_GKE = 0.2  # the share of drawn nights there
@@ -94,15 +116,15 @@ _EVERYBODY = 0.25  # the share of drawn strikes that hit everybody: those nights
 
 
 def meetings() -> Iterator[Strike]:
-    """Every cell of the matrix that can be: each fault at each moment at which it can meet a night."""
+    """Every cell of the matrix that can be on EKS: each fault at each moment at which it can meet a night."""
     for when, moment in MOMENTS.items():
         for what, fault in FAULTS.items():
-            if fault.meets(moment):
+            if fault.meets(moment) and not fault.of_karpenter:
                 yield Strike(when=when, what=what)
 
 
 def full_matrix(*, seed: int = 0) -> list[Cell]:
-    """One cell for each fault at each moment on EKS, and those of GKE."""
+    """One cell for each fault at each moment on EKS, those of GKE, and those with Karpenter."""
     return _numbered(list(meetings()), _strikes(ON_GKE), seed)
 
 
@@ -166,7 +188,8 @@ def _may_follow(first: Strike, second: Strike) -> bool:
 
 
 def _missing(chosen: Sequence[Strike]) -> set[str]:
-    return (MOMENTS.keys() | FAULTS.keys()) - {s.when for s in chosen} - {s.what for s in chosen}
+    faults = {name for name, fault in FAULTS.items() if not fault.of_karpenter}
+    return (MOMENTS.keys() | faults) - {s.when for s in chosen} - {s.what for s in chosen}
 
 
 def _is_quick(strike: Strike) -> bool:
@@ -178,7 +201,11 @@ def _strikes(pairs: Sequence[tuple[str, str]]) -> list[Strike]:
 
 
 def _numbered(on_eks: Sequence[Strike], on_gke: Sequence[Strike], seed: int) -> list[Cell]:
-    where: list[tuple[Platform, Strike]] = [*(("eks", each) for each in on_eks), *(("gke", each) for each in on_gke)]
+    where: list[tuple[Platform, Strike]] = [
+        *(("eks", each) for each in on_eks),
+        *(("gke", each) for each in on_gke),
+        *(("karpenter", each) for each in _strikes(ON_KARPENTER)),
+    ]
     return [
         Cell(number=number, seed=seed, strikes=(strike,), platform=platform)
         for number, (platform, strike) in enumerate(where)

@@ -23,7 +23,7 @@ from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.pace import Pace
 from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
-from tests.airflow.chaos.pods import POOL_LABEL, PodStories, PodStory
+from tests.airflow.chaos.pods import POOL_LABEL, PodStories, PodStory, pool_of
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
 
@@ -162,7 +162,7 @@ class World:
         return items
 
     def nodes(self, pool: str) -> list[dict[str, Any]]:
-        return self.items(f"/api/v1/nodes?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
+        return self.items(f"/api/v1/nodes?labelSelector={self.cloud.node_label.replace('/', '%2F')}%3D{pool}")
 
     def desired(self, pool: str) -> int:
         return sum(group["desired"] for group in self.cloud.groups(pool))
@@ -188,8 +188,7 @@ class World:
         return [
             pod
             for pod in self.items("/api/v1/pods")
-            if pod["spec"].get("nodeSelector", {}).get(POOL_LABEL) == pool
-            and pod["status"].get("phase") in ("Pending", "Running")
+            if pool_of(pod) == pool and pod["status"].get("phase") in ("Pending", "Running")
         ]
 
     def left(self, pool: str) -> PoolLeft:
@@ -263,22 +262,23 @@ def open_sandbox(platform: Platform, folder: Path, *, pace: Pace, seed: int) -> 
         google = replace(google, preemption_notice=2.0, instance_delete=1.5)
         boot_seconds = 1.0
     return Sandbox(
-        platform=platform,
+        platform="gke" if platform == "gke" else "eks",
         pace=pace.name,
         speed=pace.speed,
         seed=seed,
         boot_seconds=boot_seconds,
-        timings=aws if platform == "eks" else google,
+        timings=google if platform == "gke" else aws,
         autoscaler="none",
         data_dir=folder,
     )
 
 
 @contextmanager
-def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[World]:
+def open_world(platform: Platform, sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[World]:
     """Start an Airflow of the matrix's own over a sandbox, and everything that watches."""
-    dags = Path(__file__).parent / "dags"
-    home = AirflowHome(folder, dags, sandbox.env() | env | QUICK_TO_MISS, parallelism=PARALLELISM)
+    dags, cloud = Path(__file__).parent / "dags", cloud_of(platform, sandbox)
+    environment = {**sandbox.env(), **env, **cloud.env, **QUICK_TO_MISS}
+    home = AirflowHome(folder, dags, environment, parallelism=PARALLELISM)
     status, reply = sandbox.control_plane.request(
         "POST", "/apis/apps/v1/namespaces/kube-system/daemonsets", _DEVICE_PLUGIN
     )
@@ -293,12 +293,13 @@ def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[
         with home:
             yield World(
                 sandbox=sandbox,
-                cloud=cloud_of(sandbox),
+                cloud=cloud,
                 home=home,
                 airflow=Airflow(home, sandbox),
                 pods=pods,
                 trainings=trainings,
             )
     finally:
+        cloud.close()
         pods.stop()
         trainings.close()

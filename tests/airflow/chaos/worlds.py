@@ -237,7 +237,7 @@ def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, 
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all of a terminal's processes: one ends the others
     with (
         open_sandbox(platform, folder / "sandbox", pace=pace, seed=seed) as sandbox,
-        open_world(sandbox, _airflow_home(folder), {"PYTHONPATH": python_path(REPOSITORY)}) as world,
+        open_world(platform, sandbox, _airflow_home(folder), {"PYTHONPATH": python_path(REPOSITORY)}) as world,
     ):
         bystander = Bystander.begin(world)
         telling = threading.Lock()

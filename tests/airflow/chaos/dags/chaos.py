@@ -11,7 +11,14 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, ReapGpuPoolsOperator, gpu_nodes
+from airflow_gpu_provider import (
+    EksGpuPool,
+    GkeGpuPool,
+    GpuPodOperator,
+    KubernetesGpuPool,
+    ReapGpuPoolsOperator,
+    gpu_nodes,
+)
 from airflow_gpu_provider.pools import GpuPool
 
 TRAINING = """
@@ -40,6 +47,7 @@ RANK_1_WAITS = {
 ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=20)}
 PATIENCE = timedelta(seconds=75)  # longer than an outage that ends
 
+PROVISIONER = os.environ.get("CHAOS_PROVISIONER")
 PLATFORM = os.environ.get("GPU_SANDBOX_PLATFORM", "eks")
 OF_BOTH = {
     "name": "{{ dag_run.conf['pool'] }}",
@@ -51,8 +59,18 @@ OF_BOTH = {
 
 
 def pool(**fields: Any) -> GpuPool:
-    """On the sandbox's cloud."""
+    """On the sandbox's cloud, or of the nodes that Karpenter brings there."""
+    if PROVISIONER:
+        return provisioned_pool(**fields)
     return (gke_pool if PLATFORM == "gke" else eks_pool)(**fields)
+
+
+def provisioned_pool(**fields: Any) -> KubernetesGpuPool:
+    """Its NodePool has its name."""
+    selected = {"karpenter.sh/nodepool": OF_BOTH["name"]}
+    own = {"provisioner": PROVISIONER, "node_selector_labels": selected, "gpus_per_node": 1}
+    same = {key: OF_BOTH[key] for key in ("name", "max_nodes", "max_runtime")}
+    return KubernetesGpuPool(**{**same, **own, **fields})
 
 
 def eks_pool(**fields: Any) -> EksGpuPool:
@@ -92,7 +110,7 @@ def night(
     nodes: what the training runs on.
     training: more arguments of the training's task.
     """
-    if not plugin and PLATFORM == "eks":
+    if not plugin and PLATFORM == "eks" and not PROVISIONER:
         fields["node_labels"] = {"example.com/device-plugin": "there"}
     with (
         DAG(
