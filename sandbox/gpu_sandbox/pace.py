@@ -30,10 +30,12 @@ _QUICK_BOOT = 3.0
 AWS: Mapping[str, float] = {
     "cluster_create": 600.0,
     "cluster_delete": 300.0,
+    "cluster_update": 480.0,
     "nodegroup_create": 150.0,
     "nodegroup_create_timeout": 1260.0,
     "join_timeout": 900.0,
     "nodegroup_update": 60.0,
+    "nodegroup_version_update": 180.0,
     "nodegroup_delete": 120.0,
     "asg_reaction": 5.0,
     "asg_launch": 35.0,
@@ -46,7 +48,8 @@ AWS: Mapping[str, float] = {
 }
 """AWS's usual times, in seconds, by the names of `AwsTimings`.
 
-A cluster: "several minutes", ten as a rule ("Create an Amazon EKS cluster"). A node group: 2m50s in
+A cluster: "several minutes", ten as a rule ("Create an Amazon EKS cluster"); its update "a few minutes" (botocore). A
+node group: 2m50s in
 umotif-public/terraform-aws-eks-node-group#7, without instances somewhat less; CREATE_FAILED after 21 minutes in
 terraform-aws-modules/terraform-aws-eks#1910. Drain: "15 minutes" until PodEvictionFailure ("Understand each phase of
 node updates"). A notice: two minutes ("Spot Instance interruption notices"). What reads may be behind by: EC2's guide

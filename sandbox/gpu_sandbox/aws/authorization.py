@@ -68,13 +68,22 @@ ON_GROUPS = {
 }
 """Auto Scaling's actions on a group."""
 
-ON_CLUSTERS = {"CreateNodegroup", "DeleteCluster", "DescribeCluster", "ListNodegroups", "UpdateClusterConfig"}
+ON_CLUSTERS = {
+    "CreateNodegroup",
+    "DeleteCluster",
+    "DescribeCluster",
+    "ListNodegroups",
+    "UpdateClusterConfig",
+    "UpdateClusterVersion",
+}
 ON_NODE_GROUPS = {
     "DeleteNodegroup",
     "DescribeNodegroup",
     "UpdateNodegroupConfig",
     "UpdateNodegroupVersion",
 }
+ON_UPDATES = {"DescribeUpdate", "ListUpdates"}
+"""On a node group or a cluster, whichever is named."""
 TAGGING = {"ListTagsForResource", "TagResource", "UntagResource"}
 _TAG_KEYS = {"aws:requesttag/", "aws:tagkeys"}
 _LIMITS = {"autoscaling:maxsize", "autoscaling:minsize"}
@@ -138,6 +147,7 @@ class Authorization:
         arns: dict[str, Callable[[Parameters], str]] = {
             "iam:SimulatePrincipalPolicy": lambda given: str(given["PolicySourceArn"]),
             "servicequotas:GetServiceQuota": self._quota,
+            "ssm:GetParameter": lambda given: f"arn:aws:ssm:{self._region}::parameter{given['Name']}",
             "sts:AssumeRole": lambda given: str(given["RoleArn"]),
         }
         if action not in arns:
@@ -197,8 +207,12 @@ class Authorization:
             cluster = self._cluster(str(parameters.get("name") or parameters.get("clusterName")))
             first = self._request(action, cluster, caller, tags)
             return [first, *(self._of_new_node_group(parameters, caller) if operation == "CreateNodegroup" else ())]
+        if operation in ON_UPDATES:
+            return [self._request(action, self._updated(parameters), caller)]
         if operation in ON_NODE_GROUPS:
-            return [self._request(action, self._node_group(parameters), caller)]
+            first = self._request(action, self._node_group(parameters), caller)
+            template = parameters.get("launchTemplate")
+            return [first, *(self._of_launch_template(template, caller) if template else ())]
         if operation in TAGGING:
             keys = {"aws:TagKeys": parameters["tagKeys"]} if "tagKeys" in parameters else tags
             return [self._request(action, self._tagged(str(parameters["resourceArn"])), caller, keys)]
@@ -216,6 +230,11 @@ class Authorization:
             if (group.cluster_name, group.nodegroup_name) == (cluster, name):
                 return _Resource(arn=group.arn, tags=group.tags or {})
         return _Resource(arn=f"arn:aws:eks:{self._region}:{self._account_id}:nodegroup/{cluster}/{name}/*")
+
+    def _updated(self, parameters: Parameters) -> _Resource:
+        name = str(parameters["name"])
+        group = parameters.get("nodegroupName")
+        return self._node_group({"clusterName": name, "nodegroupName": group}) if group else self._cluster(name)
 
     def _tagged(self, arn: str) -> _Resource:
         found: list[Any] = [*self._eks.clusters.values(), *self._eks.node_groups()]

@@ -23,7 +23,8 @@ from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.auto_scaling_api import AutoScalingApi
 from gpu_sandbox.aws.clusters import ControlPlaneAddress
 from gpu_sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
-from gpu_sandbox.aws.eks import Eks, EksApi
+from gpu_sandbox.aws.eks import Eks
+from gpu_sandbox.aws.eks_api import EksApi
 from gpu_sandbox.aws.groups import AutoScalingGroup, Surroundings
 from gpu_sandbox.aws.iam_api import IamApi
 from gpu_sandbox.aws.identities import Identities, StsApi, identify
@@ -40,6 +41,7 @@ from gpu_sandbox.aws.judged import JudgedApi
 from gpu_sandbox.aws.launches import Ec2Capacity
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.aws.node_groups import NodeGroup
+from gpu_sandbox.aws.node_releases import SsmApi
 from gpu_sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from gpu_sandbox.aws.registration import kubernetes_taint
 from gpu_sandbox.aws.replicas import Replicas
@@ -173,6 +175,7 @@ class AwsCloud:
             "ec2": Ec2Response,
             "iam": lambda: IamApi(self._identities),
             "service-quotas": lambda: ServiceQuotasResponse(self.quotas),
+            "ssm": lambda: SsmApi(self._eks.releases),
             "sts": lambda: StsApi(self._identities),
         }
 
@@ -399,6 +402,11 @@ class AwsCloud:
                 self._eks.max_node_groups = int(limit)
             else:
                 self.quotas.set(quota_code, limit)
+
+    def publish_node_images(self, day: str) -> None:
+        """Release new node images of all kinds, on a day like "20260827"."""
+        with self._lock:
+            self._eks.releases.publish(day)
 
     def set_offered(self, instance_type: str, zone: str, *, offered: bool) -> None:
         """Say whether a zone has a type at all. ValueError if the type is unknown."""

@@ -12,6 +12,7 @@ from gpu_sandbox.aws.access_entries import set_mode
 from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.interface import AwsTimings
 from gpu_sandbox.aws.node_group_rules import ResourceLimitExceeded
+from gpu_sandbox.aws.node_groups import Update
 from gpu_sandbox.clock import Clock
 
 
@@ -31,6 +32,8 @@ class ClusterLife:
         self._timings = timings
         self._clock = clock
         self._settles_at: dict[str, datetime] = {}
+        self.updates: dict[str, Update] = {}
+        """Of clusters' versions, by id."""
         self.address = ControlPlaneAddress(endpoint="", certificate_authority="")
 
     def check_room(self, clusters: dict[str, Cluster]) -> None:
@@ -68,6 +71,20 @@ class ClusterLife:
         cluster.resources_vpc_config = {**cluster.resources_vpc_config, **made}
         self._settles_at[cluster.name] = now + timedelta(seconds=self._timings.cluster_create)
 
+    def update(self, cluster: Cluster, version: str, now: datetime) -> Update:
+        """It goes on to another version of Kubernetes: what EKS shows; the one control plane stays what it is."""
+        update = Update(
+            id=str(mock_random.uuid4()),
+            type="VersionUpdate",
+            params=[{"type": "Version", "value": version}],
+            created_at=now,
+            done_at=now + timedelta(seconds=self._timings.cluster_update),
+        )
+        self.updates[update.id] = update
+        cluster.status = "UPDATING"
+        self._settles_at[cluster.name] = update.done_at
+        return update
+
     def end(self, cluster: Cluster, now: datetime) -> None:
         """It is being deleted."""
         cluster.status = "DELETING"
@@ -80,5 +97,12 @@ class ClusterLife:
                 continue
             if cluster.status == "CREATING":
                 self.open(cluster)
+            elif cluster.status == "UPDATING":
+                self._finish(cluster)
             elif cluster.status == "DELETING":
                 del clusters[cluster.name]
+
+    def _finish(self, cluster: Cluster) -> None:
+        update = next(each for each in self.updates.values() if each.status == "InProgress")
+        update.status, cluster.status = "Successful", "ACTIVE"
+        cluster.version = update.params[0]["value"]

@@ -1,21 +1,17 @@
-"""The EKS API: moto's, with clusters and managed node groups with EKS's life cycles."""
+"""EKS: moto's, with clusters and managed node groups with EKS's life cycles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
 from datetime import datetime, timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from moto.core.responses import ActionResult
 from moto.eks.exceptions import InvalidRequestException, ResourceInUseException, ResourceNotFoundException
-from moto.eks.models import Cluster, EKSBackend, eks_backends
-from moto.eks.responses import EKSResponse
+from moto.eks.models import Cluster, EKSBackend
 from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws import node_group_rules as rules
-from gpu_sandbox.aws.access_entries import change_mode, create_entry, set_mode
 from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.clusters import ClusterLife
 from gpu_sandbox.aws.groups import AutoScalingGroup, Surroundings
@@ -30,6 +26,8 @@ from gpu_sandbox.aws.node_groups import (
     not_joined,
     update_params,
 )
+from gpu_sandbox.aws.node_releases import NodeReleases
+from gpu_sandbox.aws.version_updates import VersionUpdate, VersionUpdates
 
 if TYPE_CHECKING:
     from gpu_sandbox.aws.replicas import Replicas
@@ -48,6 +46,10 @@ class Eks(EKSBackend):
         self.clock = surroundings.clock
         self._around = surroundings
         self._creation = NodeGroupCreation(ec2=surroundings.ec2, auto_scaling=auto_scaling)
+        self.releases = NodeReleases()
+        self._versions = VersionUpdates(
+            creation=self._creation, releases=self.releases, timings=surroundings.timings, clock=surroundings.clock
+        )
         self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings, clock=surroundings.clock)
         self.max_node_groups = rules.MAX_NODE_GROUPS
         self.replicas: Replicas | None = None
@@ -83,19 +85,28 @@ class Eks(EKSBackend):
         self.cluster_life.end(cluster, self.clock.utc_now())
         return cluster
 
+    def update_cluster_version(self, name: str, version: str) -> Update:
+        """It is UPDATING. InvalidParameterException while a node group of it is behind."""
+        cluster = self.cluster(name)
+        if not cluster.is_active:
+            raise _in_use(f"Cannot UpdateClusterVersion because cluster {name} is {cluster.status}", name)
+        groups = {each.nodegroup_name: str(each.version) for each in self.node_groups() if each.cluster is cluster}
+        rules.check_cluster_version(name, present=cluster.version, wanted=version, groups=groups)
+        return self.cluster_life.update(cluster, version, self.clock.utc_now())
+
     # Finding
 
     def cluster(self, name: str) -> Cluster:
         """ResourceNotFoundException if there is none."""
         if name not in self.clusters:
-            raise _not_found(f"No cluster found for name: {name}.", cluster_name=name)
+            raise not_found(f"No cluster found for name: {name}.", cluster_name=name)
         return self.clusters[name]
 
     def node_group(self, cluster_name: str, nodegroup_name: str) -> NodeGroup:
         """ResourceNotFoundException if there is none."""
         group = self.cluster(cluster_name).nodegroups.get(nodegroup_name)
         if not isinstance(group, NodeGroup):
-            raise _not_found(
+            raise not_found(
                 f"No node group found for name: {nodegroup_name}.",
                 cluster_name=cluster_name,
                 nodegroup_name=nodegroup_name,
@@ -166,13 +177,28 @@ class Eks(EKSBackend):
             aws_partition=self.partition,
             **(request | {"scaling_config": scaling, "ami_type": self._creation.ami_type(request)}),
         )
-        if group.launch_template and self._creation.launch_template_data(group.launch_template).get("InstanceType"):
+        data = self._creation.launch_template_data(group.launch_template) if group.launch_template else {}
+        if data.get("InstanceType"):
             group.instance_types = []
+        group.release_version = data.get("ImageId") or request["release_version"] or self._newest_release(group)
         cluster.nodegroups[nodegroup_name] = group
         cluster.nodegroup_count += 1
         return group
 
+    def _newest_release(self, group: NodeGroup) -> str:
+        return self.releases.newest(group.ami_type, str(group.version))
+
     # Updating
+
+    def update_nodegroup_version(self, cluster_name: str, nodegroup_name: str, **request: Any) -> VersionUpdate:
+        """`request` by the API's names of parameters."""
+        group = self.node_group(cluster_name, nodegroup_name)
+        if not group.cluster.is_active:
+            raise InvalidRequestException(message=f"Cluster '{cluster_name}' is not in ACTIVE status")
+        self._check_updatable(group)
+        asg = self._asg(group)
+        assert asg is not None, "an ACTIVE group has one"
+        return self._versions.begin(group, asg, request)
 
     def update_nodegroup_config(  # type: ignore[override]
         self,
@@ -231,14 +257,21 @@ class Eks(EKSBackend):
         )
         self._read_size(group)
 
-    def update(self, cluster_name: str, nodegroup_name: str, update_id: str) -> Update:
-        """ResourceNotFoundException if the group has had no such update."""
-        group = self.node_group(cluster_name, nodegroup_name)
-        if update_id not in group.updates:
-            raise _not_found(
+    def updates(self, cluster_name: str, nodegroup_name: str | None) -> dict[str, Update]:
+        """A node group's, or the cluster's own, by id."""
+        self.cluster(cluster_name)
+        if nodegroup_name is None:
+            return self.cluster_life.updates
+        return self.node_group(cluster_name, nodegroup_name).updates
+
+    def update(self, cluster_name: str, nodegroup_name: str | None, update_id: str) -> Update:
+        """ResourceNotFoundException if there was no such update."""
+        updates = self.updates(cluster_name, nodegroup_name)
+        if update_id not in updates:
+            raise not_found(
                 f"No update found for ID: {update_id}", cluster_name=cluster_name, nodegroup_name=nodegroup_name
             )
-        return group.updates[update_id]
+        return updates[update_id]
 
     # Deleting
 
@@ -282,7 +315,9 @@ class Eks(EKSBackend):
 
     def _settle(self, group: NodeGroup) -> None:
         for update in group.updates.values():
-            if update.status == "InProgress" and self.clock.reached(update.done_at):
+            if isinstance(update, VersionUpdate):
+                self._versions.advance(update, group, self._asg(group))
+            elif update.status == "InProgress" and self.clock.reached(update.done_at):
                 update.status = "Successful"
         if group.status in ("CREATE_FAILED", "DELETE_FAILED"):
             return
@@ -332,7 +367,7 @@ class Eks(EKSBackend):
         by_arn = {cluster.arn: cluster.tags for cluster in self.clusters.values()}
         by_arn |= {group.arn: group.tags for group in self.node_groups()}
         if resource_arn not in by_arn:
-            raise _not_found(f"Resource {resource_arn} was not found")
+            raise not_found(f"Resource {resource_arn} was not found")
         return by_arn[resource_arn]
 
     def tag_resource(self, resource_arn: str, tags: dict[str, str]) -> None:
@@ -347,7 +382,7 @@ class Eks(EKSBackend):
         return self._tagged(resource_arn)
 
 
-def _not_found(
+def not_found(
     message: str, *, cluster_name: str | None = None, nodegroup_name: str | None = None
 ) -> ResourceNotFoundException:
     return ResourceNotFoundException(
@@ -363,80 +398,3 @@ def _in_use(message: str, cluster_name: str, nodegroup_name: str | None = None) 
     return ResourceInUseException(
         clusterName=cluster_name, nodegroupName=nodegroup_name, addonName=None, message=message
     )
-
-
-class EksApi(EKSResponse):
-    """The calls that moto lacks or cuts short."""
-
-    @cached_property
-    def eks_backend(self) -> Eks:
-        """As the call sees it."""
-        backend = cast(Eks, eks_backends[self.current_account][self.region])
-        return backend.replicas.eks_for(self._get_action(), self.access_key) if backend.replicas else backend
-
-    def create_cluster(self) -> ActionResult:
-        answer = super().create_cluster()
-        if mode := (self._get_param("accessConfig") or {}).get("authenticationMode"):
-            set_mode(self.eks_backend.cluster(self._get_param("name")), mode)
-        return answer
-
-    def update_cluster_config(self) -> ActionResult:
-        """As moto's, and of the authentication mode, at once."""
-        mode = (self._get_param("accessConfig") or {}).get("authenticationMode")
-        if not mode:
-            return super().update_cluster_config()
-        change_mode(self.eks_backend.cluster(self._get_param("name")), mode)
-        params = [{"type": "AuthenticationMode", "value": mode}]
-        update = {"id": str(mock_random.uuid4()), "status": "Successful", "type": "AccessConfigUpdate"}
-        return ActionResult(
-            {"update": {**update, "params": params, "createdAt": self.eks_backend.clock.utc_now(), "errors": []}}
-        )
-
-    def create_access_entry(self) -> ActionResult:
-        cluster = self.eks_backend.cluster(self._get_param("name"))
-        groups = self._get_param("kubernetesGroups") or []
-        return ActionResult({"accessEntry": create_entry(cluster, self._get_param("principalArn"), groups)})
-
-    def create_nodegroup(self) -> ActionResult:
-        text = {
-            "cluster_name": "name",
-            "nodegroup_name": "nodegroupName",
-            "scaling_config": "scalingConfig",
-            "subnets": "subnets",
-            "instance_types": "instanceTypes",
-            "ami_type": "amiType",
-            "remote_access": "remoteAccess",
-            "node_role": "nodeRole",
-            "labels": "labels",
-            "taints": "taints",
-            "tags": "tags",
-            "client_request_token": "clientRequestToken",
-            "launch_template": "launchTemplate",
-            "capacity_type": "capacityType",
-            "version": "version",
-            "release_version": "releaseVersion",
-            "update_config": "updateConfig",
-            "node_repair_config": "nodeRepairConfig",
-        }
-        fields = {name: self._get_param(param) for name, param in text.items()}
-        fields["disk_size"] = self._get_int_param("diskSize")
-        return ActionResult({"nodegroup": self.eks_backend.create_nodegroup(**fields)})
-
-    def list_addons(self) -> ActionResult:
-        self.eks_backend.cluster(self._get_param("name"))
-        return ActionResult({"addons": []})
-
-    def describe_addon(self) -> ActionResult:
-        cluster_name, addon = self._get_param("name"), self._get_param("addonName")
-        self.eks_backend.cluster(cluster_name)
-        raise _not_found(f"No addon: {addon} found in cluster: {cluster_name}", cluster_name=cluster_name)
-
-    def describe_update(self) -> ActionResult:
-        update = self.eks_backend.update(
-            self._get_param("name"), self._get_param("nodegroupName"), self._get_param("updateId")
-        )
-        return ActionResult({"update": update.describe()})
-
-    def list_updates(self) -> ActionResult:
-        group = self.eks_backend.node_group(self._get_param("name"), self._get_param("nodegroupName"))
-        return ActionResult({"updateIds": list(group.updates)})

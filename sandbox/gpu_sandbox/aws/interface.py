@@ -58,12 +58,15 @@ class AwsTimings:
 
     cluster_create: float = 3.0
     cluster_delete: float = 2.0
+    cluster_update: float = 2.0
     nodegroup_create: float = 2.0
     nodegroup_create_timeout: float = 20.0
     """A group whose instances cannot be launched for so long becomes CREATE_FAILED."""
     join_timeout: float = 15.0
     """A managed group with a machine that has not joined for so long has the health issue NodeCreationFailure."""
     nodegroup_update: float = 1.0
+    nodegroup_version_update: float = 1.0
+    """To another version, of a group without machines."""
     nodegroup_delete: float = 1.0
     asg_reaction: float = 0.1
     """From a change of size to the first launch or end; nothing shows in between, as in AWS."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.launch_templates import LaunchTemplateVersion
 from moto.iam.models import Role, iam_backends
+from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws import node_group_rules as rules
 from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.ec2 import Ec2Backend
+from gpu_sandbox.aws.groups import AutoScalingGroup
 from gpu_sandbox.aws.node_groups import NodeGroup
 from gpu_sandbox.aws.vpc import lacks_addresses
 
@@ -186,6 +189,21 @@ class NodeGroupCreation:
         self._auto_scaling.create_lifecycle_hook(
             DRAIN_HOOK, group.asg_name, "autoscaling:EC2_INSTANCE_TERMINATING", 1800, "CONTINUE"
         )
+
+    def use_version(self, group: NodeGroup, asg: AutoScalingGroup, template: Mapping[str, str] | None) -> None:
+        """Have a group's next machines made from another version of its template: the user's, or EKS's own."""
+        own = asg.ec2_launch_template
+        policy = deepcopy(asg.mixed_instances_policy)
+        if own is None or policy is None:
+            return
+        version = template["version"] if template else ""
+        if not version:
+            image = f"ami-{mock_random.get_random_hex(17)}"
+            version = str(own.create_version({**own.latest_version().data, "ImageId": image}, "").number)
+        specification = {"LaunchTemplateId": own.id, "Version": version}
+        policy["LaunchTemplate"]["LaunchTemplateSpecification"] = specification
+        asg.mixed_instances_policy = policy
+        asg._set_launch_configuration(None, None, policy)  # type: ignore[arg-type]  # as moto's own update does
 
     def make_own_role(self) -> None:
         """EKS's service-linked role, which the account's first managed node group brings."""

@@ -160,11 +160,12 @@ def _check_ami_fits(ami_type: str | None, instance_types: Sequence[str], catalog
 
 def _check_ami_exists(ami_type: str | None, version: str) -> None:
     """In the words of aws/aws-cdk#37012."""
-    if ami_type is not None and ami_type.startswith("AL2_") and _minor(version) > _minor(LAST_WITH_AL2):
+    if ami_type is not None and ami_type.startswith("AL2_") and minor(version) > minor(LAST_WITH_AL2):
         raise refuse(f"AMI Type {ami_type} is only supported for kubernetes versions {LAST_WITH_AL2} or earlier")
 
 
-def _minor(version: str) -> tuple[int, ...]:
+def minor(version: str) -> tuple[int, ...]:
+    """The version of Kubernetes as numbers, the patch left out."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -193,7 +194,24 @@ def check_template_data(data: Mapping[str, Any]) -> None:
         raise refuse(f"The launch template can't include {', '.join(found)}")
 
 
+def check_cluster_version(cluster: str, *, present: str, wanted: str, groups: Mapping[str, str]) -> None:
+    """Whether a cluster may go on to another version; `groups` are its node groups' versions, by name.
+
+    Botocore's UpdateClusterVersion: "all of your node groups' Kubernetes versions must match the cluster's Kubernetes
+    version in order to update the cluster". The words are of hashicorp/terraform-provider-aws#19478.
+    """
+    if minor(wanted)[0] != minor(present)[0] or minor(wanted)[1] != minor(present)[1] + 1:
+        raise refuse(f"Unsupported Kubernetes minor version update from {present} to {wanted}", clusterName=cluster)
+    behind = sorted(name for name, version in groups.items() if minor(version) != minor(present))
+    if behind:
+        names = ", ".join(behind)
+        text = f"Nodegroups {names} must be updated to match cluster version {present} before updating cluster version"
+        raise refuse(text, clusterName=cluster)
+
+
 def check_update_config(update_config: Mapping[str, Any], *, max_size: int) -> None:
+    if update_config.get("updateStrategy", "DEFAULT") not in ("DEFAULT", "MINIMAL"):
+        raise refuse("updateStrategy must be one of [DEFAULT, MINIMAL]")
     unavailable = update_config.get("maxUnavailable")
     percentage = update_config.get("maxUnavailablePercentage")
     if unavailable is not None and percentage is not None:

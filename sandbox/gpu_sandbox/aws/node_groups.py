@@ -58,7 +58,6 @@ class NodeGroup(Nodegroup):
         self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
         self.health = {"issues": []}
         self.remote_access = fields.get("remote_access")  # type: ignore[assignment]
-        self.release_version = fields.get("release_version") or f"{self.version}.0-20260101"
         self.updates: dict[str, Update] = {}
         self.status: Status = "CREATING"
         self.settles_at = now + timedelta(seconds=timings.nodegroup_create)
@@ -125,6 +124,7 @@ def update_params(
         "TaintsToRemove": (taints or {}).get("removeTaints"),
         "MaxUnavailable": (update_config or {}).get("maxUnavailable"),
         "MaxUnavailablePercentage": (update_config or {}).get("maxUnavailablePercentage"),
+        "UpdateStrategy": (update_config or {}).get("updateStrategy"),
     }
     return params + [{"type": name, "value": json.dumps(value)} for name, value in changes.items() if value is not None]
 

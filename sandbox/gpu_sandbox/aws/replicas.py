@@ -131,7 +131,7 @@ def _mark_group(group: AutoScalingGroup) -> Hashable:
     )
     processes = tuple(process["ProcessName"] for process in group.suspended_processes)
     tags = tuple((tag["Key"], tag["Value"]) for tag in group.tags)
-    sizes = (group.min_size, group.max_size, group.desired_capacity)
+    sizes = (group.min_size, group.max_size, group.desired_capacity, group.launch_template_version)
     return (*sizes, members, processes, tags, group.deleting, group.capacity_rebalance)
 
 
@@ -148,7 +148,8 @@ def _mark_cluster(cluster: Any) -> Hashable:
 
 def _what_shows(group: Any) -> Mapping[str, Any]:
     names = ("nodegroup_name", "arn", "status", "labels", "taints", "tags", "resources", "health", "update_config")
-    return {name: getattr(group, name) for name in names}
+    made_from = ("version", "release_version", "launch_template")
+    return {name: getattr(group, name) for name in (*names, *made_from)}
 
 
 def _copy_cluster(cluster: Any) -> Any:
