@@ -116,6 +116,21 @@ def meanwhile(do: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+def run_and_act(task: Any, act: Callable[[], None]) -> None:
+    """Run it, and act once its log has "begun": of what happens before somebody watches, nobody knows the end."""
+    with capture_logs() as told:
+
+        def once_it_is_followed() -> None:
+            eventually(lambda: any(line_of(entry) == "[base] begun" for entry in [*told]))
+            act()
+
+        acting = meanwhile(once_it_is_followed)
+        try:
+            run(task)
+        finally:
+            acting.join()
+
+
 @contextmanager
 def told_to_stop(operator: Any, once: Callable[[], Any]) -> Iterator[None]:
     """Tell the operator to stop, as a worker that is evicted does: by SIGTERM, once `once` is true."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,7 +34,7 @@ from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import FOREVER, pod, pods, running_pod
-from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, meanwhile, run
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, meanwhile, run, run_and_act
 from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
 
@@ -213,21 +212,6 @@ def test_image_that_does_not_exist_fails_once_that_lasts(
         run(pod(pool, image="nowhere.example/train:1", deferrable=deferrable))
     assert time.monotonic() - started < 120
     eventually(lambda: not pods(api))
-
-
-def run_and_act(task: Any, act: Callable[[], None]) -> None:
-    """Run it, and act once its log has "begun": of what happens before somebody watches, nobody knows the end."""
-    with capture_logs() as told:
-
-        def once_it_is_followed() -> None:
-            eventually(lambda: any(line_of(entry) == "[base] begun" for entry in [*told]))
-            act()
-
-        acting = meanwhile(once_it_is_followed)
-        try:
-            run(task)
-        finally:
-            acting.join()
 
 
 @DEFERRED_BY_DAY

@@ -6,7 +6,6 @@ A class for each kind of node inherits these tests, and gives them the fixtures 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,8 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.pods.pull import LASTS
 from sandbox.tests.node_checks import stories
-from sandbox.tests.node_checks.stories import IMAGE, deletes
-from tests.sandbox.running import eventually, run
+from sandbox.tests.node_checks.stories import IMAGE
+from tests.sandbox.running import eventually, run, run_and_act
 
 GPUS = 4
 LINES_OF_TEN_MIB = 75_200  # of 100 bytes, each with some 40 of the log's own: the last few pass the limit, as the node
@@ -142,14 +141,11 @@ class NodeChecks:
 
     def test_deleted_pod_is_preempted(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
         def delete() -> None:
-            (pod,) = eventually(lambda: core.list_namespaced_pod("default").items)
-            deletes(grace_period_seconds=1)(core, pod.metadata.name)
+            (pod,) = core.list_namespaced_pod("default").items
+            core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=1)
 
-        thread = threading.Thread(target=delete)
-        thread.start()
         with pytest.raises(PodPreempted, match="deleted"):
-            run(train(pool, "sleep 600"))
-        thread.join()
+            run_and_act(train(pool, "echo begun; sleep 600"), delete)
 
     def test_exec(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
         core.create_namespaced_pod("default", gpu_pod(pool, "target"))
