@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin, driver_manifest
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 
 PACKAGE = Path(__file__).parents[3] / "airflow_gpu_provider"
 EKS = EksGpuPool(
@@ -59,10 +57,6 @@ def test_every_image_of_a_manifest_has_a_version(name: str) -> None:
     found = list(images(json.loads(json.dumps(MANIFESTS[name]))))
     assert found
     assert [image for image in found if not is_pinned(image)] == []
-
-
-def test_the_placeholders_image_has_a_version() -> None:
-    assert is_pinned(signature(EnsureGpuPoolOperator.__init__).parameters["placeholder_image"].default)
 
 
 @pytest.mark.parametrize("image", ["nvcr.io/nvidia/k8s-device-plugin", "a/b:latest", "a/b:main", "alpine"])
