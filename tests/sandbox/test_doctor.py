@@ -278,13 +278,13 @@ def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypa
 
 def test_quotas_that_are_too_small(pool: Callable[..., EksGpuPool], gpu_sandbox: Sandbox) -> None:
     """P machines: no other test of this sandbox has any, so none of the quota is in use."""
-    patient = pool(instance_types=["p4d.24xlarge"])
-    gpu_sandbox.faults.set_quota("L-417A185B", 96)
+    patient = pool(instance_types=["p3.8xlarge"])
+    gpu_sandbox.faults.set_quota("L-417A185B", 32)
     few = the_only(patient, "quota", "warning")
     assert few.said.startswith("one more node fits, but max_nodes=2 nodes do not: Pool doctor needs 2 more nodes")
-    gpu_sandbox.faults.set_quota("L-417A185B", 95)
+    gpu_sandbox.faults.set_quota("L-417A185B", 31)
     none = the_only(patient, "quota")
-    assert "(L-417A185B) is 95 vCPUs, 0 are used, 96 more are needed" in none.said
+    assert "(L-417A185B) is 31 vCPUs, 0 are used, 32 more are needed" in none.said
     assert "Ask for a higher L-417A185B in Service Quotas" in none.fix
 
 
