@@ -16,7 +16,7 @@ from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.groups import AutoScalingGroup
 from gpu_sandbox.aws.node_groups import NodeGroup
-from gpu_sandbox.aws.vpc import lacks_addresses
+from gpu_sandbox.aws.vpc import lacks_addresses, lacks_ipv6
 
 OWN_SERVICE = "eks-nodegroup.amazonaws.com"
 OWN_ROLE = "AWSServiceRoleForAmazonEKSNodegroup"
@@ -103,8 +103,14 @@ class NodeGroupCreation:
                     "Error Code: InvalidSubnetID.NotFound)"
                 ) from error
 
-    def subnet_issues(self, group: NodeGroup) -> list[dict[str, Any]]:
-        """What EKS finds out about the subnets once it makes the group: botocore's NodegroupIssueCode has the code."""
+    def subnet_issues(self, group: NodeGroup, *, has_ipv6_pods: bool) -> list[dict[str, Any]]:
+        """What EKS finds out about the subnets once it makes the group: botocore's NodegroupIssueCode has the codes."""
+        without_ipv6 = [subnet for subnet in group.subnets if has_ipv6_pods and lacks_ipv6(self._ec2, subnet)]
+        if without_ipv6:
+            message = (
+                f"Subnets [{', '.join(without_ipv6)}] do not assign IPv6 addresses to instances launched into them."
+            )
+            return [{"code": "Ec2SubnetMissingIpv6Assignment", "message": message, "resourceIds": without_ipv6}]
         lacking = [subnet for subnet in group.subnets if lacks_addresses(self._ec2, subnet)]
         if not lacking or group.launch_template:
             return []

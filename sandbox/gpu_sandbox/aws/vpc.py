@@ -59,6 +59,11 @@ def lacks_addresses(ec2: EC2Backend, subnet_id: str) -> bool:
     return route is not None and _is_internet(route) and not _gives_public_addresses(subnet)
 
 
+def lacks_ipv6(ec2: EC2Backend, subnet_id: str) -> bool:
+    """Return True if machines in the subnet get no IPv6 address: for IPv6 pods EKS makes no node group there."""
+    return str(ec2.get_subnet(subnet_id).assign_ipv6_address_on_creation).lower() != "true"
+
+
 def reaches_outside(ec2: EC2Backend, subnet_id: str) -> bool:
     """Return True if a machine there reaches the control plane's endpoint and the registries.
 

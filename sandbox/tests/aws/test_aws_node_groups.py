@@ -79,6 +79,32 @@ def test_a_machine_whose_kubelet_refuses_a_label_never_joins(account: Account) -
     assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
 
 
+def test_a_subnet_without_ipv6_addresses_is_refused_in_a_cluster_of_ipv6_pods(account: Account) -> None:
+    """By the group's health too: NodegroupIssueCode Ec2SubnetMissingIpv6Assignment."""
+    subnet = account.network.subnets["us-west-2a"]
+    role = account.eks.delete_cluster(name=CLUSTER)["cluster"]["roleArn"]  # there is one control plane
+    account.advance(TIMINGS.cluster_delete)
+    account.eks.create_cluster(
+        name="six",
+        roleArn=role,
+        resourcesVpcConfig={"subnetIds": list(account.network.subnets.values())},
+        kubernetesNetworkConfig={"ipFamily": "ipv6"},
+    )
+    account.advance(TIMINGS.cluster_create)
+
+    def made(name: str) -> dict[str, Any]:
+        account.eks.create_nodegroup(**account.node_group_request(name, clusterName="six"))
+        account.advance(TIMINGS.nodegroup_create)
+        described: dict[str, Any] = account.eks.describe_nodegroup(clusterName="six", nodegroupName=name)["nodegroup"]
+        return described
+
+    refused = made("without")
+    (issue,) = refused["health"]["issues"]
+    assert (refused["status"], issue["code"]) == ("CREATE_FAILED", "Ec2SubnetMissingIpv6Assignment")
+    account.ec2.modify_subnet_attribute(SubnetId=subnet, AssignIpv6AddressOnCreation={"Value": True})
+    assert made("with")["status"] == "ACTIVE"
+
+
 def test_a_public_subnet_that_gives_no_addresses_is_refused(account: Account) -> None:
     """Not by the call: by the group's health, NodegroupIssueCode Ec2SubnetInvalidConfiguration."""
     public = account.network.public_subnets["us-west-2a"]
