@@ -57,8 +57,8 @@ class Cloud(Protocol):
     def hold_back_gpus(self, hold: bool) -> None:
         """Have the GPUs of new nodes never become allocatable, or do so again."""
 
-    def expire(self, pool: str) -> bool:
-        """Let the time of the pool's nodes be over, with what runs on them; False where there are none."""
+    def expire(self, pool: str) -> None:
+        """Let the time of the pool's nodes be over, with what runs on them."""
 
 
 class _OwnGroups:
@@ -71,7 +71,7 @@ class _OwnGroups:
 
     def close(self) -> None: ...
 
-    def expire(self, pool: str) -> bool:
+    def expire(self, pool: str) -> None:
         raise NotImplementedError("only Karpenter's nodes expire")
 
 

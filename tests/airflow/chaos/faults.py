@@ -325,10 +325,18 @@ def one_node_lost(world: World, night: Night) -> Iterator[None]:
 
 @contextmanager
 def node_expires(world: World, night: Night) -> Iterator[None]:
-    """Karpenter's expireAfter, with a terminationGracePeriod: do-not-disrupt does not hold then."""
-    give_up_at = time.monotonic() + 10
-    while not world.cloud.expire(night.pool) and time.monotonic() < give_up_at:
+    """Karpenter's expireAfter, with a terminationGracePeriod: do-not-disrupt does not hold then.
+
+    Goes on until the pods that are there have been taken, those too that have no node yet.
+    """
+    there = {pod.uid for pod in night.at_strike}
+    is_over, give_up_at = False, time.monotonic() + 30
+    while not is_over and time.monotonic() < give_up_at:
+        world.cloud.expire(night.pool)
         time.sleep(0.2)
+        is_over = not any(pod.is_there for pod in night.pods if pod.uid in there)
+    if not is_over:
+        night.broken.append("no pod was taken with its node")
     yield
 
 

@@ -66,13 +66,11 @@ class Karpenter:
     def hold_back_gpus(self, hold: bool) -> None:
         raise NotImplementedError("nodes bring their plugin")
 
-    def expire(self, pool: str) -> bool:
+    def expire(self, pool: str) -> None:
         provisioner = self._provisioners[pool]
-        nodes = provisioner.nodes
-        for name in nodes:
+        for name in provisioner.nodes:
             with suppress(KeyError):  # it has gone by itself in this very moment
                 provisioner.expire(name)
-        return bool(nodes)
 
     def _claims(self, pool: str) -> list[dict[str, Any]]:
         status, reply = self._sandbox.control_plane.request("GET", f"{_CLAIMS}?labelSelector={NODE_POOL}%3D{pool}")

@@ -44,6 +44,11 @@ class PodStory:
         return self.phase == "Running" and not (self.gone or self.deleted_early)
 
     @property
+    def is_there(self) -> bool:
+        """Whether it has not ended, and nobody has asked for its end."""
+        return not (self.gone or self.deleted_early or self.exit_code is not None)
+
+    @property
     def killed(self) -> bool:
         """Whether it was taken away before it had ended by itself."""
         return not self.ended_well and (self.gone or self.deleted_early or self.exit_code is not None)
