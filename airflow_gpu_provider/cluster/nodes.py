@@ -64,6 +64,7 @@ class Node:
         cordoned_by: What that says: who cordoned it, and when.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         leaving: Why it is about to be removed, in words; empty where nothing says so.
+        taints: Those that keep pods off it which do not tolerate them.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         system: What its operating system calls itself.
@@ -85,6 +86,7 @@ class Node:
     cordoned_by: str = ""
     autoscaler_deleting: bool = False
     leaving: str = ""
+    taints: tuple[Taint, ...] = ()
     zone: str = ""
     instance_type: str = ""
     created_at: datetime
@@ -144,6 +146,7 @@ class Node:
             cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY, ""),
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
             leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
+            taints=tuple(_taint(each) for each in spec.get("taints") or () if each["effect"] != "PreferNoSchedule"),
             zone=labels.get(ZONE_LABEL, ""),
             instance_type=labels.get("node.kubernetes.io/instance-type", ""),
             created_at=created_at,
@@ -278,6 +281,10 @@ def label_node(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Co
         return {"metadata": {"uid": node.uid, "labels": dict(labels)}, **spec}
 
     write_node(api, lambda: call(api, "get", f"{_NODES}/{node.name}", resource="nodes"), patch_for)
+
+
+def _taint(raw: Mapping[str, str]) -> Taint:
+    return Taint(key=raw["key"], value=raw.get("value") or "", effect=raw["effect"])
 
 
 def _has(there: Collection[Mapping[str, str]], taint: Taint) -> bool:

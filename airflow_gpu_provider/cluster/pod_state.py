@@ -76,6 +76,7 @@ class PodState:
             for; empty where they are, or where the pod does not say what was asked for.
         grace: How long its containers have to stop by themselves.
         unschedulable: The scheduler's message while it finds no node, else empty.
+        tolerations: As JSON; admission has added some.
         gates: The scheduling gates that keep it from the scheduler, Kueue's say.
         deletion_asked_at: When somebody deleted the pod; it may run on until its grace period ends.
         gone_by: When the grace period of that deletion ends.
@@ -98,6 +99,7 @@ class PodState:
     foreign_deadline: str
     grace: timedelta
     unschedulable: str
+    tolerations: tuple[Json, ...]
     gates: tuple[str, ...]
     deletion_asked_at: datetime | None
     gone_by: datetime | None
@@ -136,6 +138,7 @@ class PodState:
             foreign_deadline=_foreign_deadline(metadata, spec),
             grace=grace,
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
+            tolerations=tuple(spec.get("tolerations") or ()),
             gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
             deletion_asked_at=_deletion_asked_at(metadata, gone_by, grace, base) if gone_by else None,
             gone_by=gone_by,

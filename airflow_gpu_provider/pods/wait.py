@@ -6,13 +6,13 @@ deadlines and explanations are tested in virtual time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
+from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
@@ -38,7 +38,6 @@ UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node counts as dead."""
 
 _EVENTS_IN_ERROR = 3
-_UNTOLERATED = re.compile(r"node\(s\) had untolerated taint \{([^:}]+)")  # newer kube-schedulers say no key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,7 @@ class PodWait(Record):
                 said = "; ".join(_why_late(snapshot))
                 return PodUnschedulable(
                     f"Pod {self.name} {what}, for a reason other than the pods running on the pool's nodes ({said}).",
-                    _how_to_be_scheduled(pod),
+                    _how_to_be_scheduled(pod, snapshot.nodes),
                     pod=self.name,
                 )
             return self._deadline_error(what, f"{snapshot.to_widen}, or raise schedule_timeout_seconds.", snapshot)
@@ -248,13 +247,14 @@ class PodWait(Record):
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
 
-def _how_to_be_scheduled(pod: PodState) -> str:
+def _how_to_be_scheduled(pod: PodState, nodes: Sequence[Node]) -> str:
     said = pod.unschedulable.lower()
     if "persistentvolumeclaim" in said:  # the scheduler's VolumeBinding: 'persistentvolumeclaim "x" not found'
         do = "Create the claim, or correct its name" if "not found" in said else "See why the claim has no volume"
         return f"{do}: kubectl describe pvc --namespace {pod.namespace}."
     if "untolerated taint" in said:
-        which = ", ".join(dict.fromkeys(_UNTOLERATED.findall(pod.unschedulable))) or "that the pod does not tolerate"
+        found = dict.fromkeys(str(taint) for node in nodes for taint in untolerated(node.taints, pod.tolerations))
+        which = ", ".join(found) or "that the pod does not tolerate"
         return f"See what should take the taint {which} off the node, or name it in the pool's taints."
     return "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them."
 
@@ -328,7 +328,7 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         said.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")
     if pod.unschedulable:
         said.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
-    return said + [_node_line(node) for node in snapshot.nodes]
+    return said + [_node_line(node, pod) for node in snapshot.nodes]
 
 
 def _waiting_lines(pod: PodState) -> list[str]:
@@ -368,7 +368,7 @@ def _leaving_line(node: Node) -> str:
     return f"node {node.name} was cordoned under the pod: it may be drained"
 
 
-def _node_line(node: Node) -> str:
+def _node_line(node: Node, pod: PodState) -> str:
     where = ", ".join(part for part in (node.instance_type, node.zone) if part)
     if node.leaving:
         return f"node {node.name} is being removed: {node.leaving}"
@@ -378,6 +378,9 @@ def _node_line(node: Node) -> str:
         return f"node {node.name} is cordoned"
     if node.bad_gpu:
         return f"node {node.name} is avoided for its GPU: {node.bad_gpu}"
+    if kept_out := untolerated(node.taints, pod.tolerations):
+        taints = ", ".join(map(str, kept_out))
+        return f"node {node.name} is Ready, with the taint {taints}, which the pod does not tolerate"
     if node.gpus == 0:
         return f"node {node.name} is Ready, its GPUs are not allocatable yet: driver or device plugin"
     return f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}"

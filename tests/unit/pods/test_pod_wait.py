@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait, phase_in_words, timeline
+from airflow_gpu_provider.pools import Taint
 from tests.unit.pods.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 
 WAIT = PodWait(
@@ -117,11 +118,18 @@ def test_pod_that_idle_nodes_do_not_take_ends_with_the_scheduler_s_reason(second
 
 
 def test_a_taint_that_stays_is_named_with_what_to_do_about_it() -> None:
-    for said, taint in (("taint {example.com/agent: not-ready}", "example.com/agent"), ("taint(s)", "that the pod")):
-        waits = unplaced(f"0/2 nodes are available: 2 node(s) had untolerated {said}.")
-        error = WAIT.step(PodSnapshot(pod=waits, nodes=(NODE,), passed_over=True), at(601)).error
-        assert error is not None
-        assert error.fix.startswith(f"See what should take the taint {taint}")
+    waits = replace(
+        unplaced("0/2 nodes are available: 2 node(s) had untolerated taint(s)."),
+        tolerations=({"key": "nvidia.com/gpu", "operator": "Exists"},),
+    )
+    taints = (Taint.parse("example.com/agent=not-ready:NoSchedule"), Taint.parse("nvidia.com/gpu=true:NoSchedule"))
+    step = WAIT.step(PodSnapshot(pod=waits, nodes=(replace(NODE, taints=taints),), passed_over=True), at(601))
+    assert step.error is not None
+    assert step.error.fix.startswith(
+        "See what should take the taint example.com/agent=not-ready:NoSchedule off the node, or"
+    )
+    line = "node n1 is Ready, with the taint example.com/agent=not-ready:NoSchedule, which the pod does not tolerate"
+    assert line in step.lines
 
 
 def test_a_late_pod_is_told_what_would_bring_more_machines() -> None:
