@@ -84,8 +84,8 @@ def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
 def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
     if getattr(pool, "provisioner", None) != "karpenter":
         return []
-    usable = [each for each in list_node_pools(api) or () if not each.refuses(pool.node_selector, pool.parsed_taints)]
-    answers = {brings_bottlerocket(api, each) for each in usable}
+    found = [each for each in list_node_pools(api) or () if not each.mismatch(pool.node_selector, pool.parsed_taints)]
+    answers = {brings_bottlerocket(api, each) for each in found}
     if True not in answers:
         return []
     # Where only some of the NodePools do, nobody knows before the node is there.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
@@ -130,8 +131,10 @@ class NodePool:
 
         A taint of nvidia.com/gpu is tolerated anyway.
         """
-        if self.ignored:
-            return self.ignored
+        return self.ignored or self.mismatch(selector, tolerated)
+
+    def mismatch(self, selector: Mapping[str, str], tolerated: tuple[Taint, ...]) -> str:
+        """Return what of it does not fit such a pod, whether or not it is ready; else empty."""
         for key, value in selector.items():
             if not self._can_have(key, value):
                 return f"its nodes cannot have the label {key}={value}"
@@ -158,14 +161,17 @@ class NodePool:
     @property
     def used_up(self) -> str:
         """Which of its limits leave no room for another machine, like "nvidia.com/gpu: 4 of 4"; empty where none."""
-        from kubernetes.utils.quantity import parse_quantity  # loads the whole client, which this module does not
-
         full = (
             f"{name}: {self.in_use.get(name, 0)} of {limit}"
             for name, limit in self.limits.items()
-            if parse_quantity(self.in_use.get(name, 0)) >= parse_quantity(limit)
+            if _amount(self.in_use.get(name, 0)) >= _amount(limit)
         )
         return ", ".join(full)
+
+    @property
+    def gpus_allowed(self) -> int | None:
+        """How many GPUs all its machines together may have; None where no limit says it."""
+        return int(_amount(self.limits[GPU_RESOURCE])) if GPU_RESOURCE in self.limits else None
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -322,6 +328,12 @@ def _launch(event: Mapping[str, Any]) -> Launch | None:
     if reason == "Launched" and "-> True" in message:
         return Launch(claim=claim, at=time_of(event))
     return None
+
+
+def _amount(quantity: Any) -> Decimal:
+    from kubernetes.utils.quantity import parse_quantity  # loads the whole client, which this module does not
+
+    return Decimal(parse_quantity(quantity))
 
 
 def _has_gpu_category(requirement: Requirement) -> bool:

@@ -152,7 +152,8 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
             return ()  # the provisioner was removed after Ensure had seen it: its machines are what is left as nodes
 
     def _how_to_have_one(self, pools: Sequence[NodePool]) -> str:
-        ignored = [pool.name for pool in pools if pool.ignored and not self._refusal(replace(pool, ignored=""))]
+        selector, tolerated = self._pool.node_selector, self._pool.parsed_taints
+        ignored = [pool.name for pool in pools if pool.ignored and not pool.mismatch(selector, tolerated)]
         if ignored:
             return f"Bring NodePool {', '.join(ignored)} back: `kubectl describe nodepool` says more."
         return (
@@ -165,7 +166,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
 
     def _limits(self, usable: Sequence[NodePool], nodes: int) -> Iterator[str]:
         """Yield that the NodePools' limits allow fewer GPUs than so many nodes have."""
-        allowed = [int(pool.limits[GPU_RESOURCE]) for pool in usable if GPU_RESOURCE in pool.limits]
+        allowed = [pool.gpus_allowed for pool in usable if pool.gpus_allowed is not None]
         wanted = nodes * (self._pool.gpus_per_node or 1)
         if len(allowed) == len(usable) and 0 < sum(allowed) < wanted:
             names = ", ".join(pool.name for pool in usable)

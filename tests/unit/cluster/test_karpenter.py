@@ -79,6 +79,7 @@ def test_a_node_pool_that_is_not_ready_brings_nothing() -> None:
     broken = {"type": "Ready", "status": "False", "reason": "NodeClassNotReady", "message": "no such AMI"}
     raw = {"metadata": {"name": "gpu"}, "spec": {"template": {}}, "status": {"conditions": [broken]}}
     assert NodePool.parse(raw).refuses({}, ()) == "it is not ready (NodeClassNotReady: no such AMI)"
+    assert NodePool.parse(raw).mismatch({}, ()) == "", "it is the pool's all the same: what its images bring matters"
 
 
 def test_whose_node_pool_it_is() -> None:

@@ -79,6 +79,8 @@ def test_limits_of_nothing_leave_no_room_either(cluster: Cluster) -> None:
 
 
 def test_limits_that_are_less_than_the_run_wants_are_a_note(cluster: Cluster) -> None:
+    cluster.node_pool(limits={"nvidia.com/gpu": "1k"})
+    assert cluster.platform().plan(2).notes == ()
     cluster.node_pool(limits={"nvidia.com/gpu": "1"})
     assert cluster.platform().plan(2).notes == ("the limits of NodePool gpu allow 1 nvidia.com/gpu; 2 nodes have 2",)
     cluster.node_pool("gpu-more")
