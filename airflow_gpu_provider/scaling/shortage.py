@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
@@ -21,6 +21,12 @@ from airflow_gpu_provider.scaling.wanted import wanted_nodes
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+
+_RECENT = timedelta(minutes=10)
+"""A launch of a provisioner's that failed before explains no wait of now: it would have tried again.
+
+Karpenter's AWS provider leaves out what was out of stock for 3 minutes (pkg/cache/cache.go, UnavailableOfferingsTTL).
+"""
 
 WITHOUT_AUTOSCALER = 'or let this package scale: scaling="direct"'
 """What to do without an autoscaler."""
@@ -136,17 +142,18 @@ def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ..
     """
     if not snapshot.pool.nodes_come_with_pods:
         return ()
-    since = since.replace(microsecond=0)  # events' times are in whole seconds
-    failed = ((group, group.launch_failure) for group in snapshot.groups if group.launch_failure)
-    lines = [
-        _no_machine(group, failure)
-        for group, failure in failed
-        if failure.at >= since and not any(machine.lacks.endswith(failure.message) for machine in group.machines)
-    ]
+    lines = []
+    for group in snapshot.groups:
+        failure = group.launch_failure
+        if failure is None or failure.at < since.replace(microsecond=0):  # events' times are in whole seconds
+            continue
+        if not group.provisioner:
+            lines.append(f"no {group.candidate}: {failure.message}")
+        elif not _is_past(group, failure, snapshot.now):
+            lines.append(f"{group.provisioner} got no machine: {failure.message}")
     return (*lines, *autoscaler_lines(snapshot))
 
 
-def _no_machine(group: Group, failure: LaunchFailure) -> str:
-    if group.provisioner:
-        return f"{group.provisioner} got no machine: {failure.message}"
-    return f"no {group.candidate}: {failure.message}"
+def _is_past(group: Group, failure: LaunchFailure, now: datetime) -> bool:
+    """Return True if a provisioner has tried since, or tries now; what it is refused now each decision tells."""
+    return now - failure.at > _RECENT or any(each.lacks.endswith(failure.message) for each in group.machines)
