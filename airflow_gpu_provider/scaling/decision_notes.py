@@ -34,7 +34,7 @@ def notes(
         lines.append(
             f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
         )
-    if wanted > sum(each.counts and each.state == "usable" for each in machines):
+    if wanted > sum(each.counts and each.is_there for each in machines):
         lines += _refusals_of_provisioners(snapshot, machines)
     lines += [*_late(snapshot, machines), *_late_of_provisioners(snapshot, machines)]
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
