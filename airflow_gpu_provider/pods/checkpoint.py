@@ -104,9 +104,13 @@ def _markets(pool: GpuPool, groups: Groups) -> set[str]:
 
 
 def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
-    """Return the zones of the pool's machines; if its spec names none, those of its groups."""
+    """Return the zones of the pool's machines; if its spec names none, those of its groups.
+
+    A provisioner may bring the next machine in another zone than those that are there.
+    """
     named = getattr(pool, "zones", ()) or getattr(pool, "node_locations", ())
-    found = named or [zone for group in groups() for zone in group.candidate.zone.split(", ") if zone]
+    bound = () if named or getattr(pool, "provisioner", None) else groups()
+    found = named or [zone for group in bound for zone in group.candidate.zone.split(", ") if zone]
     return tuple(dict.fromkeys(found))
 
 

@@ -24,6 +24,9 @@ from tests.unit.pods.test_pod_placement import a_pod, a_pool
 CLAIM = {"persistent_volume_claim": k8s.V1PersistentVolumeClaimVolumeSource(claim_name="c")}
 HOST = {"host_path": k8s.V1HostPathVolumeSource(path="/mnt/disk")}
 OF_OTHERS = EksGpuPool(name="p", cluster_name="ml", region="us-west-2", manage="scale", asg_names=["g"], max_nodes=1)
+OF_KARPENTER = KubernetesGpuPool(
+    name="p", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, provisioner="karpenter"
+)
 EMPTY = {"empty_dir": k8s.V1EmptyDirVolumeSource()}
 
 
@@ -90,9 +93,8 @@ def test_a_nodes_disk_is_refused_on_spot_only() -> None:
 
 
 def test_a_nodes_disk_is_refused_where_a_provisioner_takes_nodes_away() -> None:
-    pool = KubernetesGpuPool(name="p", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, provisioner="karpenter")
     with pytest.raises(CheckpointUnusable, match="karpenter removes idle and spot nodes with their disks"):
-        check("/checkpoints", {"/checkpoints": HOST}, pool=pool)
+        check("/checkpoints", {"/checkpoints": HOST}, pool=OF_KARPENTER)
     check("/checkpoints", {"/checkpoints": HOST}, pool=KubernetesGpuPool(name="bare-metal", nodes=["n1"]))
 
 
@@ -157,8 +159,18 @@ GKE = GkeGpuPool(
         (OF_OTHERS, (a_group(zone="us-west-2a, us-west-2b"),), None),
         (a_pool(zones=["us-west-2a", "us-west-2b"]), (), None),
         (KubernetesGpuPool(name="bare-metal", nodes=["n1"]), (a_group(zone=""),), None),
+        (OF_KARPENTER, (a_group(zone="us-west-2a"),), None),
     ],
-    ids=["zones", "node_locations", "the groups' zones", "a wide group", "it reaches one", "it is one", "no zones"],
+    ids=[
+        "zones",
+        "node_locations",
+        "the groups' zones",
+        "a wide group",
+        "it reaches one",
+        "it is one",
+        "no zones",
+        "karpenter",
+    ],
 )
 def test_a_volume_in_another_zone_is_refused(pool: GpuPool, groups: tuple[Group, ...], refused: str | None) -> None:
     pod = a_pod(spec={"volumes": [k8s.V1Volume(name="v0", **CLAIM)]})
