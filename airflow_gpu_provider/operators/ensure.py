@@ -201,6 +201,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._call_with_retries(
             lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self.log.info, over_quota)
         )
+        if any(change.action == "upgrade" for change in plan.changes):
+            self._call_with_retries(lambda: reconciler.upgrade(self.log.info))
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import pool_opener

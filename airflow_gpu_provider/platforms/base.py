@@ -22,7 +22,12 @@ Say = Callable[[str], None]
 
 MachineState = Literal["requested", "pending", "running", "terminating"]
 FailureKind = Literal["out_of_stock", "quota", "refused", "other"]
-GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
+GroupStatus = Literal["creating", "active", "updating", "upgrading", "degraded", "failed", "deleting"]
+COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
+"""The status of a group that can have machines before long, and has none until then.
+
+"upgrading" is one without machines that the cloud updates: a machine that came meanwhile could be replaced at once.
+"""
 
 # InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
 _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")
@@ -211,9 +216,9 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that `apply` would do to a group: `action` is create or update, `detail` is for people."""
+    """One thing that a run would do to a group: `apply`, or `Platform.upgrade`. `detail` is for people."""
 
-    action: Literal["create", "update"]
+    action: Literal["create", "update", "upgrade"]
     group: str
     detail: str
 
@@ -223,7 +228,8 @@ class Plan:
     """What would change, the cloud's side only; sizes are decided later, under the pool's lock.
 
     `grow` says how many nodes would be added and where, for people; it is no promise. `brought` says who else brings
-    them. `notes` say what the pool cannot use, and why.
+    them. `notes` say what the pool cannot use, and why; `unread` what could not be compared, and why, which is no
+    matter of a run.
     """
 
     pool: str
@@ -231,6 +237,7 @@ class Plan:
     grow: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -321,6 +328,14 @@ class Platform(ABC):
             say: Takes a line about each change.
             over_quota: Groups that are not created, as they could not grow: what `groups_over_quota` returned.
         """
+
+    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+        """Start what a plan calls "upgrade"; return the groups that are "upgrading" from now on.
+
+        Only groups without machines. The caller holds the pool's lock, so that none comes meanwhile, and `check` says
+        before each write whether it still does. Default: there is nothing.
+        """
+        return ()
 
     @abstractmethod
     def observe(self) -> tuple[Group, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
@@ -30,6 +30,10 @@ class GroupSource(ABC):
     @abstractmethod
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
         """Do what `Platform.apply` promises."""
+
+    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+        """Do what `Platform.upgrade` promises."""
+        return ()
 
     @abstractmethod
     def observe(self) -> tuple[Group, ...]:
@@ -60,6 +64,9 @@ class CloudPlatform(Platform):
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         self._source.apply(plan, say, over_quota)
+
+    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+        return self._source.upgrade(say, check)
 
     def observe(self) -> tuple[Group, ...]:
         return self._source.observe()

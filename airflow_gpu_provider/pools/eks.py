@@ -101,8 +101,8 @@ class EksGpuPool(GpuPool):
             user data.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default. It has to
-            exist when a group is created, must name no instance type, and an image only with "CUSTOM". A group keeps
-            the version that "$Latest", "$Default" or no version meant then; the plan says which groups are behind.
+            exist when a group is created, must name no instance type, and an image only with "CUSTOM". Groups without
+            machines follow its version; "$Latest", "$Default" and no version mean what they mean today.
         tags: AWS tags for the node groups.
         node_groups: manage="scale": managed node groups of the cluster, by name.
         asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They

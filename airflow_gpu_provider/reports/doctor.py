@@ -182,6 +182,8 @@ class _Doctor:
         where = "NodePool" if self._provisioner else "group"
         for note in plan.notes:
             yield "warning", note, f"Change the spec, or the {where} where it is defined."
+        for unread in plan.unread:
+            yield "warning", unread, "docs/iam.md has the whole policy."
         check_group_claims(self._seen)
         with_issue: dict[str, list[str]] = {}
         for group in self._seen.groups:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.backoff import passed_over
+from airflow_gpu_provider.platforms.base import COMING
 from airflow_gpu_provider.scaling.recent_writes import SHOWN_AFTER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, SLOW, Supply
@@ -90,8 +91,9 @@ def _sizes(snapshot: PoolSnapshot, grow: Mapping[str, int], shrink: tuple[str, .
 
 def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
     for group in snapshot.groups:
-        if placed.get(group.name) and group.status == "creating":
-            yield f"{group.name} grows to {placed[group.name]} when it has been created"
+        if placed.get(group.name) and group.status in COMING:
+            done = "created" if group.status == "creating" else "updated"
+            yield f"{group.name} grows to {placed[group.name]} when it has been {done}"
 
 
 def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.platforms import backoff
-from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.platforms.base import COMING, Group
 from airflow_gpu_provider.scaling.gangs import gang_of, seats
 from airflow_gpu_provider.scaling.placement import place
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -41,7 +41,7 @@ def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -
 
     For a gang, this means every zone that could provide all of its nodes.
     """
-    if any(group.launching or group.status == "creating" for group in snapshot.groups):
+    if any(group.launching or group.status in COMING for group in snapshot.groups):
         return False
     machines = supply(snapshot)
     if any(each.state == "coming" for each in machines):

@@ -254,6 +254,8 @@ def _group_lines(snapshot: PoolSnapshot) -> list[str]:
     for group in snapshot.groups:
         if group.status == "creating":
             lines.append(f"node group {group.name} is being created")
+        if group.status == "upgrading":
+            lines.append(f"node group {group.name} is being updated, and has no machines until then")
         if group.unfilled and group.launch_failure:
             lines.append(f"no {group.candidate}: {group.launch_failure.message}")
         lines += [

@@ -22,7 +22,8 @@ def place(
     gangs: Mapping[str, int] | None = None,
     near: Mapping[str, int] | None = None,
 ) -> Counter[str]:
-    """Spread `missing` nodes over groups, given in candidate order; a group that is being created can be chosen.
+    """Spread `missing` nodes over groups, given in candidate order; a group that is being created or upgraded can be
+    chosen.
 
     Sizes that are already requested stay, unless their group is passed over. The rest is placed on the best market and
     instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing

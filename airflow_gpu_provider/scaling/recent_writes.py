@@ -32,10 +32,12 @@ class RecentWrites:
     Attributes:
         sizes: The last size of each group, and when it was set.
         released: When each machine was released, by `Machine.id`.
+        upgraded: When the upgrade of each group began, whose status may not show it yet.
     """
 
     sizes: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)
     released: Mapping[str, datetime] = field(default_factory=dict)
+    upgraded: Mapping[str, datetime] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -43,7 +45,10 @@ class RecentWrites:
         try:
             raw = json.loads(text) if text else {}
             sizes = {str(name): (int(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
-            return cls(sizes=sizes, released={str(id_): _time(at) for id_, at in raw.get("released", {}).items()})
+            times = {
+                of: {str(name): _time(at) for name, at in raw.get(of, {}).items()} for of in ("released", "upgraded")
+            }
+            return cls(sizes=sizes, **times)
         except (AttributeError, TypeError, ValueError):
             return cls()
 
@@ -53,12 +58,19 @@ class RecentWrites:
             "sizes": {name: [size, at.isoformat()] for name, (size, at) in self.sizes.items()},
             "released": {id_: at.isoformat() for id_, at in self.released.items()},
         }
-        return json.dumps(raw) if self.sizes or self.released else ""
+        if self.upgraded:
+            raw["upgraded"] = {name: at.isoformat() for name, at in self.upgraded.items()}
+        return json.dumps(raw) if self.sizes or self.released or self.upgraded else ""
 
     def with_size(self, group: str, size: int, now: datetime) -> Self:
         """Return it with a group's new size, and without outdated entries."""
         recent = self._fresh(now)
         return replace(recent, sizes={**recent.sizes, group: (size, now)})
+
+    def with_upgraded(self, groups: Iterable[str], now: datetime) -> Self:
+        """Return it with the upgrade of these groups begun."""
+        recent = self._fresh(now)
+        return replace(recent, upgraded={**recent.upgraded, **dict.fromkeys(groups, now)})
 
     def with_released(self, machines: Iterable[Machine], groups: Iterable[Group], now: datetime) -> Self:
         """Return it with these machines released, and each group's size, which was that in `groups`, reduced by them.
@@ -90,6 +102,8 @@ class RecentWrites:
         return tuple(recent._on(group) for group in groups)
 
     def _on(self, group: Group) -> Group:
+        if group.name in self.upgraded and group.status == "active" and not group.machines:
+            group = replace(group, status="upgrading")
         desired, _ = self.sizes.get(group.name, (group.desired, None))
         gone = {machine.id for machine in group.live if self._is_gone(machine)}
         if desired == group.desired and not gone:
@@ -107,6 +121,7 @@ class RecentWrites:
             self,
             sizes={name: (size, at) for name, (size, at) in self.sizes.items() if now - at < SHOWN_AFTER},
             released={id_: at for id_, at in self.released.items() if now - at < GONE_AFTER},
+            upgraded={name: at for name, at in self.upgraded.items() if now - at < SHOWN_AFTER},
         )
 
 

@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.scaling.admission import GangQueue
 from airflow_gpu_provider.scaling.decisions import decide, left_to_provisioner
@@ -99,6 +100,17 @@ class Reconciler(PoolAccess):
         if not self.pool.needs_cluster_autoscaler or all(pod.node for pod in snapshot.pods):
             return snapshot
         return replace(snapshot, autoscaler=read_status(self.api))
+
+    def upgrade(self, say: Say) -> None:
+        """Have the cloud bring groups without machines up to date: what a plan calls "upgrade".
+
+        Raises:
+            DemandLockBusy, DemandLockLost: Another try helps.
+            GpuError: An error of the cluster or the cloud.
+        """
+        with self._lock() as lock:
+            begun = self.platform.upgrade(say, lock.check)
+            lock.memo = RecentWrites.parse(lock.memo).with_upgraded(begun, self.clock.now()).dump()
 
     def want(self, key: DemandKey, nodes: int, until: datetime, *, gang: int = 0) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure
+from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling import hard_to_get
@@ -46,8 +46,8 @@ def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
 def groups_are_ready(snapshot: PoolSnapshot) -> bool:
     """Return True if the pool's groups exist, with all the tags that the autoscaler needs, and the switch is set."""
     decision = decide(snapshot)
-    is_creating = any(group.status == "creating" for group in snapshot.groups)
-    return bool(snapshot.groups) and not (is_creating or decision.update_tags or decision.switch)
+    are_coming = any(group.status in COMING for group in snapshot.groups)
+    return bool(snapshot.groups) and not (are_coming or decision.update_tags or decision.switch)
 
 
 def autoscaler_lines(snapshot: PoolSnapshot) -> Iterator[str]:

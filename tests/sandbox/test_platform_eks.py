@@ -31,7 +31,7 @@ from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TA
 from airflow_gpu_provider.platforms.base import Plan, platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
-from tests.sandbox.aws_account import CLUSTER, LAUNCH, TIMINGS, Account
+from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 
 A, B = "us-west-2a", "us-west-2b"
 GROUP_A, GROUP_B = "train-a-g6-xlarge", "train-b-g6-xlarge"
@@ -205,24 +205,6 @@ class TestPlanAndApply:
         assert pools.platform(**spec).plan(1).changes == ()  # a group that exists has a copy of it
 
     @pytest.mark.parametrize(
-        ("version", "is_behind"), [("", False), (":$Default", False), (":$Latest", True), (":1", False)]
-    )
-    def test_a_version_that_moves_on_is_a_note_and_no_drift(
-        self, account: Account, pools: Pools, version: str, is_behind: bool
-    ) -> None:
-        """EKS takes $Latest, and answers with the number of that day."""
-        data = {"UserData": ""}
-        account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)
-        pools.ready(launch_template=f"gpu{version}")
-        assert account.describe(GROUP_A)["launchTemplate"]["version"] == "1"
-        account.ec2.create_launch_template_version(LaunchTemplateName="gpu", LaunchTemplateData=data)
-        plan = pools.platform(launch_template=f"gpu{version}").plan(1)
-        assert plan.changes == ()
-        named = [note for note in plan.notes if "which is 2 by now" in note]
-        assert bool(named) == is_behind
-        assert all(f"--nodegroup-name {GROUP_A} --launch-template name=gpu,version=2" in note for note in named[:1])
-
-    @pytest.mark.parametrize(
         ("template", "said"),
         [
             ("gpu-nodes", "template name gpu-nodes, does not exist"),
@@ -250,6 +232,163 @@ class TestPlanAndApply:
         connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
         plan = pools.platform(launch_template="gpu-nodes").plan(1)
         assert f"whether launch template gpu-nodes exists is not known without {read}" in plan.notes
+
+
+class TestUpgrades:
+    """Groups follow the cluster, its images and the pool's template: those without machines."""
+
+    def brought(self, account: Account, platform: EksPlatform) -> list[str]:
+        """Bring them up to date as Ensure does; return what the plan says of it before. Afterwards it is empty."""
+        plan = platform.plan(0)
+        assert {change.action for change in plan.changes} <= {"upgrade"}
+        platform.apply(plan, print)
+        said: list[str] = []
+        begun = platform.upgrade(said.append, lambda: None)
+        assert set(begun) == {change.group for change in plan.changes}, said
+        assert {group.status for group in platform.observe() if group.name in begun} <= {"upgrading"}
+        account.advance(TIMINGS.nodegroup_version_update)
+        assert {group.status for group in platform.observe()} == {"active"}
+        after = type(platform)(platform._pool, OWNER).plan(0)
+        assert (after.is_empty, [note for note in after.notes if "wanted" in note]) == (True, [])
+        return [change.detail for change in plan.changes]
+
+    def upgrade_cluster(self, account: Account, version: str) -> None:
+        account.eks.update_cluster_version(name=CLUSTER, version=version)
+        account.advance(TIMINGS.cluster_update)
+
+    def test_they_follow_the_cluster_which_can_be_upgraded_again(self, account: Account, pools: Pools) -> None:
+        pools.ready(zones=[A, B])
+        pools.ready(zones=[B])  # the other zone's group is of an earlier spec, and keeps the cluster back all the same
+        self.upgrade_cluster(account, "1.37")
+        (one, other) = self.brought(account, pools.platform(zones=[B]))
+        assert one == other
+        assert one.startswith("Kubernetes is 1.36, wanted 1.37; image release is 1.36.0-20260101, wanted 1.37.0")
+        self.upgrade_cluster(account, "1.38")
+        assert account.events.seen == []  # no machine was launched for it
+
+    @pytest.mark.parametrize("ami_type", ["AL2023_x86_64_NVIDIA", "BOTTLEROCKET_x86_64_NVIDIA"])
+    def test_they_get_new_images(self, account: Account, pools: Pools, ami_type: str) -> None:
+        pools.ready(ami_type=ami_type)
+        account.cloud.publish_node_images("20260827")
+        (detail,) = self.brought(account, pools.platform(ami_type=ami_type))
+        assert detail.startswith("image release is 1.")
+
+    @pytest.mark.parametrize(
+        ("before", "after", "number"),
+        [
+            ("gpu", "gpu", None),
+            ("gpu:$Default", "gpu:$Default", None),
+            ("gpu:$Latest", "gpu:$Latest", "2"),
+            ("gpu:1", "gpu:1", None),
+            ("gpu:1", "gpu:2", "2"),
+            ("gpu:$Latest", "gpu:1", None),
+        ],
+    )
+    def test_they_get_the_template_s_version_that_is_named(
+        self, account: Account, pools: Pools, before: str, after: str, number: str | None
+    ) -> None:
+        """EKS takes $Latest, and answers with the number of that day."""
+        data = {"UserData": ""}
+        account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        pools.ready(launch_template=before)
+        assert account.describe(GROUP_A)["launchTemplate"]["version"] == "1"
+        account.ec2.create_launch_template_version(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        platform = pools.platform(launch_template=after)
+        if before != after:
+            platform.apply(platform.plan(0), print)  # another spec, another tag
+        details = self.brought(account, platform)
+        assert details == ([f"launch template version is 1, wanted {number}"] if number else [])
+        assert account.describe(GROUP_A)["launchTemplate"]["version"] == (number or "1")
+
+    def test_never_under_a_machine(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(1)
+        self.upgrade_cluster(account, "1.37")
+        plan = pools.platform().plan(1)
+        assert plan.is_empty
+        (note,) = plan.notes
+        assert f"{GROUP_A} has machines, and stays as it is until it has none: Kubernetes is 1.36, wanted 1.37" in note
+        command = (
+            f"--cluster-name {CLUSTER} --nodegroup-name {GROUP_A} --kubernetes-version 1.37 --release-version 1.37"
+        )
+        assert f"aws eks update-nodegroup-version {command}" in note
+        assert platform.upgrade(print, lambda: None) == ()
+        assert account.describe(GROUP_A)["status"] == "ACTIVE"
+
+        platform.release(platform.observe()[0].live)
+        account.advance(END)
+        self.brought(account, pools.platform())
+
+    def test_a_machine_that_came_after_the_plan_is_seen(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready()
+        self.upgrade_cluster(account, "1.37")
+        assert pools.platform().plan(0).changes
+        platform.grow({GROUP_A: 1})
+        assert pools.platform().upgrade(print, lambda: None) == ()
+
+    def test_who_may_not_update_goes_on_with_what_there_is(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The policy of an earlier release; without ssm:GetParameter nothing is said of images but by the doctor."""
+        pools.ready()
+        self.upgrade_cluster(account, "1.37")
+        lacking = ["eks:UpdateNodegroupVersion", "ssm:GetParameter", "eks:DescribeUpdate"]
+        policy = documented_roles.policy("eks-full.json", without=lacking, **account.placeholders)
+        key = account.cloud.add_identity("airflow", policy=policy)
+        connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
+        platform, said = pools.platform(), list[str]()
+        plan = platform.plan(0)
+        assert [change.detail for change in plan.changes] == ["Kubernetes is 1.36, wanted 1.37"]
+        assert (plan.notes, len(plan.unread)) == ((), 1)
+        assert plan.unread[0].endswith("is not known without ssm:GetParameter")
+        assert platform.upgrade(said.append, lambda: None) == ()
+        assert said[0].startswith(f"{GROUP_A} is not brought up to date: AWS refused eks:UpdateNodegroupVersion")
+        assert platform.observe()[0].status == "active"
+
+    def test_an_update_that_failed_is_told_with_eks_s_words(self, account: Account, pools: Pools) -> None:
+        pools.ready()
+        self.upgrade_cluster(account, "1.37")
+        assert pools.platform().upgrade(print, lambda: None)
+        account.client("iam").delete_role(RoleName=account.network.node_role_arn.rpartition("/")[2])
+        account.advance(TIMINGS.nodegroup_version_update)
+        (change,) = pools.platform().plan(0).changes
+        assert "; EKS could not, the last time: AccessDenied: Role " in change.detail
+
+    def test_a_group_of_an_earlier_release_is_told_to_launch_none_for_updates_first(
+        self, account: Account, pools: Pools
+    ) -> None:
+        """By EKS's default strategy an update adds two machines in a zone first."""
+        pools.ready()
+        default = {"maxUnavailable": 1, "updateStrategy": "DEFAULT"}
+        account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, updateConfig=default)
+        account.advance(TIMINGS.nodegroup_update)
+        self.upgrade_cluster(account, "1.37")
+        platform, said = pools.platform(), list[str]()
+        plan = platform.plan(0)
+        assert [change.action for change in plan.changes] == ["update", "upgrade"]
+        platform.apply(plan, print)
+        assert platform.upgrade(said.append, lambda: None) == ()
+        assert said == [f"{GROUP_A} is UPDATING: the next run brings it up to date"]
+        account.advance(TIMINGS.nodegroup_update)
+        self.brought(account, pools.platform())
+        assert account.events.seen == []
+
+    def test_a_degraded_group_is_made_anew_where_it_keeps_the_cluster_back(
+        self, account: Account, pools: Pools
+    ) -> None:
+        platform = pools.ready(zones=[A, B])
+        account.stock_out(zone=A)
+        platform.grow({GROUP_A: 1})
+        account.advance(TIMINGS.asg_reaction)
+        platform.shrink_unfilled([GROUP_A])
+        account.cloud.publish_node_images("20260827")
+        assert account.describe(GROUP_A)["status"] == "DEGRADED"
+        assert GROUP_A not in [change.group for change in pools.platform(zones=[A, B]).plan(0).changes]
+        self.upgrade_cluster(account, "1.37")
+        plan = pools.platform(zones=[A, B]).plan(0)
+        assert {change.group: change.action for change in plan.changes} == {GROUP_A: "update", GROUP_B: "upgrade"}
+        platform = pools.platform(zones=[A, B])
+        platform.apply(plan, print)
+        assert account.describe(GROUP_A)["status"] == "DELETING"
 
 
 class TestForAutoscaler:
@@ -1021,6 +1160,11 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).groups_over_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
+    for day in ("20260827", "20260910"):
+        account.cloud.publish_node_images(day)
+        assert pools.platform(**spec, max_nodes=2, tags={"team": "ml"}).plan(1).changes
+        platform.upgrade(print, lambda: None)
+        account.advance(TIMINGS.nodegroup_version_update)
     platform.schedule_scale_to_zero([GROUP_A], account.now + timedelta(hours=1))
     platform.grow({GROUP_A: 1})
     account.advance(LAUNCH)

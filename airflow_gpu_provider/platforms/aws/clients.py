@@ -180,6 +180,10 @@ class AwsClients:
         return self._service("servicequotas", client="service-quotas")
 
     @cached_property
+    def ssm(self) -> AwsService:
+        return self._service("ssm")
+
+    @cached_property
     def iam(self) -> AwsService:
         return self._service("iam")
 

@@ -152,7 +152,7 @@ def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: 
     return Group(
         name=candidate.group,
         candidate=candidate,
-        status=_STATUS[node_group["status"]] if node_group else ("deleting" if asg.get("Status") else "active"),
+        status=_status(node_group, asg),
         desired=int(asg.get("DesiredCapacity", 0)),
         max_size=int(asg["MaxSize"] if asg or node_group is None else node_group["scalingConfig"]["maxSize"]),
         machines=members,
@@ -166,3 +166,10 @@ def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: 
         issues=issues(node_group) if node_group else (),
         left_suspended=state.left_suspended,
     )
+
+
+def _status(node_group: Mapping[str, Any] | None, asg: Mapping[str, Any]) -> GroupStatus:
+    if node_group is None:
+        return "deleting" if asg.get("Status") else "active"
+    is_empty = not (asg.get("DesiredCapacity") or asg.get("Instances"))
+    return "upgrading" if node_group["status"] == "UPDATING" and is_empty else _STATUS[node_group["status"]]

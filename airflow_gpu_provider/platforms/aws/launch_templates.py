@@ -97,24 +97,18 @@ def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:
     )
 
 
-def version_notes(ec2: AwsService, pool: EksGpuPool, groups: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return which of the pool's groups, by name, have another version of its template than the pool names today."""
+def wanted_version(ec2: AwsService, pool: EksGpuPool) -> str | None:
+    """Return the number of the version of its launch template that a pool names; None where it may not be read.
+
+    $Latest, $Default and no version mean what they mean today.
+    """
     reference = launch_template(pool.launch_template or "")
-    found = {name: group.get("launchTemplate", {}).get("version") for name, group in groups.items()}
-    if not pool.launch_template or template_is_pinned(reference) or not any(found.values()):
-        return ()
+    if template_is_pinned(reference):
+        return reference["version"]
     try:
-        wanted = str(_read(ec2, reference)["VersionNumber"])
+        return str(_read(ec2, reference)["VersionNumber"])
     except (CloudError, PermissionDenied):
-        return ()
-    which = f"{next(iter(reference))}={next(iter(reference.values()))},version={wanted}"
-    return tuple(
-        f"{name} has version {version} of launch template {pool.launch_template}, which is {wanted} by now; EKS keeps"
-        " what a group was made with: while it has no machines, delete it, or aws eks update-nodegroup-version"
-        f" --cluster-name {pool.cluster_name} --nodegroup-name {name} --launch-template {which}"
-        for name, version in found.items()
-        if version and version != wanted
-    )
+        return None
 
 
 def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:

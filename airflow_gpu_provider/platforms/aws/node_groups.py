@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, PoolSpecError
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterNotFound,
+    ClusterUnreachable,
+    PermissionDenied,
+    PoolSpecError,
+    QuotaExceeded,
+)
 from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
-from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, UPDATE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import EksGpuPool
 
@@ -132,6 +140,38 @@ class NodeGroups:
         if tags:
             self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tags)
         say(f"updating {name}")
+
+    def upgrade(self, group: Mapping[str, Any], request: Mapping[str, Any], say: Say) -> bool:
+        """Start UpdateNodegroupVersion; return False where EKS refuses it, or the account may not.
+
+        The group is left as it is then, and serves as before.
+        """
+        name = group["nodegroupName"]
+        try:
+            answer = self._eks.call("update_nodegroup_version", **request)
+        except (CloudError, PermissionDenied, QuotaExceeded) as error:
+            say(f"{name} is not brought up to date: {error.what}")
+            return False
+        say(f"bringing {name} up to date")
+        with suppress(CloudError, PermissionDenied):
+            tag = {UPDATE_TAG: answer["update"]["id"]}
+            self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tag)
+        return True
+
+    def failed_upgrade(self, group: Mapping[str, Any]) -> str:
+        """Return why EKS could not do the last update of a group that `upgrade` began; empty where it could."""
+        update_id = group.get("tags", {}).get(UPDATE_TAG)
+        if not update_id:
+            return ""
+        which = {"name": self._pool.cluster_name, "nodegroupName": group["nodegroupName"], "updateId": update_id}
+        try:
+            update = self._eks.call("describe_update", **which)["update"]
+        except (CloudError, PermissionDenied, ClusterNotFound):
+            return ""  # EKS forgets updates, and whether one failed is no reason to fail
+        if update["status"] != "Failed":
+            return ""
+        said = (f"{each.get('errorCode')}: {each.get('errorMessage', '')}".strip() for each in update.get("errors", ()))
+        return "; ".join(said) or "no reason given"
 
     def delete(self, name: str, say: Say) -> None:
         """Start to delete a group; fine if it is gone or being deleted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,15 +13,17 @@ from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import fractional_gpus
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
+from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
+from airflow_gpu_provider.platforms.aws.node_versions import Newest
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
 from airflow_gpu_provider.pools import Candidate
@@ -79,9 +81,32 @@ class OwnedGroups(GroupSource):
         changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        behind = eks_launch_templates.version_notes(self._eks.clients.ec2, self._pool, _of(candidates, groups))
-        notes = (*self._notes(candidates, groups), *behind, *to_know, *eks_spec.limit_notes(names, changes))
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+        newest, upgrades, behind = self._compare_versions(groups, observed)
+        return Plan(
+            pool=self._pool.name,
+            changes=(*changes, *upgrades),
+            grow=grow,
+            notes=(*self._notes(candidates, groups), *behind, *to_know, *eks_spec.limit_notes(names, changes)),
+            unread=newest.unread,
+        )
+
+    def _compare_versions(
+        self, groups: Mapping[str, Mapping[str, Any]], observed: Sequence[Group]
+    ) -> tuple[Newest, tuple[Change, ...], tuple[str, ...]]:
+        """Return what new groups would be made from, which groups would be brought to that, and which stay behind."""
+        owned = [groups[group.name] for group in observed]
+        newest = self._newest(owned)
+        busy = {group.name for group in observed if group.desired or group.machines}
+        empty = [raw for raw in owned if raw["nodegroupName"] not in busy]
+        late = [raw for raw in empty if node_versions.behind(self._pool, raw, newest)]
+        failed = {raw["nodegroupName"]: why for raw in late if (why := self._eks.groups.failed_upgrade(raw))}
+        changes = node_versions.changes(self._pool, empty, newest, failed)
+        return newest, changes, node_versions.notes(self._pool, owned, newest, busy)
+
+    def _newest(self, groups: Sequence[Mapping[str, Any]]) -> Newest:
+        clients = self._eks.clients
+        version = self._eks.description["version"]
+        return node_versions.read_newest(self._pool, version, groups, ssm=clients.ssm, ec2=clients.ec2)
 
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
@@ -90,7 +115,8 @@ class OwnedGroups(GroupSource):
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
-        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
+        changes = [each for each in plan.changes if each.action != "upgrade"]
+        wanted = {each.group for each in changes if each.action != "create" or each.group not in over_quota}
         if not wanted:
             return
         groups = self._eks.groups.read()
@@ -162,7 +188,7 @@ class OwnedGroups(GroupSource):
         name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
         if group["status"] == "CREATE_FAILED":
             say(f"EKS could not create {name}: {why}")
-        elif not spec.update_request(group):
+        elif not (spec.update_request(group) or self._is_to_be_made_anew(group)):
             self._update(spec, group, say)
             return {}
         elif self._has_machines(group):
@@ -173,9 +199,11 @@ class OwnedGroups(GroupSource):
         self._eks.groups.delete(name, say)
         return {name: why}
 
+    def _is_to_be_made_anew(self, group: Mapping[str, Any]) -> bool:
+        return node_versions.is_to_be_made_anew(group, self._eks.description["version"])
+
     def _has_machines(self, group: Mapping[str, Any]) -> bool:
-        asg = self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {}
-        return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
+        return _has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
 
     def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         self._eks.groups.update(spec, group, say)
@@ -214,6 +242,23 @@ class OwnedGroups(GroupSource):
         if self._pool.launch_template or not cluster_group:
             return ()
         return security_notes(self._eks.clients.ec2, self._eks.groups.neighbours, cluster_group)
+
+    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+        groups = self._eks.groups.owned()
+        newest = self._newest([*groups.values()])
+        asgs = self._eks.scaling.groups([asg for raw in groups.values() if (asg := asg_name(raw))])
+        begun = []
+        for name, raw in groups.items():
+            request = node_versions.update_request(self._pool, raw, newest)
+            if not request or _has_machines(asgs.get(asg_name(raw) or "", {})):
+                continue
+            if not node_versions.can_be_updated(raw):
+                say(f"{name} is {raw['status']}: the next run brings it up to date")
+                continue
+            check()
+            if self._eks.groups.upgrade(raw, request, say):
+                begun.append(name)
+        return tuple(begun)
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -259,6 +304,6 @@ class OwnedGroups(GroupSource):
             self._eks.groups.delete(name, say)
 
 
-def _of(candidates: Sequence[Candidate], groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return those groups that the candidates name."""
-    return {each.group: groups[each.group] for each in candidates if each.group in groups}
+def _has_machines(asg: Mapping[str, Any]) -> bool:
+    """Return True if an Auto Scaling group has instances, or is to have some."""
+    return bool(asg.get("DesiredCapacity") or asg.get("Instances"))

@@ -25,6 +25,7 @@ _SIZES = (
     "autoscaling:SuspendProcesses",
     "autoscaling:ResumeProcesses",
 )
+_CHANGES = ("eks:TagResource", "eks:UpdateNodegroupConfig", "eks:UpdateNodegroupVersion")
 _TAGS = ("autoscaling:CreateOrUpdateTags", "autoscaling:DeleteTags")
 _RESOURCE_TAG = re.compile(r"\w+:ResourceTag/", re.IGNORECASE)
 _SESSION = re.compile(r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d+):assumed-role/(?P<role>[^/]+)/.+")
@@ -65,7 +66,7 @@ def questions(
     of_cluster = {"aws:ResourceTag/eks:cluster-name": pool.cluster_name}
     return (
         Question(actions=("eks:CreateNodegroup",), resources=(cluster_arn,), context=tagged),
-        Question(actions=("eks:TagResource", "eks:UpdateNodegroupConfig"), resources=(managed,), context=tagged),
+        Question(actions=_CHANGES, resources=(managed,), context=tagged),
         Question(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),

@@ -20,8 +20,16 @@ POOL_TAG = "airflow-gpu-provider/pool"
 SPEC_TAG = "airflow-gpu-provider/spec"
 OWNER_TAG = "airflow-gpu-provider/owner"
 ZONE_TAG = "airflow-gpu-provider/zone"
+UPDATE_TAG = "airflow-gpu-provider/update"
+"""The id of the last update of a group's version that this package began: EKS tells by it how that went."""
 
 _DEFAULT_DISK_GIB = 100
+
+UPDATE_STRATEGY = "MINIMAL"
+"""By it EKS ends a machine before it adds another when it updates a group, and adds none where there is none.
+
+EKS's user guide, "Understand each phase of node updates": by the default one it adds two in each zone first.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +80,7 @@ class GroupSpec:
             "labels": self.labels,
             "taints": self.taints,
             "tags": self.tags,
-            "updateConfig": {"maxUnavailable": 1},
+            "updateConfig": {"maxUnavailable": 1, "updateStrategy": UPDATE_STRATEGY},
         }
         if pool.ami_type != "CUSTOM":  # EKS refuses the word next to a template that names the AMI
             request["amiType"] = pool.ami_type
@@ -114,8 +122,7 @@ class GroupSpec:
             pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
         if not pool.launch_template and not pool.has_image_volume:
             pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or _DEFAULT_DISK_GIB))
-        found, wanted = _comparable_templates(group.get("launchTemplate"), pool.launch_template)
-        pairs.append(("launch_template", found, wanted))
+        pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
         return fixed_differences(pairs)
 
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
@@ -129,6 +136,12 @@ class GroupSpec:
             ),
             "labels": ("labels", self._label_change(group), group.get("labels", {}), self.labels),
             "taints": ("taints", self._taint_change(group), taints, wanted_taints),
+            "update strategy": (
+                "updateConfig",
+                _strategy_change(group),
+                _strategy(group),
+                UPDATE_STRATEGY,
+            ),
         }
         return [
             Difference(field=field, found=str(found), wanted=str(wanted), update={key: change})
@@ -178,18 +191,33 @@ def template_is_pinned(reference: Mapping[str, str]) -> bool:
     return not reference.get("version", "$Default").startswith("$")
 
 
-def _comparable_templates(found: Mapping[str, str] | None, wanted: str | None) -> tuple[str | None, str | None]:
-    """Return both in the words of the spec: EKS answers with id, name and version whatever it was asked with.
+def is_of_template(group: Mapping[str, Any], text: str) -> bool:
+    """Return True if a group was made with that template, of whichever version."""
+    found, wanted = _comparable_templates(group, text)
+    return found == wanted
 
-    For $Latest and $Default it answers with the number of that day, which is no difference of the two.
+
+def _comparable_templates(group: Mapping[str, Any], wanted: str | None) -> tuple[str | None, str | None]:
+    """Return both templates in the words of the spec, without versions, which can be changed.
+
+    EKS answers with id, name and version whatever it was asked with.
     """
+    found = group.get("launchTemplate") or {}
     if not found or not wanted:
-        return (found or {}).get("name"), wanted
-    reference = launch_template(wanted)
-    if not template_is_pinned(reference):
-        reference.pop("version", None)
-    shown = ":".join(str(found.get(key)) for key in reference)
-    return shown, ":".join(reference.values())
+        return found.get("name"), wanted
+    ((key, value),) = ((key, value) for key, value in launch_template(wanted).items() if key != "version")
+    return found.get(key), value
+
+
+def _strategy(group: Mapping[str, Any]) -> str:
+    return (group.get("updateConfig") or {}).get("updateStrategy") or "DEFAULT"
+
+
+def _strategy_change(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole updateConfig, as EKS wants it, with our strategy."""
+    if _strategy(group) == UPDATE_STRATEGY:
+        return {}
+    return {**(group.get("updateConfig") or {"maxUnavailable": 1}), "updateStrategy": UPDATE_STRATEGY}
 
 
 def _payload(what: Literal["Labels", "Taints"], *, added: Any, removed: Any) -> dict[str, Any]:

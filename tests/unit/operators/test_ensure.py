@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import (
     ScaleDownIsOver,
 )
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.platforms.base import Change, Machine
 from airflow_gpu_provider.run_identity import run_ends_by
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
@@ -91,6 +91,7 @@ class Pool:
         self.pool = POOL
         self.api = None
         self.over_quota: frozenset[str] = frozenset()
+        self.changes: tuple[Change, ...] = ()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -102,7 +103,7 @@ class Pool:
 
     def plan(self, nodes: int) -> Any:
         self._call("plan")
-        return SimpleNamespace(lines=list, is_empty=True)
+        return SimpleNamespace(lines=list, is_empty=True, changes=self.changes)
 
     def groups_over_quota(self, nodes: int, say: Any) -> frozenset[str]:
         self._call("groups_over_quota")
@@ -110,6 +111,9 @@ class Pool:
 
     def apply(self, plan: Any, say: Any, over_quota: Any) -> None:
         self._call("apply")
+
+    def upgrade(self, say: Any) -> None:
+        self._call("upgrade")
 
     def want(self, *_: Any, **__: Any) -> Any:
         self._call("want")
@@ -183,6 +187,17 @@ def test_a_groups_change_that_failed_on_its_way_is_planned_anew(ensure: Any) -> 
     pool = Pool(apply=[CloudError("Throttled.")])
     ensure(pool)
     assert [call for call in pool.calls if call in ("plan", "apply")] == ["plan", "apply", "plan", "apply"]
+
+
+@pytest.mark.parametrize(("action", "is_asked"), [("upgrade", True), ("update", False)])
+def test_groups_that_are_behind_are_brought_up_to_date_before_nodes_are_wanted(
+    ensure: Any, action: Any, is_asked: bool
+) -> None:
+    pool = Pool(upgrade=[DemandLockBusy("Held.")])
+    pool.changes = (Change(action=action, group="gpu-a", detail="Kubernetes is 1.35, wanted 1.36"),)
+    ensure(pool)
+    done = [call for call in pool.calls if call in ("apply", "upgrade", "want")]
+    assert done == ["apply", *["upgrade"] * 2 * is_asked, "want"]
 
 
 def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(

@@ -96,3 +96,11 @@ def test_launches_over_a_quota_that_was_raised_are_no_warning(
     checks = doctor(seen, platform)
     list(checks["quota"]())
     assert [result for result, *_ in checks["stock"]()] == results
+
+
+def test_what_could_not_be_compared_is_a_warning_of_the_doctor_and_no_line_of_a_plan() -> None:
+    plan = Plan(pool="train", unread=("whether the image is the newest is not known without ssm:GetParameter",))
+    assert plan.lines() == ["Plan for train: no changes."]
+    platform = SimpleNamespace(plan=lambda nodes: plan)
+    found = doctor(snapshot(), platform)["groups"]()
+    assert ("warning", *plan.unread) in [(result, said) for result, said, _ in found]

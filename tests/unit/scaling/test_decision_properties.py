@@ -105,10 +105,11 @@ def snapshots(draw: Any) -> PoolSnapshot:
 
 @st.composite
 def changed(draw: Any, group: Group) -> Group:
+    updated = "updating" if group.machines else "upgrading"
     return replace(
         group,
         desired=max(0, group.desired + draw(st.sampled_from([0, 0, 0, 1, 2, -1]))),
-        status=draw(st.sampled_from(["active"] * 6 + ["creating", "updating", "degraded", "failed"])),
+        status=draw(st.sampled_from(["active"] * 6 + ["creating", "degraded", "failed", updated])),
         launch_failure=draw(st.sampled_from([None, None, dry(1), dry(3), dry(10)])),
         switch_at=draw(st.sampled_from([None, LATER, LATER + timedelta(days=1)])),
     )
@@ -150,7 +151,7 @@ def test_max_nodes_is_never_passed_by_growing(state: PoolSnapshot) -> None:
     asked_before = sum(max(group.desired, len(group.live)) for group in state.groups)
     if any(decision.grow[name] > len(group.live) for group in state.groups if (name := group.name) in decision.grow):
         untouchable = sum(
-            group.unfilled for group in state.groups if group.status in ("creating", "failed", "deleting")
+            group.unfilled for group in state.groups if group.status in ("creating", "upgrading", "failed", "deleting")
         )
         assert sizes.total() - untouchable <= max(state.pool.max_nodes, live)
     else:

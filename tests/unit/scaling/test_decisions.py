@@ -233,6 +233,13 @@ def test_groups_that_are_being_created_are_waited_for_in_their_turn() -> None:
     assert decision.notes == (f"{A} grows to 1 when it has been created",)
 
 
+def test_groups_that_are_brought_up_to_date_are_waited_for_and_get_no_machine_until_then() -> None:
+    """EKS would replace one that came meanwhile."""
+    decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge={"status": "upgrading"}))
+    assert decision.grow == {}
+    assert decision.notes == (f"{A} grows to 1 when it has been updated",)
+
+
 def test_failed_groups_are_passed_over() -> None:
     assert decide(snapshot(leases=(lease(),), train_a_g6_xlarge={"status": "failed"})).grow == {B: 1}
 

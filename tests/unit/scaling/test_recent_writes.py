@@ -52,6 +52,14 @@ def test_a_machine_that_was_released_is_on_its_way_out_and_out_of_the_size() -> 
     assert (late.desired, late.live) == (2, (other,))
 
 
+def test_a_group_whose_upgrade_just_began_gets_no_machine_though_it_is_shown_as_before() -> None:
+    recent = RecentWrites().with_upgraded([GROUP], NOW)
+
+    assert seen(recent, group(0), NOW + SHOWN_AFTER / 2).status == "upgrading"
+    assert seen(recent, group(1, machine("i-1")), NOW + SHOWN_AFTER / 2).status == "active"
+    assert seen(recent, group(0), NOW + SHOWN_AFTER).status == "active"
+
+
 def test_a_group_that_was_just_grown_and_is_not_shown_is_not_taken_for_none() -> None:
     recent = RecentWrites().with_size(GROUP, 1, NOW)
 

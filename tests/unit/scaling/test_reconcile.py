@@ -80,6 +80,17 @@ def test_size_that_never_came_is_taken_back() -> None:
     night.until(lambda outcome: outcome.snapshot.groups[0].desired == 0)
 
 
+def test_a_group_that_was_just_told_to_upgrade_grows_when_that_is_over() -> None:
+    """The cloud may still show it as it was, to another process too: a machine that came now would be replaced."""
+    night = Night()
+    (name,) = night.world.cloud.asgs
+    night.lead.platform.upgrade = lambda say, check: (check(), (name,))[1]  # type: ignore[method-assign]
+    night.lead.upgrade(print)
+    wanted = night.want_with(night.reconciler("another"), night.key("one"))
+    assert (wanted.decision.grow, wanted.said) == ({}, (f"{name} grows to 1 when it has been updated",))
+    night.until_usable(1)
+
+
 def test_a_dead_holder_s_cordon_is_finished_or_undone() -> None:
     night = Night(max_nodes=1)
     night.want("one")

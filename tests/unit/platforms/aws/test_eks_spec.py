@@ -115,14 +115,24 @@ def test_launch_template(text: str, request_: dict[str, str]) -> None:
     assert wanted.differences(as_described(wanted, launchTemplate=resolved)) == []
 
 
-def test_a_template_that_is_another_differs() -> None:
-    wanted = spec(launch_template="gpu:3")
-    found = as_described(wanted, launchTemplate={"id": "lt-1", "name": "gpu", "version": "2"})
-    assert [str(d) for d in wanted.differences(found)] == ["launch_template is gpu:2, wanted gpu:3"]
-    found["launchTemplate"]["name"] = "other"
-    assert [str(d) for d in spec(launch_template="gpu:$Latest").differences(found)] == [
-        "launch_template is other, wanted gpu"
-    ]
+def test_a_template_that_is_another_differs_and_its_version_does_not() -> None:
+    """UpdateNodegroupVersion changes the version, and neither id nor name: botocore."""
+    found = as_described(spec(launch_template="gpu:3"), launchTemplate={"id": "lt-1", "name": "other", "version": "2"})
+    for text in ("gpu:3", "gpu:$Latest", "gpu"):
+        (difference,) = spec(launch_template=text).differences(found)
+        assert (str(difference), difference.update) == ("launch_template is other, wanted gpu", None)
+    for text in ("other:3", "lt-1:3", "other", "lt-1:$Default"):
+        assert spec(launch_template=text).differences(found) == []
+
+
+def test_a_group_whose_updates_would_add_machines_is_told_not_to() -> None:
+    """Those of earlier releases have EKS's default strategy."""
+    found = as_described(spec(), updateConfig={"maxUnavailablePercentage": 50})
+    (difference,) = spec().differences(found)
+    assert str(difference) == "update strategy is DEFAULT, wanted MINIMAL"
+    wanted = {"maxUnavailablePercentage": 50, "updateStrategy": "MINIMAL"}
+    assert spec().update_request(found)["updateConfig"] == wanted
+    assert spec().differences(as_described(spec(), updateConfig=wanted)) == []
 
 
 def test_a_custom_ami_is_left_to_the_template() -> None:
