@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 _POLL_SECONDS = 5.0
+_TRIES = 3
+"""How often a deletion that the cloud gave up is requested again; what it shows may be of before the last one."""
 
 
 class DeleteGpuPoolOperator(PoolOperator):
@@ -36,7 +39,7 @@ class DeleteGpuPoolOperator(PoolOperator):
 
     Raises:
         PoolInUse: Pods run there, or a run wants nodes; nothing was deleted.
-        PoolNotReleased: The groups are not gone in time; the cloud is still deleting them.
+        PoolNotReleased: The groups are not gone in time, or the cloud cannot delete one, for the reasons that it gives.
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "force")
@@ -68,9 +71,16 @@ class DeleteGpuPoolOperator(PoolOperator):
         return {"pool": self.gpu_pool.name, "deleted": list(groups)}
 
     def _wait(self, reconciler: Reconciler, groups: tuple[str, ...]) -> None:
-        """Request again the deletion of each remaining group: EKS refuses to delete one that is being updated."""
+        """Request again the deletion of each remaining group that is not being deleted.
+
+        EKS refuses to delete one that is being updated, and gives up what it cannot delete: DELETE_FAILED stays until
+        somebody deletes again.
+        """
         deadline = time.monotonic() + self.wait_timeout.total_seconds()
+        given_up: Counter[str] = Counter()
         while left := [group for group in reconciler.platform.observe() if _is_there(group)]:
+            given_up.update(group.name for group in left if group.status == "failed")
+            self._check(left, given_up)
             if time.monotonic() > deadline:
                 names = ", ".join(group.name for group in left)
                 raise PoolNotReleased(
@@ -81,8 +91,19 @@ class DeleteGpuPoolOperator(PoolOperator):
                     groups=[group.name for group in left],
                 )
             time.sleep(_POLL_SECONDS)
-            if any(group.status not in ("deleting", "failed") for group in left):
+            if any(group.status != "deleting" for group in left):
                 reconciler.platform.delete(self.log.info)
+
+    def _check(self, left: Sequence[Group], given_up: Counter[str]) -> None:
+        lost = [group for group in left if group.status == "failed" and given_up[group.name] > _TRIES]
+        if lost:
+            why = "; ".join(f"{group.name}: {', '.join(group.issues) or 'no reason given'}" for group in lost)
+            raise PoolNotReleased(
+                f"Pool {self.gpu_pool.name}: the cloud could not delete {why}.",
+                "Put back, or let go of, what the reasons name, and run the task again.",
+                pool=self.gpu_pool.name,
+                groups=[group.name for group in lost],
+            )
 
 
 def _is_there(group: Group) -> bool:

@@ -28,7 +28,9 @@ class Platform:
     def observe(self) -> list[Group]:
         if not self._states:
             return []
-        return [Group(name="a", candidate=CANDIDATE, status=self._states.pop(0), desired=0, max_size=1)]
+        issues = ("IamNodeRoleNotFound: Role nodes cannot be found",) if self._states[0] == "failed" else ()
+        status = self._states.pop(0)
+        return [Group(name="a", candidate=CANDIDATE, status=status, desired=0, max_size=1, issues=issues)]
 
     def delete(self, say: Any) -> None:
         self.deletions += 1
@@ -62,6 +64,24 @@ def test_a_group_that_could_not_be_deleted_yet_is_deleted_once_it_can_be(
     platform = Platform("updating", "active", "deleting", "deleting")
     delete(platform, monkeypatch)
     assert platform.deletions == 2
+
+
+def test_a_deletion_that_the_cloud_gave_up_is_requested_again(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EKS leaves a group DELETE_FAILED until somebody deletes it again."""
+    platform = Platform("deleting", "failed", "failed", "deleting", "failed", "deleting")
+    assert delete(platform, monkeypatch)["deleted"] == ["a"]
+    assert platform.deletions == 3
+
+
+def test_a_group_that_the_cloud_cannot_delete_ends_the_wait_with_its_reasons(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = Platform(*["deleting", "failed"] * 100)
+    with pytest.raises(PoolNotReleased, match=r"could not delete a: IamNodeRoleNotFound: Role nodes cannot be found\."):
+        delete(platform, monkeypatch)
+    assert (platform.deletions, clock.monotonic()) == (3, 35)
 
 
 def test_a_group_that_does_not_go_is_named_after_the_timeout(
