@@ -320,7 +320,9 @@ def list_launches(api: ApiClient) -> list[Launch]:
 
 
 def _launch(event: Mapping[str, Any]) -> Launch | None:
-    claim, reason, message = event["involvedObject"]["name"], event.get("reason"), event.get("message") or ""
+    # Of a claim that is gone operatorpkg's status controller tells without its name (reason Finalized).
+    claim = event["involvedObject"].get("name") or ""
+    reason, message = event.get("reason"), event.get("message") or ""
     if reason in _FAILURES:
         why = message.partition(" event: ")[2] or message
         return Launch(claim=claim, at=time_of(event), reason=reason, message=why)

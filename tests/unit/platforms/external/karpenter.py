@@ -88,8 +88,8 @@ class Cluster:
 
     def event(self, claim: str, reason: str, message: str, ago: float, type: str = "Warning") -> None:
         self._events += 1
-        name = f"{claim}.{self._events}"
-        about = {"kind": "NodeClaim", "name": claim}
+        name = f"{claim or 'gone'}.{self._events}"
+        about = {"kind": "NodeClaim", **({"name": claim} if claim else {})}
         raw = {"metadata": {"name": name, "namespace": "default"}, "involvedObject": about, "type": type}
         said = {"reason": reason, "message": message, "lastTimestamp": stamp(ago)}
         self.server.put(f"api/v1/namespaces/default/events/{name}", {**raw, **said})

@@ -187,6 +187,13 @@ def test_a_failure_is_past_once_a_node_has_come(cluster: Cluster) -> None:
     assert group_of(cluster).launch_failure is None
 
 
+def test_events_of_claims_that_are_gone_have_no_name_and_are_no_launches(cluster: Cluster) -> None:
+    """operatorpkg's status controller publishes them so; seen with Karpenter 1.14.1 after each claim's end."""
+    cluster.no_capacity("gpu-aaaaa", ago=50)
+    cluster.event("", "Finalized", "Finalized karpenter.sh/termination", ago=40, type="Normal")
+    assert group_of(cluster).launch_failure is not None
+
+
 def test_launches_of_other_node_pools_do_not_matter(cluster: Cluster) -> None:
     cluster.node_pool("cpu")
     cluster.no_capacity("cpu-aaaaa")
