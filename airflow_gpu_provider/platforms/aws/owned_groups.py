@@ -11,9 +11,8 @@ from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
-from airflow_gpu_provider.platforms.aws import fractional_gpus
+from airflow_gpu_provider.platforms.aws import fractional_gpus, node_versions
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
