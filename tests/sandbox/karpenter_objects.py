@@ -121,7 +121,7 @@ def event(
 ) -> dict[str, Any]:
     """Return an event of core/v1 as client-go's recorders write it."""
     return {
-        "metadata": {"generateName": f"{about['name']}.", "namespace": about.get("namespace", "default")},
+        "metadata": {"generateName": f"{about['name'] or 'gone'}.", "namespace": about.get("namespace", "default")},
         "involvedObject": dict(about),
         "type": type,
         "reason": reason,

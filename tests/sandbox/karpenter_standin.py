@@ -133,11 +133,14 @@ class Karpenter:
         self._objects.delete_cluster_custom_object(GROUP, "v1", "nodeclaims", claim)
 
     def gone(self, claim: str) -> None:
-        """Let a claim go, whatever became of it."""
+        """Let a claim go, whatever became of it, with the last event, which does not name it (operatorpkg, status)."""
         with suppress(ApiException):  # somebody was faster
             self._patch(claim, {"metadata": {"finalizers": None}})
             self._objects.delete_cluster_custom_object(GROUP, "v1", "nodeclaims", claim)
         self._conditions.pop(claim, None)
+        about = {"apiVersion": f"{GROUP}/v1", "kind": "NodeClaim", "name": ""}
+        said = event(about, "Normal", "Finalized", f"Finalized {_FINALIZER}", at=rfc3339(datetime.now(UTC)), by=self.by)
+        self._core.create_namespaced_event("default", said)
 
     # -- why it keeps a node ---------------------------------------------------------------------------------------
 
