@@ -14,14 +14,14 @@ TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
-# Runs tiers or a ring: tests/rings. JOBS, SANDBOXES and AIRFLOWS say how many tests run at a time; COVERAGE=1 measures.
+# Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS say how many tests run at a time; COVERAGE=1 measures.
 RINGS := $(BIN)/python -m tests.rings
 
 # Without bytecode each process compiles some 2,500 modules anew, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check dist bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-karpenter test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check dist bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -110,6 +110,10 @@ test-sandbox test-airflow test-of-sandbox test-browser test-chaos test-kubelet: 
 
 test-engines: .venv engines
 	@$(RINGS) engines
+
+# The released Karpenter, compiled once in two and a half minutes, and its machines as nodes of the sandbox.
+test-karpenter: .venv control-plane
+	@$(RINGS) karpenter
 
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"

@@ -18,6 +18,9 @@ SANDBOXES = os.environ.get("SANDBOXES", "9")
 # that is ten seconds late, as with more, fails tasks that have been deferred (apache/airflow#67287).
 AIRFLOWS = os.environ.get("AIRFLOWS", "3")
 
+# Each with a sandbox and a Karpenter.
+KARPENTERS = os.environ.get("KARPENTERS", "4")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
@@ -101,6 +104,13 @@ ENGINES = Tier(
     commands=((f"{BIN}/python", "-m", "gpu_sandbox.engines"),),
     tests=("tests/engines",),
 )
+# Karpenter waits for most of the time, by its own clock.
+KARPENTER = Tier(
+    name="karpenter",
+    title="with the real Karpenter",
+    commands=((f"{BIN}/python", "-m", "gpu_sandbox.karpenter"),),
+    tests=("tests/karpenter", *_workers(KARPENTERS)),
+)
 COMPAT = Tier(
     name="compat",
     title="unit and operators with what Composer, MWAA and Astro install, and with Airflow 3.4",
@@ -114,6 +124,6 @@ _LANDING: tuple[tuple[Tier, ...], ...] = ((OF_SANDBOX,), (BROWSER, KUBELET, CHAO
 RINGS: Mapping[Ring, tuple[tuple[Tier, ...], ...]] = {
     "test": _TEST,
     "landing": _LANDING,
-    "nightly": (*_TEST, *_LANDING, (ENGINES,), (COMPAT,)),
+    "nightly": (*_TEST, *_LANDING, (ENGINES,), (KARPENTER,), (COMPAT,)),
 }
 TIERS: Mapping[str, Tier] = {tier.name: tier for group in RINGS["nightly"] for tier in group}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gpu_sandbox.build import cache_folder, module_folder
+from gpu_sandbox.build import GoModule, cache_folder, module_folder
 from gpu_sandbox.engines.catalogue import Engine
 from gpu_sandbox.errors import BuildFailed
 
@@ -20,15 +20,20 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def manifests(engine: Engine) -> list[dict[str, Any]]:
-    """All objects of the engine's manifests, as they are in its module.
+    """All objects of the engine's manifests, as they are in its module. Raises GoMissing or BuildFailed."""
+    patterns = [*engine.crds, *([engine.webhooks] if engine.webhooks else []), *engine.objects]
+    return released(engine.name, engine.module, patterns)
+
+
+def released(name: str, module: GoModule, patterns: Sequence[str]) -> list[dict[str, Any]]:
+    """All objects in the module's files of these paths, which may be patterns.
 
     The first time it is downloaded by Go: GoMissing or BuildFailed.
     """
-    patterns = [*engine.crds, *([engine.webhooks] if engine.webhooks else []), *engine.objects]
-    digest = hashlib.sha256(json.dumps([engine.module.sum, patterns]).encode()).hexdigest()[:16]
-    kept = cache_folder() / f"manifests-{engine.name}-{digest}.json"
+    digest = hashlib.sha256(json.dumps([module.sum, [*patterns]]).encode()).hexdigest()[:16]
+    kept = cache_folder() / f"manifests-{name}-{digest}.json"
     if not kept.exists():
-        objects = list(_read(module_folder(engine.module), patterns))
+        objects = list(_read(module_folder(module), patterns))
         # Renamed into place: others see all of it or nothing.
         made = kept.with_suffix(f".{os.getpid()}")
         made.write_text(json.dumps(objects))

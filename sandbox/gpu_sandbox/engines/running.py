@@ -14,6 +14,7 @@ from typing import Any
 from gpu_sandbox.build import binary_of
 from gpu_sandbox.control_plane import LOOPBACK, STOP_TIMEOUT, ControlPlane
 from gpu_sandbox.engines.catalogue import ENGINES, Engine, EngineName
+from gpu_sandbox.engines.installation import CRD, Installation
 from gpu_sandbox.engines.manifests import manifests
 from gpu_sandbox.errors import ComponentFailed
 from gpu_sandbox.pki import CertificateAuthority, KeyPair
@@ -22,14 +23,7 @@ from gpu_sandbox.processes import ComponentProcess, stop_together
 
 _POLL = 0.05
 _START_TIMEOUT = 600.0  # five controllers and fifty schemas, on a machine that may have other things to do
-_CRD = "CustomResourceDefinition"
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
-_PATHS = {
-    _CRD: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-    "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
-    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
-    "ClusterTrainingRuntime": "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes",
-}
 
 
 def compile_engines(names: Iterable[EngineName], progress: Callable[[str], None]) -> Mapping[EngineName, Path]:
@@ -69,18 +63,19 @@ class Engines:
         authority = CertificateAuthority(self._data_dir / "pki", name="engines")
         serving = authority.server("tls", LOOPBACK)
         deadline = time.monotonic() + _START_TIMEOUT
+        installation = Installation(self._control_plane, deadline)
         try:
             installs = [_Installed(engine, certificate=authority.certificate) for engine in self._engines]
-            self._create_resources(installs, deadline)
+            installation.resources([crd for install in installs for crd in install.resources()])
             for install in installs:
                 self._launch(install, serving)
             for install in installs:
                 self._wait_until_listening(install, deadline)
                 for made in install.webhooks():
-                    self._create(made, deadline)
+                    installation.create(made)
             for install in installs:
                 for made in install.objects():
-                    self._create(made, deadline)
+                    installation.create(made)
         except BaseException:
             self.stop()
             raise
@@ -93,36 +88,6 @@ class Engines:
     def components(self) -> dict[str, bool]:
         """Each engine that has a process, and whether it runs."""
         return {name: component.running for name, component in list(self._components.items())}
-
-    def _create_resources(self, installs: Iterable[_Installed], deadline: float) -> None:
-        crds = [crd for install in installs for crd in install.resources()]
-        for crd in crds:
-            self._create(crd, deadline)
-        for crd in crds:
-            self._wait_until_served(crd["spec"], deadline)
-
-    def _create(self, wanted: Mapping[str, Any], deadline: float) -> None:
-        """Create it; an answer that did not come is waited for anew, and then says that it is there (409)."""
-        status, reply = self._answer("POST", _PATHS[wanted["kind"]], deadline, wanted)
-        if status not in (201, 409):
-            raise ComponentFailed(f"{wanted['kind']} {wanted['metadata']['name']} was refused: {str(reply)[:2000]}")
-
-    def _wait_until_served(self, crd: Mapping[str, Any], deadline: float) -> None:
-        # That it is established is not enough: its API group is registered some moments later.
-        version = next(each["name"] for each in crd["versions"] if each["storage"])
-        path = f"/apis/{crd['group']}/{version}/{crd['names']['plural']}"
-        while (answer := self._answer("GET", path, deadline))[0] != 200:
-            if time.monotonic() > deadline:
-                raise ComponentFailed(f"the API server did not serve {path} in time; last: {str(answer)[:2000]}")
-            time.sleep(_POLL)
-
-    def _answer(self, method: str, path: str, deadline: float, body: Any = None) -> tuple[int, Any]:
-        while True:
-            try:
-                return self._control_plane.request(method, path, body)
-            except ConnectionError:
-                if time.monotonic() > deadline:
-                    raise
 
     def _launch(self, install: _Installed, serving: KeyPair) -> None:
         engine = install.engine
@@ -164,7 +129,7 @@ class _Installed:
         self._manifests = manifests(engine)
 
     def resources(self) -> list[dict[str, Any]]:
-        crds = [copy.deepcopy(each) for each in self._manifests if each["kind"] == _CRD]
+        crds = [copy.deepcopy(each) for each in self._manifests if each["kind"] == CRD]
         for crd in crds:
             if crd["metadata"]["name"] in self.engine.converted:
                 crd["spec"]["conversion"] = {
@@ -189,7 +154,7 @@ class _Installed:
         return made
 
     def objects(self) -> list[dict[str, Any]]:
-        return [each for each in self._manifests if each["kind"] not in (_CRD, *_WEBHOOKS)]
+        return [each for each in self._manifests if each["kind"] not in (CRD, *_WEBHOOKS)]
 
     def _is_served(self, webhook: Mapping[str, Any]) -> bool:
         groups = self.engine.webhook_groups

@@ -1,0 +1,58 @@
+"""Puts released manifests into a cluster whose API server may be away, or not serve a new kind yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.errors import ComponentFailed
+
+CRD = "CustomResourceDefinition"
+_POLL = 0.05
+_PATHS = {
+    CRD: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "ClusterTrainingRuntime": "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes",
+}
+
+
+class Installation:
+    """Creates objects in the cluster until `deadline`, of time.monotonic(); each method may raise ComponentFailed."""
+
+    def __init__(self, control_plane: ControlPlane, deadline: float) -> None:
+        self._control_plane = control_plane
+        self._deadline = deadline
+
+    def resources(self, crds: Iterable[Mapping[str, Any]]) -> None:
+        """Create custom resource definitions; return when objects of them can be created."""
+        created = list(crds)
+        for crd in created:
+            self.create(crd)
+        for crd in created:
+            self._wait_until_served(crd["spec"])
+
+    def create(self, wanted: Mapping[str, Any]) -> None:
+        """Create it; an answer that did not come is waited for anew, and then says that it is there (409)."""
+        status, reply = self._answer("POST", _PATHS[wanted["kind"]], wanted)
+        if status not in (201, 409):
+            raise ComponentFailed(f"{wanted['kind']} {wanted['metadata']['name']} was refused: {str(reply)[:2000]}")
+
+    def _wait_until_served(self, crd: Mapping[str, Any]) -> None:
+        # That it is established is not enough: its API group is registered some moments later.
+        version = next(each["name"] for each in crd["versions"] if each["storage"])
+        path = f"/apis/{crd['group']}/{version}/{crd['names']['plural']}"
+        while (answer := self._answer("GET", path))[0] != 200:
+            if time.monotonic() > self._deadline:
+                raise ComponentFailed(f"the API server did not serve {path} in time; last: {str(answer)[:2000]}")
+            time.sleep(_POLL)
+
+    def _answer(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        while True:
+            try:
+                return self._control_plane.request(method, path, body)
+            except ConnectionError:
+                if time.monotonic() > self._deadline:
+                    raise
