@@ -143,6 +143,9 @@ class GpuHealth:
 
     def mark(self, name: str, why: str) -> None:
         """Have the node avoided from now on, by every task."""
+        if not self._can_be_avoided:
+            _log.warning("GKE Autopilot lets no pod avoid a node, and the next try may run on %s again.", name)
+            return
         try:
             self._mark(name, why)
         except (ObjectNotFound, ObjectChanged):

@@ -1,6 +1,8 @@
-"""kube-system as on GKE Autopilot: managed, and closed to its users' writes."""
+"""What GKE Autopilot refuses its users: writes to kube-system, and pods that select nodes by labels of their own."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
@@ -9,10 +11,23 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually
 
 _WARDEN = "gke-warden"
+_OF_PODS = "gke-warden-pods"
+# From its own refusals (rancher/dashboard#10564); cloud.google.com/gke-nodepool and others are left out.
+_SELECTABLE = (
+    "cloud.google.com/compute-class",
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-os-distribution",
+    "cloud.google.com/gke-spot",
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+)
+_REQUIRED = "object.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def manage_namespaces(sandbox: Sandbox) -> None:
-    """Refuse users' writes to kube-system, in GKE Warden's words; returns when it is so.
+    """Refuse these, in GKE Warden's words; returns when it is so.
 
     Pods and events stay as they are: the sandbox's kubelets write them, as the administrator that users are, too.
     """
@@ -41,18 +56,40 @@ def manage_namespaces(sandbox: Sandbox) -> None:
             ],
         },
     }
-    binding = {"metadata": {"name": _WARDEN}, "spec": {"policyName": _WARDEN, "validationActions": ["Deny"]}}
     api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    api.create_validating_admission_policy(policy)
-    api.create_validating_admission_policy_binding(binding)
+    for each in (policy, _of_pods()):
+        name = each["metadata"]["name"]
+        api.create_validating_admission_policy(each)
+        binding = {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}
+        api.create_validating_admission_policy_binding(binding)
     eventually(lambda: _is_managed(sandbox))
 
 
+def _of_pods() -> dict[str, Any]:
+    """What its autogke-node-affinity-selector-limitation refuses, as far as node affinity goes."""
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
+    allowed = ", ".join(f"'{key}'" for key in _SELECTABLE)
+    each = f"!has(term.matchExpressions) || term.matchExpressions.all(one, one.key in [{allowed}])"
+    has_none = (
+        "!has(object.spec.affinity) || !has(object.spec.affinity.nodeAffinity)"
+        " || !has(object.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution)"
+    )
+    refused = "GKE Warden rejected the request: [denied by autogke-node-affinity-selector-limitation]"
+    validation = {
+        "expression": f"{has_none} || {_REQUIRED}.nodeSelectorTerms.all(term, {each})",
+        "message": refused,
+        "reason": "Forbidden",
+    }
+    spec = {"matchConstraints": {"resourceRules": [pods]}, "validations": [validation]}
+    return {"metadata": {"name": _OF_PODS}, "spec": spec}
+
+
 def release_namespaces(sandbox: Sandbox) -> None:
-    """Let users write to kube-system again."""
+    """Let users write what they want again."""
     api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    api.delete_validating_admission_policy_binding(_WARDEN)
-    api.delete_validating_admission_policy(_WARDEN)
+    for name in (_WARDEN, _OF_PODS):
+        api.delete_validating_admission_policy_binding(name)
+        api.delete_validating_admission_policy(name)
     eventually(lambda: not _is_managed(sandbox))
 
 

@@ -222,7 +222,8 @@ class Provisioner:
         if self._karpenter:
             self._karpenter.is_initialized(node.name, node.name)
         if node.is_expiring:
-            self._expire(node, [pod for pod in pods if pod.spec.node_name == node.name and not _is_daemon(pod)])
+            here = (pod for pod in pods if pod.spec.node_name == node.name and not _is_daemon(pod))
+            self._expire(node, [pod for pod in here if pod.status.phase in ("Pending", "Running")])
         elif is_wanted:
             node.empty_since = None
         elif node.empty_since is None:

@@ -130,6 +130,9 @@ def test_autopilot_admits_no_pod_that_avoids_a_node(server: ApiServer, caplog: p
     put(server, AUTOPILOT, "n1", a_node(("GpuUnhealthy", "True")))
     assert health(server, AUTOPILOT).avoidance() is None
     assert "this pod may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
+    health(server, AUTOPILOT).mark("n1", "Xid 79")
+    assert "the next try may run on n1 again" in caplog.text
+    assert not [each for each in server.requests if each.verb == "patch"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Karpenter's nodes under a run: one with a broken GPU, one that is taken away, one that is kept."""
+"""Provisioners' nodes under a run: one with a broken GPU, one that is taken away, one that is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.karpenter_objects import install_karpenter, node_pool, uninstall_karpenter
 from tests.sandbox.provisioner import Provisioner
 from tests.sandbox.running import eventually, run
-from tests.sandbox.test_provisioners import KARPENTER
+from tests.sandbox.test_provisioners import AUTOPILOT, KARPENTER
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
@@ -77,6 +77,15 @@ def test_karpenter_brings_another_node_for_a_pod_that_avoids_a_broken_one(
         assert kept.spec.node_name in there.nodes
         assert kept.spec.node_name != broken
         core.delete_namespaced_pod(kept.metadata.name, "default", grace_period_seconds=0)
+
+
+def test_autopilot_admits_the_next_try_though_it_may_meet_the_broken_gpu_again(gpu_sandbox: Sandbox) -> None:
+    pool = replace(a_pool("train-ap"), provisioner="autopilot", node_selector_labels=dict(AUTOPILOT.labels))
+    with Provisioner(gpu_sandbox, AUTOPILOT, keep_seconds=3600) as there:
+        with pytest.raises(BadGpu):
+            run(pod(pool, "sh", "-c", f"echo '{ECC}'; exit 1"))
+        assert run(pod(pool, "true"), try_number=2) is None
+        assert len(there.brought) == 1
 
 
 def test_a_pod_that_karpenter_takes_away_says_why(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
