@@ -14,6 +14,10 @@ from tests.sandbox.provisioner import Kind, Provisioner
 
 NODE_POOL = "karpenter.sh/nodepool"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+_DEMAND = (
+    "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
+    "?labelSelector=airflow-gpu-provider%2Fkind%3Ddemand,airflow-gpu-provider%2Fpool%3D{pool}"
+)
 
 
 class Karpenter:
@@ -38,8 +42,11 @@ class Karpenter:
             node_pool=pool,
             brings_plugin=True,
         )
-        # A machine's end takes as long as others need to see it.
-        self._provisioners[pool] = Provisioner(self._sandbox, kind, end_seconds=1.5).__enter__()
+        # A node stays while somebody wants it, as with a long consolidateAfter: so scale-down has one to wait for. Its
+        # machine's end takes as long as others need to see it.
+        self._provisioners[pool] = Provisioner(
+            self._sandbox, kind, end_seconds=1.5, goes=lambda: not self._items(_DEMAND.format(pool=pool))
+        ).__enter__()
 
     def close(self) -> None:
         for provisioner in self._provisioners.values():
@@ -73,8 +80,11 @@ class Karpenter:
                 provisioner.expire(name)
 
     def _claims(self, pool: str) -> list[dict[str, Any]]:
-        status, reply = self._sandbox.control_plane.request("GET", f"{_CLAIMS}?labelSelector={NODE_POOL}%3D{pool}")
+        return self._items(f"{_CLAIMS}?labelSelector={NODE_POOL}%3D{pool}")
+
+    def _items(self, path: str) -> list[dict[str, Any]]:
+        status, reply = self._sandbox.control_plane.request("GET", path)
         if status != 200:
-            raise OSError(f"the API server does not list NodeClaims: {status}")
+            raise OSError(f"the API server does not list {path}: {status}")
         items: list[dict[str, Any]] = reply["items"]
         return items
