@@ -143,7 +143,7 @@ def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
     if is_out_of_stock(f"{code} {message}"):
         return OutOfStock(
             f"Google Cloud has no capacity to {doing}: {message}",
-            "Add zones, machine_types or capacity_types to the pool, or try again later.",
+            "Add node_locations, machine_types or capacity_types to the pool, or try again later.",
             **details,
         )
     if is_throttled(f"{code} {message}"):
