@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RUN_LABEL = "airflow-gpu-provider/run"
 """The label of a pod's run: the hash of its DemandKey, which is also in its lease's name."""
 
+TASK_LABEL = "airflow-gpu-provider/task"
+"""The label of a pod's task instance, whatever its try: a hash over installation, DAG, run, task and map index."""
+
 WORKLOAD_LABEL = "airflow-gpu-provider/workload"
 """The label of the pods that a workload's controller makes, by a task's manifest: a hash of the task."""
 

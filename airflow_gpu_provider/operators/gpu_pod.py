@@ -31,9 +31,9 @@ from airflow_gpu_provider.operators.pod_arguments import (
 from airflow_gpu_provider.operators.training import TrainingOperator, Way
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.kueue import check_queue_name, queue_of
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
+from airflow_gpu_provider.pods.queue_name import check_queue_name, queue_of
 from airflow_gpu_provider.pods.store import CarefulPodManager
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_log import TaskLog

@@ -6,42 +6,16 @@ kueue.x-k8s.io/v1beta2 and v1beta1 (Kueue 0.6 and later), which say them alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PoolSpecError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
-from airflow_gpu_provider.pools.values import is_dns_label, is_template
-
-
-def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
-    """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
-    if queue_name is None or is_template(queue_name):
-        return
-    if not is_dns_label(queue_name):
-        raise PoolSpecError(
-            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
-        )
-    labelled = labels.get(QUEUE_LABEL, queue_name) if isinstance(labels, Mapping) else queue_name
-    if labelled != queue_name and not is_template(labelled):
-        raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
-
-
-def queue_of(queue_name: str | None, labels: Any) -> str:
-    """Return the LocalQueue of an object with these labels, both rendered; empty for none.
-
-    Raises:
-        PoolSpecError: As for `check_queue_name`.
-    """
-    check_queue_name(queue_name, labels)
-    return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
 
 
 class KueueQueue:

@@ -9,10 +9,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, UNCOLLECTED
-
-TASK_LABEL = "airflow-gpu-provider/task"
-"""The label of a pod's task instance, whatever its try: a hash over installation, DAG, run, task and map index."""
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import yaml
 
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pods.kueue import check_queue_name
+from airflow_gpu_provider.pods.queue_name import check_queue_name
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
 from airflow_gpu_provider.workloads.kinds import Manifest, PodTemplate, kind_of, templates_of
 

@@ -15,8 +15,7 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL, WORKLOAD_PATH
-from airflow_gpu_provider.pods.ownership import TASK_LABEL
+from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.pods.placement import Placement, place
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.workloads.gpu_requests import (

@@ -11,9 +11,10 @@ from kubernetes.client import ApiClient
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.pods import TASK_LABEL
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, label_selector, list_items
 from airflow_gpu_provider.errors import ObjectRejected, PodFailed
-from airflow_gpu_provider.pods.ownership import TASK_LABEL, Ownership
+from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.workloads.indexed_job import headless_service
 from airflow_gpu_provider.workloads.kinds import KINDS, WorkloadKind
 

@@ -12,7 +12,8 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
-from airflow_gpu_provider.pods.kueue import KueueQueue, evicted_in_words, queue_of, queued_in_words
+from airflow_gpu_provider.pods.kueue import KueueQueue, evicted_in_words, queued_in_words
+from airflow_gpu_provider.pods.queue_name import queue_of
 
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 2 more"
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL, WORKLOAD_PATH
+from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.pods.ownership import TASK_LABEL
 from airflow_gpu_provider.pods.placement import Placement
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.workloads.gpu_requests import nodes_needed

@@ -1,0 +1,33 @@
+"""The LocalQueue of Kueue that an object is queued in: by an argument, or by its label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import is_dns_label, is_template
+
+
+def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
+    """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
+    if queue_name is None or is_template(queue_name):
+        return
+    if not is_dns_label(queue_name):
+        raise PoolSpecError(
+            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
+        )
+    labelled = labels.get(QUEUE_LABEL, queue_name) if isinstance(labels, Mapping) else queue_name
+    if labelled != queue_name and not is_template(labelled):
+        raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
+
+
+def queue_of(queue_name: str | None, labels: Any) -> str:
+    """Return the LocalQueue of an object with these labels, both rendered; empty for none.
+
+    Raises:
+        PoolSpecError: As for `check_queue_name`.
+    """
+    check_queue_name(queue_name, labels)
+    return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
