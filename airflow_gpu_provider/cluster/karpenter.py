@@ -218,7 +218,7 @@ class NodeClaim:
 
     Attributes:
         machine: The cloud's name for the machine; the claim's own before there is one.
-        has_node: Its node has joined.
+        node: Its node's name; empty before that has joined.
         launched_at: When the cloud gave it; None before.
         lacks: The first of its steps that is not done, in Karpenter's words; None where all are, or none was tried.
     """
@@ -227,7 +227,7 @@ class NodeClaim:
     labels: Mapping[str, str]
     requirements: tuple[Requirement, ...]
     machine: str
-    has_node: bool
+    node: str
     deleting: bool
     created_at: datetime
     launched_at: datetime | None
@@ -259,7 +259,7 @@ class NodeClaim:
             labels=meta.get("labels") or {},
             requirements=tuple((raw.get("spec") or {}).get("requirements") or ()),
             machine=(status.get("providerID") or "").rpartition("/")[2] or meta["name"],
-            has_node=bool(status.get("nodeName")),
+            node=status.get("nodeName") or "",
             deleting="deletionTimestamp" in meta,
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
             launched_at=launched.since if launched and _is_true(launched) else None,

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
+from airflow_gpu_provider.cluster.karpenter import NODE_POOL_LABEL, NodeClaim, list_node_claims, list_node_pools
 from airflow_gpu_provider.cluster.rest import list_items
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-Raw = Mapping[str, Any]
+Event = Mapping[str, Any]
 
 KARPENTERS = ("karpenter", "auto-mode")
 """The provisioners of a pool that have NodePools and NodeClaims."""
 
-_GROUP = "/apis/karpenter.sh/v1"
 _EVENTS = "/api/v1/namespaces/default/events"  # where events about objects without a namespace live
-_NODE_POOL_LABEL = "karpenter.sh/nodepool"
-_REASONS = ("DisruptionBlocked", "Unconsolidatable")
+# How long each holds: as long as it is so, it is said again after two minutes, or fifteen (its pkg/events/recorder.go).
+_HOLD = {"DisruptionBlocked": timedelta(minutes=3), "Unconsolidatable": timedelta(minutes=16)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,65 +45,47 @@ class Kept:
     said_at: datetime | None = None
 
 
-def why_kept(api: ApiClient, machines: Collection[str]) -> dict[str, Kept]:
+def why_kept(api: ApiClient, machines: Collection[str], now: datetime) -> dict[str, Kept]:
     """Return, by the cloud's name for the machine, why each of them stays that has a NodeClaim.
 
     One whose claim is being deleted does not stay, and is left out.
     """
     try:
-        claims = list_items(api, f"{_GROUP}/nodeclaims", resource="nodeclaims.karpenter.sh")
-        pools = list_items(api, f"{_GROUP}/nodepools", resource="nodepools.karpenter.sh")
+        claims = [each for each in list_node_claims(api, {}) if each.machine in machines and not each.deleting]
     except ObjectNotFound:
         return {}
-    mine = {_machine(claim): claim for claim in claims if "deletionTimestamp" not in claim["metadata"]}
-    mine = {machine: claim for machine, claim in mine.items() if machine in machines}
-    if not mine:
+    if not claims:
         return {}
-    never = {pool["metadata"]["name"] for pool in pools if _removes_none(pool)}
-    said = [event for reason in _REASONS for event in _events(api, reason)]
-    return {machine: _kept(claim, never, said) for machine, claim in mine.items()}
+    never = {pool.name for pool in list_node_pools(api) or () if not pool.consolidates}
+    said = [event for reason in _HOLD for event in _events(api, reason, now)]
+    return {claim.machine: _kept(claim, never, said) for claim in claims}
 
 
-def _kept(claim: Raw, never: Collection[str], said: Iterable[Raw]) -> Kept:
-    name, pool = claim["metadata"]["name"], (claim["metadata"].get("labels") or {}).get(_NODE_POOL_LABEL, "")
-    node = (claim.get("status") or {}).get("nodeName") or ""
-    if why := _not_initialized(claim):
-        return Kept(claim=name, why=f"it removes no node that is not initialized ({why})")
+def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event]) -> Kept:
+    pool = claim.labels.get(NODE_POOL_LABEL, "")
+    if claim.lacks is not None:
+        never_goes = f"it removes no node that is not initialized ({claim.lacks})"
+        return Kept(claim=claim.name, why=never_goes if claim.node else str(claim.lacks))
     if pool in never:
-        return Kept(claim=name, why=f"NodePool {pool} has consolidateAfter: Never")
-    about = {("NodeClaim", name), ("Node", node), ("NodePool", pool)}
-    told = [event for event in said if _about(event) in about]
-    newest = max(told, key=time_of, default=None)
-    return Kept(claim=name) if newest is None else Kept(claim=name, why=_words(newest), said_at=time_of(newest))
+        return Kept(claim=claim.name, why=f"NodePool {pool} has consolidateAfter: Never")
+    about = {("NodeClaim", claim.name), ("Node", claim.node), ("NodePool", pool)}
+    newest = max((event for event in said if _about(event) in about), key=time_of, default=None)
+    if newest is None:
+        return Kept(claim=claim.name)
+    return Kept(claim=claim.name, why=_words(newest), said_at=time_of(newest))
 
 
-def _not_initialized(claim: Raw) -> str:
-    for condition in (claim.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "Initialized" and condition["status"] != "True":
-            words = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
-            return words or f"Initialized is {condition['status']}"
-    return ""
-
-
-def _machine(claim: Raw) -> str:
-    provider_id = (claim.get("status") or {}).get("providerID") or ""
-    return provider_id.rpartition("/")[2] or str(claim["metadata"]["name"])
-
-
-def _removes_none(pool: Raw) -> bool:
-    return (pool["spec"].get("disruption") or {}).get("consolidateAfter") == "Never"
-
-
-def _events(api: ApiClient, reason: str) -> list[dict[str, Any]]:
-    """Return the events of this reason, but those about disruption for another reason than emptiness."""
+def _events(api: ApiClient, reason: str, now: datetime) -> list[dict[str, Any]]:
+    """Return the events of this reason that still hold, but those about disruption for another one than emptiness."""
     found = list_items(api, _EVENTS, resource="events", fieldSelector=f"reason={reason}")
-    return [each for each in found if "disruption reason" not in _words(each) or "reason Empty" in _words(each)]
+    hold = (each for each in found if now - time_of(each) <= _HOLD[reason])
+    return [each for each in hold if "disruption reason" not in _words(each) or "reason Empty" in _words(each)]
 
 
-def _about(event: Raw) -> tuple[str, str]:
+def _about(event: Event) -> tuple[str, str]:
     about = event.get("involvedObject") or {}
     return about.get("kind") or "", about.get("name") or ""
 
 
-def _words(event: Raw) -> str:
+def _words(event: Event) -> str:
     return str(event.get("message") or "")

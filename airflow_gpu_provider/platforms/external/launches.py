@@ -72,7 +72,7 @@ def newest_failure(found: Sequence[LaunchFailure], worked: Collection[datetime])
 
 def machine_of(claim: NodeClaim, group: str) -> Machine:
     """Return the machine that a claim is for."""
-    state: MachineState = "running" if claim.has_node else "pending"
+    state: MachineState = "running" if claim.node else "pending"
     if claim.deleting:
         state = "terminating"
     elif claim.launched_at is None:

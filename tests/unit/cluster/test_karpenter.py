@@ -94,10 +94,10 @@ def claim(labels: dict[str, str] | None = None, *requirements: dict[str, Any], *
 
 def test_a_claim_before_and_after_its_launch() -> None:
     asked = claim()
-    assert (asked.machine, asked.has_node, asked.launched_at) == ("gpu-x7k2p", False, None)
+    assert (asked.machine, asked.node, asked.launched_at) == ("gpu-x7k2p", "", None)
     launched = {"type": "Launched", "status": "True", "lastTransitionTime": STAMP}
     there = claim(providerID="aws:///us-west-2a/i-0abc", nodeName="ip-10-0-0-1", conditions=[launched])
-    assert (there.machine, there.has_node, there.launched_at) == ("i-0abc", True, there.created_at)
+    assert (there.machine, there.node, there.launched_at) == ("i-0abc", "ip-10-0-0-1", there.created_at)
     failed = {"type": "Launched", "status": "Unknown", "reason": "LaunchFailed", "message": "no permission"}
     assert claim(conditions=[failed]).problem == "LaunchFailed: no permission"
 

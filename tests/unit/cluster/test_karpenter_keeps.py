@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.karpenter_keeps import Kept, why_kept
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 
 NODE, CLAIM, POOL = ("Node", "ip-10-0-0-1"), ("NodeClaim", "gpu-x5x9l"), ("NodePool", "gpu")
+NOW = datetime(2026, 3, 1, 2, 5, tzinfo=UTC)
 INITIALIZED = {"type": "Initialized", "status": "True"}
 NOT_REGISTERED = {
     "type": "Initialized",
@@ -20,6 +22,10 @@ NOT_REGISTERED = {
     "message": 'Resource "nvidia.com/gpu" was requested but not registered',
 }
 BUDGET = "No allowed disruptions for disruption reason {} due to blocking budget"
+
+
+def at(minute: int) -> datetime:
+    return NOW.replace(minute=minute)
 
 
 class Cluster:
@@ -33,20 +39,20 @@ class Cluster:
         claim = {"name": CLAIM[1], "labels": {"karpenter.sh/nodepool": "gpu"}, **metadata}
         self.server.put(f"apis/karpenter.sh/v1/nodeclaims/{CLAIM[1]}", {"metadata": claim, "status": status})
 
-    def says(self, about: tuple[str, str], reason: str, message: str, minute: int = 0) -> None:
+    def says(self, about: tuple[str, str], reason: str, message: str, at: datetime) -> None:
         kind, name = about
         event = {
-            "metadata": {"name": f"{name}.{minute}.{reason.lower()}"},
+            "metadata": {"name": f"{name}.{at:%M}.{reason.lower()}"},
             "involvedObject": {"kind": kind, "name": name},
             "reason": reason,
             "message": message,
-            "lastTimestamp": f"2026-03-01T02:{minute:02}:00Z",
+            "lastTimestamp": format_time(at),
         }
         self.server.put(f"api/v1/namespaces/default/events/{event['metadata']['name']}", event)  # type: ignore[index]
 
     def why_kept(self, *machines: str) -> dict[str, Kept]:
         api: Any = FakeApiClient(self.server)
-        return why_kept(api, machines or ("i-1",))
+        return why_kept(api, machines or ("i-1",), NOW)
 
 
 def test_a_node_whose_plugin_never_came_is_never_removed() -> None:
@@ -59,6 +65,16 @@ def test_a_node_whose_plugin_never_came_is_never_removed() -> None:
     assert kept.said_at is None
 
 
+@pytest.mark.parametrize(
+    ("reason", "minutes", "is_told"),
+    [("DisruptionBlocked", 2, True), ("DisruptionBlocked", 4, False), ("Unconsolidatable", 15, True)],
+)
+def test_what_karpenter_does_not_say_again_is_not_so_any_more(reason: str, minutes: int, is_told: bool) -> None:
+    cluster = Cluster()
+    cluster.says(NODE, reason, "it is nominated", at=NOW - timedelta(minutes=minutes))
+    assert bool(cluster.why_kept()["i-1"].why) is is_told
+
+
 def test_a_node_pool_that_removes_no_idle_node_is_named() -> None:
     assert Cluster(after="Never").why_kept() == {
         "i-1": Kept(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never")
@@ -69,19 +85,17 @@ def test_a_node_pool_that_removes_no_idle_node_is_named() -> None:
 @pytest.mark.parametrize("reason", ["DisruptionBlocked", "Unconsolidatable"])
 def test_the_newest_event_about_it_is_told(about: tuple[str, str], reason: str) -> None:
     cluster = Cluster()
-    cluster.says(about, reason, "first", minute=1)
-    cluster.says(about, reason, "then", minute=2)
-    cluster.says(("NodeClaim", "gpu-other"), reason, "of another", minute=3)
-    cluster.says(about, "Nominated", "of another kind", minute=4)
-    assert cluster.why_kept() == {
-        "i-1": Kept(claim="gpu-x5x9l", why="then", said_at=datetime(2026, 3, 1, 2, 2, tzinfo=UTC))
-    }
+    cluster.says(about, reason, "first", at=at(3))
+    cluster.says(about, reason, "then", at=at(4))
+    cluster.says(("NodeClaim", "gpu-other"), reason, "of another", at=at(5))
+    cluster.says(about, "Nominated", "of another kind", at=at(5))
+    assert cluster.why_kept() == {"i-1": Kept(claim="gpu-x5x9l", why="then", said_at=at(4))}
 
 
 def test_a_budget_for_another_reason_keeps_no_empty_node() -> None:
     cluster = Cluster()
-    cluster.says(POOL, "DisruptionBlocked", BUDGET.format("Empty"), minute=1)
-    cluster.says(POOL, "DisruptionBlocked", BUDGET.format("Drifted"), minute=2)
+    cluster.says(POOL, "DisruptionBlocked", BUDGET.format("Empty"), at=at(3))
+    cluster.says(POOL, "DisruptionBlocked", BUDGET.format("Drifted"), at=at(4))
     assert cluster.why_kept()["i-1"].why == BUDGET.format("Empty")
 
 
