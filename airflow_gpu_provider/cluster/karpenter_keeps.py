@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.karpenter import NODE_POOL_LABEL, NodeClaim, list_node_claims, list_node_pools
+from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.rest import list_items
 
 if TYPE_CHECKING:
@@ -45,10 +46,13 @@ class Kept:
     said_at: datetime | None = None
 
 
-def why_kept(api: ApiClient, machines: Collection[str], now: datetime) -> dict[str, Kept]:
+def why_kept(
+    api: ApiClient, machines: Collection[str], now: datetime, annotated: Collection[str] = ()
+) -> dict[str, Kept]:
     """Return, by the cloud's name for the machine, why each of them stays that has a NodeClaim.
 
-    One whose claim is being deleted does not stay, and is left out.
+    One whose claim is being deleted does not stay, and is left out. The nodes of those that are `annotated` carry
+    karpenter.sh/do-not-disrupt: Karpenter's event about it comes two minutes late, as the second one about a node.
     """
     try:
         claims = [each for each in list_node_claims(api, {}) if each.machine in machines and not each.deleting]
@@ -58,16 +62,18 @@ def why_kept(api: ApiClient, machines: Collection[str], now: datetime) -> dict[s
         return {}
     never = {pool.name for pool in list_node_pools(api) or () if not pool.consolidates}
     said = [event for reason in _HOLD for event in _events(api, reason, now)]
-    return {claim.machine: _kept(claim, never, said) for claim in claims}
+    return {claim.machine: _kept(claim, never, said, claim.machine in annotated) for claim in claims}
 
 
-def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event]) -> Kept:
+def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event], is_annotated: bool) -> Kept:
     pool = claim.labels.get(NODE_POOL_LABEL, "")
     if claim.lacks is not None:
         never_goes = f"it removes no node that is not initialized ({claim.lacks})"
         return Kept(claim=claim.name, why=never_goes if claim.node else str(claim.lacks))
     if pool in never:
         return Kept(claim=claim.name, why=f"NodePool {pool} has consolidateAfter: Never")
+    if is_annotated:
+        return Kept(claim=claim.name, why=f"node {claim.node} carries {DO_NOT_DISRUPT}")
     about = {("NodeClaim", claim.name), ("Node", claim.node), ("NodePool", pool)}
     newest = max((event for event in said if _about(event) in about), key=time_of, default=None)
     if newest is None:

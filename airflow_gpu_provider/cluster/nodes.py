@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CORDONED_BY = "airflow-gpu-provider/cordoned-by"
 """The annotation on a node that this package cordoned: who did it, and when."""
 
+DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
+"""Karpenter's annotation on a node or a pod."""
+
 GPU_RESOURCE = "nvidia.com/gpu"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
@@ -65,6 +68,7 @@ class Node:
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         leaving: Why it is about to be removed, in words; empty where nothing says so.
         taints: Those that keep pods off it which do not tolerate them.
+        do_not_disrupt: It carries the annotation by which Karpenter removes it for no reason of its own.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         system: What its operating system calls itself.
@@ -87,6 +91,7 @@ class Node:
     autoscaler_deleting: bool = False
     leaving: str = ""
     taints: tuple[Taint, ...] = ()
+    do_not_disrupt: bool = False
     zone: str = ""
     instance_type: str = ""
     created_at: datetime
@@ -145,6 +150,7 @@ class Node:
             cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),
             cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY, ""),
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
+            do_not_disrupt=(meta.get("annotations") or {}).get(DO_NOT_DISRUPT) == "true",
             leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
             taints=tuple(_taint(each) for each in spec.get("taints") or () if each["effect"] != "PreferNoSchedule"),
             zone=labels.get(ZONE_LABEL, ""),

@@ -16,7 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pods.environment import check_environment
@@ -31,7 +31,7 @@ SHM_VOLUME = "gpu-pod-shm"
 # A machine with a running pod must not count as idle: cluster-autoscaler drains half-used nodes, and Karpenter
 # consolidates over bare pods.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-_STAYS = {_SAFE_TO_EVICT: "false", "karpenter.sh/do-not-disrupt": "true"}
+_STAYS = {_SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
 # On Autopilot "false" requests an extended run time, and its autoscaler adds no node of these kinds for such a pod
 # (buildkite/agent-stack-k8s#849). It removes no node from a pod without a controller anyway.
 _NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", "cloud.google.com/compute-class")

@@ -92,8 +92,9 @@ class Reconciler(PoolAccess):
 
     def _with_kept(self, seen: PoolSnapshot) -> PoolSnapshot:
         """Add why Karpenter keeps what it is to remove."""
-        left = {each.machine.id for each in left_to_provisioner(seen)}
-        return replace(seen, kept=why_kept(self.api, left, seen.now)) if left else seen
+        left = {each.machine.id: each.node for each in left_to_provisioner(seen)}
+        annotated = [machine for machine, node in left.items() if node and node.do_not_disrupt]
+        return replace(seen, kept=why_kept(self.api, left, seen.now, annotated)) if left else seen
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
         """Add what explains the wait for nodes that an autoscaler adds for pods."""

@@ -50,9 +50,9 @@ class Cluster:
         }
         self.server.put(f"api/v1/namespaces/default/events/{event['metadata']['name']}", event)  # type: ignore[index]
 
-    def why_kept(self, *machines: str) -> dict[str, Kept]:
+    def why_kept(self, *machines: str, annotated: tuple[str, ...] = ()) -> dict[str, Kept]:
         api: Any = FakeApiClient(self.server)
-        return why_kept(api, machines or ("i-1",), NOW)
+        return why_kept(api, machines or ("i-1",), NOW, annotated)
 
 
 def test_a_node_whose_plugin_never_came_is_never_removed() -> None:
@@ -78,6 +78,15 @@ def test_what_karpenter_does_not_say_again_is_not_so_any_more(reason: str, minut
 def test_a_node_pool_that_removes_no_idle_node_is_named() -> None:
     assert Cluster(after="Never").why_kept() == {
         "i-1": Kept(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never")
+    }
+
+
+def test_a_node_that_somebody_has_annotated_is_named_before_karpenter_says_so() -> None:
+    """The real one says first that it has nominated the node, and then nothing else about it for two minutes."""
+    cluster = Cluster()
+    cluster.says(NODE, "DisruptionBlocked", "Node is nominated for a pending pod", minute=1)
+    assert cluster.why_kept(annotated=("i-1",)) == {
+        "i-1": Kept(claim="gpu-x5x9l", why="node ip-10-0-0-1 carries karpenter.sh/do-not-disrupt")
     }
 
 

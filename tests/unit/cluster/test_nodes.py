@@ -49,6 +49,16 @@ def test_our_cordon_is_signed_and_undone(api: Any, pool: str, node: Node) -> Non
     assert (now.cordoned, now.cordon_mark) == (False, False)
 
 
+@pytest.mark.parametrize(("value", "holds"), [("true", True), ("false", False), ("1h", False)])
+def test_whether_karpenter_is_kept_from_it(api: Any, pool: str, node: Node, value: str, holds: bool) -> None:
+    """On a node only "true" counts: Karpenter's pkg/controllers/state/statenode.go."""
+    assert not node.do_not_disrupt
+    body = {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": value}}}
+    call(api, "patch", f"/api/v1/nodes/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+    (now,) = list_nodes(api, {POOL_LABEL: pool})
+    assert now.do_not_disrupt is holds
+
+
 def test_a_cordon_of_somebody_else_s_stays(api: Any, pool: str, node: Node) -> None:
     body = {"spec": {"unschedulable": True}}
     call(api, "patch", f"/api/v1/nodes/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
