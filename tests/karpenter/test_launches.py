@@ -1,0 +1,205 @@
+"""What a pod that waits hears of launches that work, are refused, or lead to no node.
+
+Karpenter asks anew for a claim that was refused for want of capacity; it asks for five minutes for one whose launch
+fails otherwise, and deletes after fifteen one whose machine does not join.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from airflow_gpu_provider.errors import GpuError, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
+from gpu_sandbox.karpenter import MachineCloud, Offering, Refusal
+from tests.karpenter.cluster import Cluster
+from tests.karpenter.nights import Night, failure, told
+from tests.sandbox.running import eventually
+from tests.sandbox.ways import BOTH_WAYS
+
+DRY = Refusal(
+    kind="InsufficientCapacity",
+    message="with fleet error(s), InsufficientInstanceCapacity: We currently do not have sufficient g6.xlarge capacity",
+)
+NO_QUOTA = Refusal(
+    kind="InsufficientCapacity",
+    message="with fleet error(s), VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit"
+    " of 0 allows for the instance bucket that the specified instance type belongs to",
+)
+FORBIDDEN = Refusal(
+    kind="CreateError", reason="Unauthorized", message="You are not authorized to perform this operation: CreateFleet"
+)
+BROKEN = Refusal(kind="LaunchFailed", message="InternalError: An internal error has occurred")
+GOT_NONE = "Karpenter got no machine: .*"
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.FIRST", 0.5)
+
+
+@BOTH_WAYS
+def test_a_claim_and_its_machine_are_told_of(cluster: Cluster, deferrable: bool) -> None:
+    name = f"launch-{deferrable}".lower()
+    night = Night(cluster.node_pool(name))
+    with told() as lines:
+        night.ensure()
+        night.train(deferrable=deferrable)
+    asked = lines.until("Karpenter has asked for a machine for it: nodeclaim/")
+    assert f"nodeclaim/{name}-" in asked
+    assert lines.matching(rf"placed on node {cluster.nodes(name)[0].metadata.name}")
+    assert not lines.matching(GOT_NONE)
+
+
+def test_a_stock_out_is_told_in_few_lines_and_the_run_goes_on_when_it_is_over(
+    cluster: Cluster, cloud: MachineCloud
+) -> None:
+    night, before = Night(cluster.node_pool("dry")), cloud.launches
+    night.ensure()
+    with told() as lines:
+        cloud.refusal = DRY
+        training = night.begin_train()
+        lines.until(f"{GOT_NONE}insufficient capacity", seconds=30)
+        eventually(lambda: cloud.launches >= before + 4, seconds=90)
+        cloud.refusal = None
+        training.result(90)
+    # Each claim has another name, and the failure is the same.
+    assert len(lines.matching(GOT_NONE)) <= 2
+
+
+def test_a_stock_out_that_lasts_is_the_error(cluster: Cluster, cloud: MachineCloud) -> None:
+    night = Night(cluster.node_pool("arid"))
+    night.ensure()
+    cloud.refusal = DRY
+    error = failure(night.begin_train(schedule_timeout_seconds=10), OutOfStock, "No capacity for")
+    assert "NodePool" in str(error)
+    assert "capacity_types" not in str(error)
+
+
+def test_a_quota_that_is_used_up_is_no_stock_out(cluster: Cluster, cloud: MachineCloud) -> None:
+    night = Night(cluster.node_pool("poor"))
+    night.ensure()
+    cloud.refusal = NO_QUOTA
+    failure(night.begin_train(schedule_timeout_seconds=10), QuotaExceeded, "vCPU")
+
+
+def test_offerings_that_are_not_to_be_had_are_told_and_the_run_goes_on_when_they_are(
+    cluster: Cluster, cloud: MachineCloud
+) -> None:
+    night = Night(cluster.node_pool("sold-out"))
+    night.ensure()
+    cloud.unavailable = (Offering(instance_type="g6.xlarge"),)
+    with told() as lines:
+        training = night.begin_train()
+        lines.until("Karpenter brings no node: .*filtered out all available instance types", seconds=30)
+        cloud.unavailable = ()
+        training.result(120)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [pytest.param(FORBIDDEN, "not authorized", id="unauthorized"), pytest.param(BROKEN, "InternalError", id="failed")],
+)
+def test_a_launch_that_the_cloud_refuses_is_told_and_is_in_the_error(
+    cluster: Cluster, cloud: MachineCloud, refused: Refusal, words: str
+) -> None:
+    night = Night(cluster.node_pool(f"refused-{refused.kind}".lower()))
+    night.ensure()
+    cloud.refusal = refused
+    with told() as lines:
+        training = night.begin_train(schedule_timeout_seconds=12)
+        lines.until(f"{GOT_NONE}{words}", seconds=12)
+        error = failure(training, GpuError, words)
+    assert not isinstance(error, OutOfStock)
+    assert "capacity_types" not in str(error)
+
+
+def test_what_karpenter_says_nothing_of_is_not_explained_by_an_older_failure(
+    cluster: Cluster, cloud: MachineCloud
+) -> None:
+    """A node class that is not ready at a launch: Karpenter deletes the claim, and publishes no event."""
+    pool = cluster.node_pool("silent")
+    cloud.refusal = DRY
+    first = Night(pool, "first")
+    first.ensure()
+    failure(first.begin_train(schedule_timeout_seconds=10), OutOfStock, "No capacity for")
+    cloud.refusal = Refusal(kind="NodeClassNotReady", message="AMI was not found")
+    before, second = cloud.launches, Night(pool, "second")
+    with told() as lines:
+        second.ensure()
+        training = second.begin_train(schedule_timeout_seconds=20)
+        eventually(lambda: cloud.launches >= before + 2, seconds=60)
+        error = failure(training, PodDeadline, "got no node")
+    assert not lines.matching("insufficient capacity")
+    assert "insufficient capacity" not in str(error)
+
+
+def test_a_node_pool_that_is_not_ready_any_more_is_told(cluster: Cluster) -> None:
+    cluster.node_class("fragile")
+    night = Night(cluster.node_pool("fragile", node_class="fragile"))
+    night.ensure()
+    cluster.set_node_class_ready("fragile", ready=False, message="Failed to resolve AMIs")
+    cluster.until_ready("fragile", "False")
+    with told() as lines:
+        training = night.begin_train()
+        lines.until("fragile: it is not ready.*Failed to resolve AMIs", seconds=30)
+        cluster.set_node_class_ready("fragile", ready=True)
+        training.result(120)
+
+
+def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: MachineCloud) -> None:
+    pool = cluster.node_pool("stopped")
+    cloud.refusal = DRY
+    first = Night(pool, "first")
+    first.ensure()
+    failure(first.begin_train(schedule_timeout_seconds=8), OutOfStock, "No capacity for")
+    cluster.core.delete_collection_namespaced_pod("default", grace_period_seconds=0)
+    eventually(lambda: not cluster.claims("stopped"), seconds=60)
+    second = Night(pool, "second")
+    cluster.karpenter.pause()
+    try:
+        with told() as lines:
+            second.ensure()
+            error = failure(second.begin_train(schedule_timeout_seconds=8), PodDeadline, "got no node")
+    finally:
+        cluster.karpenter.resume()
+    assert not lines.matching("insufficient capacity")
+    assert "insufficient capacity" not in str(error)
+
+
+def test_a_startup_taint_that_stays_is_named_and_one_that_goes_is_waited_for(cluster: Cluster) -> None:
+    taint = {"key": "example.com/agent", "effect": "NoSchedule"}
+    pool = cluster.node_pool("tainted", template={"startupTaints": [taint]})
+    first = Night(pool, "first").begin_train(schedule_timeout_seconds=12)
+    failure(first, GpuError, "See what should take the taint .* off the node")
+    with told() as lines:
+        training = Night(pool, "second").begin_train()
+        lines.until("untolerated taint", seconds=60)
+        (node,) = cluster.nodes("tainted")
+        cluster.core.patch_node(node.metadata.name, {"spec": {"taints": None}})
+        training.result(90)
+
+
+def test_a_node_without_a_device_plugin_is_told_of(cluster: Cluster, cloud: MachineCloud) -> None:
+    cloud.brings_plugin = False
+    night = Night(cluster.node_pool("bare"))
+    with told() as lines:
+        night.ensure()
+        training = night.begin_train(schedule_timeout_seconds=20)
+        lines.until("its GPUs are not allocatable yet", seconds=30)
+        error = failure(training, GpuError, "got no node|not allocatable")
+    assert not isinstance(error, PodUnschedulable)
+
+
+def test_a_machine_that_does_not_join_is_told_of(
+    cluster: Cluster, cloud: MachineCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.scaling.supply.SLOW", timedelta(seconds=4))
+    cloud.joins = False
+    night = Night(cluster.node_pool("lost"))
+    with told() as lines:
+        night.ensure()
+        training = night.begin_train(schedule_timeout_seconds=20)
+        lines.until("pods cannot use it yet: .*NodeClaim lost-.*Node not registered with cluster", seconds=20)
+        failure(training, GpuError, "Node not registered with cluster")
