@@ -84,7 +84,7 @@ def test_a_node_pool_that_removes_no_idle_node_is_named() -> None:
 def test_a_node_that_somebody_has_annotated_is_named_before_karpenter_says_so() -> None:
     """The real one says first that it has nominated the node, and then nothing else about it for two minutes."""
     cluster = Cluster()
-    cluster.says(NODE, "DisruptionBlocked", "Node is nominated for a pending pod", minute=1)
+    cluster.says(NODE, "DisruptionBlocked", "Node is nominated for a pending pod", at=NOW)
     assert cluster.why_kept(annotated=("i-1",)) == {
         "i-1": Kept(claim="gpu-x5x9l", why="node ip-10-0-0-1 carries karpenter.sh/do-not-disrupt")
     }
