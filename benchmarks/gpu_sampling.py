@@ -18,10 +18,10 @@ from kubernetes import client
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.pods import gpu_sampler
-from airflow_gpu_provider.pods.gpu_use import GpuWatching
-from airflow_gpu_provider.pods.wait import PodWait
-from airflow_gpu_provider.pods.watch import cluster_access
+from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.watch import gpu_sampler
+from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 from benchmarks.figure import Figure
 from gpu_sandbox import Sandbox
 from gpu_sandbox.nodes import NodeSpec

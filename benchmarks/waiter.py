@@ -30,7 +30,7 @@ def pool(name: str) -> EksGpuPool:
 
 
 def our_trigger(pod: dict[str, str]) -> Any:
-    from airflow_gpu_provider.pods.wait import PodWait
+    from airflow_gpu_provider.training.wait.pod_wait import PodWait
     from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
     now = datetime.now(UTC)
@@ -57,9 +57,9 @@ def our_trigger(pod: dict[str, str]) -> Any:
 
 
 def gang_trigger(job: dict[str, str]) -> Any:
+    from airflow_gpu_provider.training.wait.gang_wait import GangWait
     from airflow_gpu_provider.triggers.gang import GpuGangTrigger
     from airflow_gpu_provider.triggers.pod import RECORD_VERSION
-    from airflow_gpu_provider.workloads.gang_wait import GangWait
 
     now = datetime.now(UTC)
     wait = GangWait(

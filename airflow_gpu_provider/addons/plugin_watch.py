@@ -16,11 +16,11 @@ from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
-from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST = 60.0
 _FIRST_LOOK = timedelta(seconds=30)

@@ -29,21 +29,21 @@ from airflow_gpu_provider.operators.pod_arguments import (
     ranks_of,
 )
 from airflow_gpu_provider.operators.training import TrainingOperator, Way
-from airflow_gpu_provider.pods.attempt import PodAttempt
-from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place
-from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
-from airflow_gpu_provider.pods.queue_name import check_queue_name, queue_of
-from airflow_gpu_provider.pods.store import CarefulPodManager
-from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_log import TaskLog
-from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pool_operator import seconds_of
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
+from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
+from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, OnPreemption
+from airflow_gpu_provider.training.life.store import CarefulPodManager
+from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.log.task_log import TaskLog
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
+from airflow_gpu_provider.training.place.queue_name import check_queue_name, queue_of
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.triggers.gang import GpuGangTrigger
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
-from airflow_gpu_provider.workloads.gang_attempt import GangAttempt
-from airflow_gpu_provider.workloads.gang_wait import GangWait
 
 if TYPE_CHECKING:
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator

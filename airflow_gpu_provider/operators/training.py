@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
-from airflow_gpu_provider.pods.checkpoint import check_location
-from airflow_gpu_provider.pods.gpu_use import GpuWatching
-from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.ownership import Ownership
-from airflow_gpu_provider.pods.placement import Placement
-from airflow_gpu_provider.pods.pod_try import PodTry
-from airflow_gpu_provider.pods.preemptions import OnPreemption, Preemptions
-from airflow_gpu_provider.pods.store import CarefulPodManager
-from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_attempt import TaskAttempt
-from airflow_gpu_provider.pods.task_cluster import TaskCluster
-from airflow_gpu_provider.pods.verdict import AttemptWait, Watched
 from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.pod_try import PodTry
+from airflow_gpu_provider.training.life.preemptions import OnPreemption, Preemptions
+from airflow_gpu_provider.training.life.store import CarefulPodManager
+from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.life.task_cluster import TaskCluster
+from airflow_gpu_provider.training.place.checkpoint import check_location
+from airflow_gpu_provider.training.place.pod_placement import Placement
+from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, Watched
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
 if TYPE_CHECKING:

@@ -10,18 +10,16 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator, Way
-from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.placement import Placement, check_gpus
-from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
-from airflow_gpu_provider.pods.queue_name import check_queue_name
-from airflow_gpu_provider.pods.store import CarefulPodManager
-from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.triggers.workload import GpuWorkloadTrigger
-from airflow_gpu_provider.workloads.gpu_requests import gpus_asked, nodes_needed
-from airflow_gpu_provider.workloads.manifest import (
+from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, OnPreemption
+from airflow_gpu_provider.training.life.store import CarefulPodManager
+from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
+from airflow_gpu_provider.training.log.task_log import TaskLog
+from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, nodes_needed
+from airflow_gpu_provider.training.place.manifest import (
     FILES,
     check_namespace,
     is_still_text,
@@ -29,8 +27,10 @@ from airflow_gpu_provider.workloads.manifest import (
     read_manifest,
     with_queue,
 )
-from airflow_gpu_provider.workloads.workload_attempt import WorkloadAttempt
-from airflow_gpu_provider.workloads.workload_wait import WorkloadWait
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus
+from airflow_gpu_provider.training.place.queue_name import check_queue_name
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
+from airflow_gpu_provider.triggers.workload import GpuWorkloadTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.gangs import JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.following import Following
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.wait.end import end_of
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.watch.following import Following
+from airflow_gpu_provider.training.watch.object_following import GangFollowing
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
-from airflow_gpu_provider.workloads.following import GangFollowing
-from airflow_gpu_provider.workloads.gang_wait import GangWait
 
 
 class GpuGangTrigger(GpuPodTrigger):

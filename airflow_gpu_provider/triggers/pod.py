@@ -22,14 +22,6 @@ from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.usage import record_computed, record_pods
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.followed_log import PodLogs
-from airflow_gpu_provider.pods.following import Following, PodFollowing
-from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, sampled_time
-from airflow_gpu_provider.pods.kept_lines import KeptLines
-from airflow_gpu_provider.pods.machine import may_be_spot
-from airflow_gpu_provider.pods.wait import PodWait
-from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.open_pool import open_pool
@@ -37,10 +29,18 @@ from airflow_gpu_provider.scaling.release_without_sensor import release_without_
 from airflow_gpu_provider.scaling.setbacks import persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.life.machine import may_be_spot
+from airflow_gpu_provider.training.log.followed_log import PodLogs
+from airflow_gpu_provider.training.log.kept_lines import KeptLines
+from airflow_gpu_provider.training.log.object_logs import GangLogs
+from airflow_gpu_provider.training.wait.end import end_of
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.watch.following import Following, PodFollowing
+from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
+from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, settle
 from airflow_gpu_provider.triggers.record import Recorded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
-from airflow_gpu_provider.workloads.logs import GangLogs
 
 RECORD_VERSION = 1
 LONGEST_RESULT = 2**14

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.pods.followed_log import REPEATED
+from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import PATIENCE, wait_until
 from gpu_sandbox.airflow_home import AirflowHome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.pods.followed_log import REPEATED
+from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.airflow_api import wait_until
 from tests.airflow.gangs import jobs, objects, pod_of, until_all_run
 from tests.airflow.harness import Airflow

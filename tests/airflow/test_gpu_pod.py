@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from airflow_gpu_provider.pods.followed_log import REPEATED
+from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.harness import Airflow
 from tests.airflow.pools import pods_of, zero

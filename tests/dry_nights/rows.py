@@ -58,7 +58,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     ),
     "a node stops being Ready": (
         "tests/unit/scaling/test_decisions.py::test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement",
-        "tests/unit/pods/test_pod_wait.py::test_container_that_was_killed_as_its_node_went_down_is_preempted",
+        "tests/unit/training/test_pod_wait.py::test_container_that_was_killed_as_its_node_went_down_is_preempted",
         f"{POD_MACHINES}::test_lost_machine_is_a_preemption_and_the_next_pod_gets_another",
         "sandbox/tests/unit/test_machines.py::test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up",
     ),
@@ -77,7 +77,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{REAL}/test_gang_ends.py::test_night_fails_with_the_error_of_the_rank_that_failed_first",
     ),
     "one rank of such a task runs and the other does not come up": (
-        "tests/unit/workloads/test_gang_wait.py::test_rank_that_does_not_start_in_time_is_named",
+        "tests/unit/training/test_gang_wait.py::test_rank_that_does_not_start_in_time_is_named",
         "one-node-lost at gang-half-up",
     ),
     "a task on several nodes waits for its turn, without a pod, and is marked failed, cleared or timed out; "
@@ -282,7 +282,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     ),
     "Airflow is gone for good": (
         "tests/sandbox/test_ensure.py::test_with_nobody_left_the_switch_ends_what_a_killed_worker_had_grown",
-        "tests/unit/pods/test_pod_deadline.py::test_a_pod_ends_with_its_run_s_demand_or_after_its_execution_timeout",
+        "tests/unit/training/test_pod_deadline.py::test_a_pod_ends_with_its_run_s_demand_or_after_its_execution_timeout",
         f"{REAL}/test_airflow_dead.py::"
         "test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_airflow",
         "airflow-dead at train-deferred",

@@ -17,16 +17,16 @@ from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
-from airflow_gpu_provider.pods.placement import Placement
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.workloads.kinds import KINDS, templates_of
-from airflow_gpu_provider.workloads.manifest import named, with_queue
-from airflow_gpu_provider.workloads.manifest_placement import place_workload
+from airflow_gpu_provider.training.place.kinds import KINDS, templates_of
+from airflow_gpu_provider.training.place.manifest import named, with_queue
+from airflow_gpu_provider.training.place.manifest_placement import place_workload
+from airflow_gpu_provider.training.place.pod_placement import Placement
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.engines.test_engines import QUEUES, create
 from tests.sandbox.running import eventually, line_of, run
-from tests.unit.workloads.manifests import a
+from tests.unit.training.manifests import a
 
 BY_PRIORITY = """
     apiVersion: kueue.x-k8s.io/v1beta2

@@ -15,8 +15,8 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, OutOfStock, error_types
-from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually
 from tests.sandboxes import (

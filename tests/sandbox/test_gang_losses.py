@@ -21,10 +21,10 @@ from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.errors import (
     PodPreempted,
 )
-from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

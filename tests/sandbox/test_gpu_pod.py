@@ -27,9 +27,9 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodUnschedulable,
 )
-from airflow_gpu_provider.pods.pull import LASTS
-from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.wait.pull import LASTS
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

@@ -25,7 +25,7 @@ SAMPLED_EVERY = 0.5
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler.SAMPLE_EVERY", SAMPLED_EVERY)
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler.SAMPLE_EVERY", SAMPLED_EVERY)
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
 
 
@@ -83,8 +83,8 @@ def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> No
 
 
 def test_container_without_nvidia_smi_is_asked_once(pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.5)
-    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._WITHIN", 60.0)
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler._UNTIL_THE_END_SHOWS", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler._WITHIN", 60.0)
     fails = playing("NVIDIA-SMI has failed", asked=1) + "; sleep 4; [ $(cat /tmp/n) = 1 ]"
     operator, context = train(pool, fails)
     run(operator, context)

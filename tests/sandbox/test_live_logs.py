@@ -22,10 +22,10 @@ from structlog.stdlib import PositionalArgumentsFormatter
 
 from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pods import followed_log as pod_log
-from airflow_gpu_provider.pods import position_saver
-from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.training.log import followed_log as pod_log
+from airflow_gpu_provider.training.log import position_saver
+from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, execute, log_of
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

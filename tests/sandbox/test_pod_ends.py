@@ -152,7 +152,7 @@ def test_worker_that_cannot_reach_the_cluster_has_the_pod_watched_again(
     event = asyncio.run(first_event(copy_of(deferral.trigger)))
     resumed = training(pool, do_xcom_push=True)
     with monkeypatch.context() as away:
-        away.setattr("airflow_gpu_provider.pods.hook.PoolHook.get_pod", _unreachable)
+        away.setattr("airflow_gpu_provider.training.life.hook.PoolHook.get_pod", _unreachable)
         with pytest.raises(TaskDeferred) as again:
             resumption(resumed, deferral, context, event)()
     event = asyncio.run(first_event(copy_of(again.value.trigger)))

@@ -29,9 +29,9 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pods.creation import CREATE_WITHIN
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.training.life.creation import CREATE_WITHIN
 from gpu_sandbox.sandbox import Sandbox
 from tests.kubeconfig import access_of
 from tests.sandbox import aws_identity
@@ -142,7 +142,7 @@ def test_a_quota_that_is_lifted_after_some_seconds_costs_no_try(pool: EksGpuPool
 def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
     pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.pods.attempt.CREATE_WITHIN", timedelta(seconds=2))
+    monkeypatch.setattr("airflow_gpu_provider.training.life.pod_attempt.CREATE_WITHIN", timedelta(seconds=2))
     quota(ask, namespace, 0)
     says = (
         r"ResourceQuota few is exhausted, so the request to create pods was refused:"

@@ -34,14 +34,14 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pods.attempt import PodAttempt
-from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
+from airflow_gpu_provider.training.wait.wait_outcome import Watched
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.google import GoogleTimings

@@ -1,7 +1,7 @@
 """The two ways in which a task waits: in its worker, and deferred to a triggerer.
 
-How a pod, a gang or a workload ends is decided by its wait, the same for both ways: tests/unit/pods/test_pod_wait.py,
-test_pod_end.py and test_pod_verdict.py, tests/unit/workloads/test_gang_wait.py and test_workload_wait.py. Where nothing
+How a pod, a gang or a workload ends is decided by its wait, the same for both ways: test_pod_wait.py,
+test_pod_end.py, test_pod_verdict.py, test_gang_wait.py and test_workload_wait.py of tests/unit/training. Where nothing
 else is tested against the real control plane, `make test` takes one way, and `make nightly` both.
 """
 

@@ -26,7 +26,7 @@ from airflow_gpu_provider import (
     placement,
 )
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
-from airflow_gpu_provider.pods.pull import LASTS
+from airflow_gpu_provider.training.wait.pull import LASTS
 from sandbox.tests.node_checks import stories
 from sandbox.tests.node_checks.stories import IMAGE
 from tests.sandbox.running import eventually, run, run_and_act

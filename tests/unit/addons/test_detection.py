@@ -10,7 +10,7 @@ from airflow_gpu_provider.addons.detection import Server, find_servers, served_b
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import KubernetesGpuPool
-from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.training.test_pod_placement import a_pool
 
 TOLERATES_GPUS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"

@@ -15,8 +15,8 @@ from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait, Pl
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
-from tests.unit.pods.test_pod_end import START, pod, running, waiting
-from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.training.test_pod_end import START, pod, running, waiting
+from tests.unit.training.test_pod_placement import a_pool
 
 WAIT = GpusWait(pool="train-gpu", server="ours", started=START, deadline=START + timedelta(minutes=10))
 NODE = Node(name="n1", machine="i-1", ready=True, gpus=0, created_at=START)

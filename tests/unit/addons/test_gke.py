@@ -10,8 +10,8 @@ from airflow_gpu_provider.addons.detection import find_servers, served_by
 from airflow_gpu_provider.addons.device_plugin import driver_manifest
 from airflow_gpu_provider.errors import DevicePluginConflict
 from tests.unit.addons.test_detection import STATIC, affinity, daemon_set
-from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pools.test_gke import pool
+from tests.unit.training.test_pod_placement import a_pool
 
 # As GKE has it in every cluster.
 GKES = daemon_set(

@@ -18,8 +18,8 @@ from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAlloc
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.waits import Progress
-from tests.unit.pods.test_pod_placement import a_pool
-from tests.unit.pods.test_pod_watch import raw_node
+from tests.unit.training.test_pod_placement import a_pool
+from tests.unit.training.test_pod_watch import raw_node
 
 POOL = a_pool()
 PODS = plugin_pods("kube-system")

@@ -15,8 +15,8 @@ from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.scaling.pools import lease, pool, snapshot
+from tests.unit.training.test_pod_placement import a_pool
 
 NAMES = ("first", "away", "last")
 

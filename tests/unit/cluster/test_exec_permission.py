@@ -19,8 +19,8 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.cluster.api_errors import mapped
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
-from airflow_gpu_provider.pods import creation
-from airflow_gpu_provider.pods.hook import PoolHook
+from airflow_gpu_provider.training.life import creation
+from airflow_gpu_provider.training.life.hook import PoolHook
 
 
 class Server(HTTPServer):

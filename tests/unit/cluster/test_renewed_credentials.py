@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.platforms.external.platform import access_from_connection
-from airflow_gpu_provider.pods.hook import PoolHook
+from airflow_gpu_provider.training.life.hook import PoolHook
 from gpu_sandbox.pki import CertificateAuthority, KeyPair
 
 POOL = KubernetesGpuPool(name="lab", nodes=["gpu-1"], gpus_per_node=1)

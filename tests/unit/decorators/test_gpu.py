@@ -15,9 +15,9 @@ from airflow_gpu_provider import EksGpuPool, gpu_nodes
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PodPreempted, PoolSpecError
 from airflow_gpu_provider.get_provider_info import get_provider_info
-from airflow_gpu_provider.pods.attempt import PodAttempt
-from airflow_gpu_provider.pods.placement import place
-from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
+from airflow_gpu_provider.training.life.pod_try import PodTry
+from airflow_gpu_provider.training.place.pod_placement import place
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.sandbox.running import context_of
 

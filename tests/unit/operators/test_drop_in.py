@@ -28,7 +28,7 @@ from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, Kuberne
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import MovedArguments
 from airflow_gpu_provider.pools import GpuPool
-from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.training.test_pod_placement import a_pool
 
 NEWEST = set(inspect.signature(KubernetesPodOperator.__init__).parameters) - {"self", "kwargs"}
 

@@ -17,12 +17,12 @@ from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pods.pod_try import PodTry
-from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.records import handed_back
+from airflow_gpu_provider.training.life.pod_try import PodTry
+from airflow_gpu_provider.training.life.preemptions import Attempt
 from tests.sandbox.running import context_of
-from tests.unit.pods.test_pod_placement import a_pool, limits
+from tests.unit.training.test_pod_placement import a_pool, limits
 
 
 def test_drop_in_arguments_keep_their_meaning() -> None:

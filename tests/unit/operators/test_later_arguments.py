@@ -14,7 +14,7 @@ from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import GpuPodOperator
 from airflow_gpu_provider.errors import PoolSpecError
-from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.training.test_pod_placement import a_pool
 
 
 def task(**arguments: Any) -> GpuPodOperator:

@@ -15,7 +15,7 @@ from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, GpuWorkl
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pool_operator import duration
 from airflow_gpu_provider.pools import EksGpuPool
-from tests.unit.workloads.manifests import a
+from tests.unit.training.manifests import a
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["p5.48xlarge"], max_nodes=4

@@ -13,7 +13,7 @@ from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pool_operator import seconds_of
-from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.training.test_pod_placement import a_pool
 
 
 @pytest.mark.parametrize(

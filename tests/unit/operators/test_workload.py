@@ -12,8 +12,8 @@ from airflow.sdk import DAG
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.workloads.kinds import KINDS
-from tests.unit.workloads.manifests import a
+from airflow_gpu_provider.training.place.kinds import KINDS
+from tests.unit.training.manifests import a
 
 GPU = "nvidia.com/gpu"
 POOL = EksGpuPool(

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_gpu_provider.errors import CloudError, OutOfStock
 from airflow_gpu_provider.scaling import keeper, pool_news
-from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.scaling.pools import NOW, dry, lease, machine, node, pod, snapshot
+from tests.unit.training.test_pod_placement import a_pool
 
 
 class Reconciles:

@@ -16,12 +16,12 @@ from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
-from airflow_gpu_provider.pods.kept_lines import KeptLines
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.log.kept_lines import KeptLines
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
-from tests.unit.pods.test_pod_placement import a_pool
-from tests.unit.pods.test_pod_wait import WAIT
+from tests.unit.training.test_pod_placement import a_pool
+from tests.unit.training.test_pod_wait import WAIT
 
 
 class Quick(GpuPodTrigger):

@@ -1,0 +1,1 @@
+"""Attempts: a pod, a gang or a workload is created, waited for, judged, collected and released."""

@@ -1,0 +1,236 @@
+"""Reads an ended pod before it is released: how it ended, considering everything known, and its result."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
+from kubernetes.client import ApiException, V1Pod
+
+from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR, from_status
+from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
+from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.errors import (
+    LOST,
+    AdmissionDenied,
+    BadGpu,
+    ClusterUnreachable,
+    GpuError,
+    PermissionDenied,
+    PodFailed,
+    PodPreempted,
+    PodResultInvalid,
+    PodResultLost,
+)
+from airflow_gpu_provider.training.life.diagnosis import diagnosed
+from airflow_gpu_provider.training.life.machine import PodMachine
+from airflow_gpu_provider.training.life.task_cluster import TaskCluster
+from airflow_gpu_provider.training.log.task_log import last_lines
+from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
+from airflow_gpu_provider.training.wait.wait_outcome import Watched
+
+RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
+_SHOWN, _SAID = 100, 300
+
+_log = logging.getLogger(__name__)
+
+
+def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
+    """Return the result in a result file; None if it is empty.
+
+    Args:
+        text: The file's.
+        pod: The pod's name, for the error.
+        succeeded: Whether the pod has, for the error.
+
+    Raises:
+        PodResultInvalid: It is not JSON.
+    """
+    if text.strip() in ("", EMPTY_XCOM_RESULT):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise invalid(text, error, pod=pod, succeeded=succeeded) from None
+
+
+def invalid(text: str, error: ValueError, *, pod: str, succeeded: bool = True) -> PodResultInvalid:
+    """Return the error for a result file with this text, which is not JSON."""
+    begins = repr(text[:_SHOWN])
+    return PodResultInvalid(
+        f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, is not valid JSON ({error}); its"
+        f" {len(text)} characters start with {begins}.",
+        "Have the training write JSON there, and rename the file into place when it is whole.",
+        pod=pod,
+    )
+
+
+class ResultUnread(ClusterUnreachable):
+    """The result of a successful pod exists, but could not be read."""
+
+
+def unread(
+    state: PodState | None, error: Exception, *, pod: str, node_is_there: bool, succeeded: bool = True
+) -> GpuError:
+    """Return what it means that the result of a pod could not be read.
+
+    Args:
+        state: The pod as it is now; None if it is gone.
+        error: The error of the attempt to read it.
+        pod: Its name.
+        node_is_there: Its node is in the cluster and answers.
+        succeeded: Whether it has succeeded, as errors say.
+    """
+    why = _why_lost(state, node_is_there)
+    if why:
+        return PodPreempted(
+            f"Pod {pod} had finished, but {why} before its result was read.",
+            "Retry the task: the next try waits for new capacity.",
+            pod=pod,
+            node=(state.node if state else "") or "",
+        )
+    result = _result_of(pod, succeeded=succeeded)
+    if waiting := _sidecar(state, "waiting"):
+        why = f"{waiting.reason}: {waiting.message}".strip(": ") or "nothing says why"
+        return PodResultLost(
+            f"{result} cannot be read: the container {waiting.name}, which keeps it, has never started ({why}).",
+            f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that the nodes can pull.",
+            pod=pod,
+        )
+    answer = _answer(error)
+    if isinstance(answer, PermissionDenied | AdmissionDenied):
+        return PodResultLost(f"{result} cannot be read: {_uncapitalized(answer.what)}", answer.fix, pod=pod)
+    return ResultUnread(
+        f"{result} could not be read ({_in_words(error)}).",
+        "Check that the pod's node answers, and the way from the API server to it (konnectivity, port 10250); another"
+        " try runs the training again.",
+        pod=pod,
+    )
+
+
+def _result_of(pod: str, *, succeeded: bool) -> str:
+    return f"Pod {pod} succeeded, but its result" if succeeded else f"The result of pod {pod}"
+
+
+def _answer(error: Exception) -> GpuError | None:
+    """Return what the API server has answered to an exec; None where something else has failed."""
+    return from_status(error, "create", "pods/exec") if isinstance(error, ApiException) else None
+
+
+def _in_words(error: Exception) -> str:
+    answer = _answer(error)
+    said = str(answer.what if answer else error).strip().partition("\n")[0][:_SAID].rstrip(".") or "no words"
+    return said if answer else f"{type(error).__name__}: {said}"
+
+
+def _uncapitalized(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _why_lost(state: PodState | None, node_is_there: bool) -> str:
+    if state is None:
+        return "was deleted"
+    if why := why_disrupted(state):
+        return f"was preempted ({why})"
+    if state.deletion_asked_at is not None:
+        return "was deleted"
+    if not node_is_there:
+        return f"its node {state.node} was lost"
+    return "the container that keeps its result ended" if _sidecar(state, "terminated") else ""
+
+
+def _sidecar(state: PodState | None, status: str) -> ContainerState | None:
+    """Return the container that keeps the result, if it is in that state."""
+    others = state.others if state is not None else ()
+    return next((one for one in others if one.name == XCOM_SIDECAR and one.status == status), None)
+
+
+def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
+    """Return how a pod ended, from its own state (`error`), its machine, its last log lines and its node.
+
+    A node whose GPU proves to be broken is marked.
+    """
+    if error is None and watched.result:
+        return None  # it was written before the container ended, and its machine has answered since
+    node = (pod.spec.node_name if pod is not None else "") or ""
+    machine = PodMachine(
+        watched.machine, cluster.pool, lambda: cluster.hook.platform, lambda node: machine_of(cluster.api, node)
+    )
+    error = machine.judged(error, pod=watched.name, node=node)
+    if type(error) is not PodFailed or pod is None:
+        return error
+    lines = last_lines(cluster.client, pod, error.details.get("container") or cluster.base_container)
+    bad_gpu = cluster.gpu_health.of_node(node)
+    cause = diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
+    if isinstance(cause, BadGpu):
+        cluster.gpu_health.mark(node, cause.what)
+    return cause
+
+
+def result_of_gone(watched: Watched) -> Any:
+    """Return the result of a pod that succeeded and is gone.
+
+    Raises:
+        GpuError: It was not read in time, or is not JSON.
+    """
+    if watched.result is None:
+        raise unread(None, LookupError(watched.name), pod=watched.name, node_is_there=True)
+    return parsed(watched.result, pod=watched.name)
+
+
+def read_result(
+    pod: V1Pod,
+    state: PodState,
+    error: GpuError | None,
+    watched: Watched,
+    *,
+    cluster: TaskCluster,
+    extract: Callable[[V1Pod], Any],
+) -> tuple[Any, GpuError | None]:
+    """Return the pod's result, and how it ended; the result is required only if the pod succeeded.
+
+    If the wait has not read it, `extract` does, and ends the container that keeps it.
+
+    Raises:
+        GpuError: The result exists but could not be read; it may be readable later.
+    """
+    if isinstance(error, LOST) or end_of(state) is None:
+        return None, error
+    try:
+        if watched.result is not None:
+            _end_sidecar(pod, cluster)
+            return parsed(watched.result, pod=watched.name, succeeded=error is None), error
+        return _extracted(pod, cluster, extract, succeeded=error is None), error
+    except GpuError as missing:
+        if error is not None:
+            _log.info("The failed pod's result is left out: %s", missing.what)
+            return None, error
+        if isinstance(missing, PodFailed):
+            return None, explained(missing, watched, pod, cluster)
+        raise
+
+
+def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any], *, succeeded: bool) -> Any:
+    name = pod.metadata.name
+    try:
+        return extract(pod)
+    except json.JSONDecodeError as error:
+        raise invalid(error.doc, error, pod=name, succeeded=succeeded) from None
+    except Exception as error:
+        # On exec, each library below raises its own errors: the pod's state tells what they mean.
+        now = cluster.pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)
+        state = cluster.state(now) if now is not None else None
+        is_there = is_node_there(cluster.api, pod.spec.node_name)
+        raise unread(state, error, pod=name, node_is_there=is_there, succeeded=succeeded) from error
+
+
+def _end_sidecar(pod: V1Pod, cluster: TaskCluster) -> None:
+    """End the container that keeps the result: it ignores SIGTERM, and would keep the node for the grace period."""
+    try:
+        cluster.manager.extract_xcom_kill(pod)
+    except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
+        _log.warning("The XCom sidecar of pod %s is still running: %s.", pod.metadata.name, _in_words(error))

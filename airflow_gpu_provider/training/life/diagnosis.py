@@ -1,0 +1,124 @@
+"""Why a pod failed, if its last log lines or its node say more than an exit code. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_gpu_provider.accelerators import GPUS
+from airflow_gpu_provider.cluster.pod_log import lines_of, shown
+from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.training.wait.end import NOT_STARTED
+from airflow_gpu_provider.training.wait.eviction import EVICTED
+from airflow_gpu_provider.training.wait.log_end import last_error
+from airflow_gpu_provider.training.wait.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
+
+BAD_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
+"""From NVIDIA's "XID Errors" catalogue, less those that a program causes itself (13, 31, 43, 45, 68: which the device
+plugin does not count against a GPU either)."""
+
+_COMMAND_NOT_FOUND = 127
+
+_OF_GPU = re.compile(r"\b(?:CUDA|NCCL|GPU)", re.IGNORECASE)
+_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+_NEEDS_RESET = re.compile(
+    r"GPU recovery action changed .* to \S+ \((?:GPU Reset|Node Reboot|Drain and Reset)"
+)  # XID 154
+_NO_NVIDIA_SMI = re.compile(r"nvidia-smi: (command )?not found|exec: \"nvidia-smi\"", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWord:
+    """The line that says why a container failed, and what it means."""
+
+    advice: Advice
+    line: str
+
+    @property
+    def cause(self) -> Cause:
+        return self.advice.cause
+
+
+def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord | None:
+    """Return the line of the program's last error that names the GPU or its driver as the cause, or None.
+
+    A missing nvidia-smi is a cause only if a missing command ended the container (`lacks_command`). What the kernel
+    said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
+    """
+    told = last_error(lines)
+    for line in told:
+        if advice := _advice(line, lacks_command=lacks_command):
+            return LastWord(advice=advice, line=line.strip())
+    if any(_OF_GPU.search(line) for line in told):
+        return next(
+            (LastWord(advice=BROKEN, line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
+        )
+    return None
+
+
+def _advice(line: str, *, lacks_command: bool) -> Advice | None:
+    if _XID.search(line):
+        return BROKEN if _is_bad_xid(line) else None
+    if lacks_command and _NO_NVIDIA_SMI.search(line):
+        return NO_DRIVER
+    return advice_on(line)
+
+
+def _is_bad_xid(line: str) -> bool:
+    has_bad_number = not BAD_XIDS.isdisjoint(int(number) for number in _XID.findall(line))
+    return has_bad_number or _NEEDS_RESET.search(line) is not None
+
+
+_SHOWN = 10
+_LIBRARY_ON_GKE = (
+    "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars, unless the"
+    " image has it, as NVIDIA's have. If it is set:"
+)
+# CUDA's runtime calls a driver whose library it does not find "insufficient", which PyTorch calls none.
+_LIBRARY_NOT_FOUND = re.compile(
+    r"libcuda\.so|libnvidia-ml\.so|NVML Shared Library Not Found|NVMLError_LibraryNotFound"
+    r"|CUDA driver library cannot be found|Found no NVIDIA driver|driver version is insufficient"
+    r"|cudaErrorInsufficientDriver|failed call to cuInit"
+)
+_TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
+
+
+def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: str, bad_gpu: str) -> PodFailed:
+    """Return the failure with its last log lines, and with the type that these or the node's state imply.
+
+    Args:
+        error: How the pod ended, by its exit code.
+        lines: The last lines of its log.
+        pool: Where it ran; what is known about its GPUs goes into the message.
+        node: The node that it ran on.
+        bad_gpu: Why that node's GPUs cannot be trusted; empty if they can.
+    """
+    last = [shown(line) for line in lines[-_SHOWN:]]
+    details = {**error.details, "node": node, "last_lines": last} if lines else error.details
+    lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
+    is_explained = error.details.get("reason") == EVICTED
+    word = None if is_explained else last_word(lines, lacks_command=lacks_command)
+    word = word or last_word(lines_of(error.what), lacks_command=lacks_command)
+    if bad_gpu and not is_explained and (word is None or word.cause == "driver"):
+        word = LastWord(advice=BROKEN, line=bad_gpu)
+    if word is not None:
+        happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
+        said = error.what.partition("\n")[0].rstrip(".")
+        because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
+        return _TYPES[word.cause](f"{said}: {happened}{because}.", _fix(word, pool), **details)
+    if not lines:
+        return error
+    return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)
+
+
+def _fix(word: LastWord, pool: GpuPool) -> str:
+    """Return what to do: an image on GKE may have a driver, and no way to its library."""
+    is_unfound = pool.kind == "gke" and _LIBRARY_NOT_FOUND.search(word.line)
+    return f"{_LIBRARY_ON_GKE} {word.advice.fix}" if is_unfound else word.advice.fix
+
+
+def _gpu_memory(pool: GpuPool) -> str:
+    known = [f"{name} with {GPUS[name].memory_gib} GiB" for name in pool.gpu_products if name in GPUS]
+    return f"; pool {pool.name} has {' or '.join(known)} each" if known else ""

@@ -1,0 +1,305 @@
+"""PodTry: one try of a task, with one pod after another if preemption is not failure.
+
+However it ends, it leaves no pod that is not waited for, and no node that is not released.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from kubernetes.client import V1Pod
+
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
+from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
+from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
+from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
+from airflow_gpu_provider.training.life.preemptions import Attempt
+from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.log.kept_lines import write_again
+from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, Watched
+
+_DEFER_MARGIN = timedelta(minutes=5)
+
+
+class PodTry:
+    """The pods of one try, as seen by this process.
+
+    Args:
+        task: The task that runs them.
+        event: The trigger's event, from which it continues; empty for none.
+    """
+
+    def __init__(self, task: PodTask, event: Mapping[str, Any]) -> None:
+        self._task = task
+        self._cluster = task.cluster
+        self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
+        self._owner: Ownership | None = None
+        self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
+        self.is_resuming = False
+        """The first pod was waited for elsewhere and was preempted; the next one is to run here."""
+        self.has_timed_out = False
+        """execution_timeout has passed and has been handled."""
+
+    def run(self) -> Any:
+        """Create a pod and wait for it, here or in the triggerer; if it is preempted and may resume, run the next one.
+
+        Raises:
+            TaskDeferred: The triggerer waits.
+            GpuError: How the pod ended, or why there is none.
+        """
+        if self.is_resuming:
+            return self._run_attempts()
+        with self._heeding_timeout(), self._leaving_no_nodes():
+            return self._run_attempts()
+
+    def go_on(self, watched: Watched) -> Any:
+        """Collect a pod that was waited for, wait for it again, or run the next one.
+
+        Raises:
+            TaskDeferred: The triggerer waits.
+            GpuError: How the pod ended.
+        """
+        self.attempt.take_up(watched)
+        with self._heeding_timeout():
+            return self._go_on(watched)
+
+    def go_on_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
+        """Collect a pod that has ended; delete one that has not, since nothing can wait for it."""
+        late = PodDeadline(
+            f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
+            "See the triggerer's log; the next try starts anew.",
+        )
+        with self._heeding_timeout():
+            self._known_owner()
+            found = self.attempt.newest_of_try(namespace := find_namespace())
+            if found is not None:
+                self.attempt = self._attempt(Attempt(number=found.number))
+                name, uid = found.name, found.uid
+                return self._go_on(Watched(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
+            self._release_nodes(*self.attempt.delete_left(namespace))
+            raise late from error
+
+    def kill(self) -> None:
+        """Delete the pod, unless on_kill_action keeps it; may be called in a signal handler."""
+        if self._task.is_kept_when_killed:
+            self._task.log.info("Pod is kept, as on_kill_action says.")
+        else:
+            self.attempt.kill()
+
+    # -- its attempts ----------------------------------------------------------------------------------------
+
+    def _go_on(self, watched: Watched) -> Any:
+        self._task.pod_log.followed = watched.logs
+        self._known_owner()
+        with self._leaving_no_nodes():
+            try:
+                return self._collect_or_defer(watched)
+            except LOST as error:
+                self._prepare_next_attempt(error, watched.lines)
+            self.is_resuming = True
+            return self._task.execute()
+
+    def _run_attempts(self) -> Any:
+        while True:
+            try:
+                return self._run_attempt()
+            except LOST as error:
+                self._prepare_next_attempt(error)
+
+    def _run_attempt(self) -> Any:
+        try:
+            self.attempt.start()
+            if self._task.deferrable:
+                self._defer(self.attempt.wait())
+            watched = self.attempt.watch_here()
+            while True:
+                try:
+                    return self._collect(watched)
+                except GpuError as error:
+                    if not self._take_setback(error):
+                        raise
+                time.sleep(self._setbacks.pause)
+        except TaskDeferred:
+            raise
+        except BaseException:
+            self.attempt.let_go()
+            raise
+
+    def _collect_or_defer(self, watched: Watched) -> Any:
+        try:
+            return self._collect(watched)
+        except LOST:
+            raise
+        except Exception as error:
+            if not (isinstance(error, GpuError) and self._take_setback(error)):
+                self.attempt.let_go()
+                raise
+        is_cleared = bool(watched.logs.get("streamed"))
+        self._task.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
+        self._defer(watched.wait or self.attempt.wait())
+
+    def _collect(self, watched: Watched) -> Any:
+        return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
+
+    def _take_setback(self, error: GpuError) -> bool:
+        """Count a failure unrelated to the pod; return False for any other failure, and for one that lasts."""
+        if self.attempt.is_released:
+            return False  # how it ended has been decided already
+        now = self._cluster.now()
+        setbacks = self._setbacks.one_more(now)
+        deadline = self.attempt.record.deadline
+        is_late = deadline is not None and now > deadline + COLLECT_WITHIN
+        is_unread = isinstance(error, ResultUnread) and setbacks.lasted > COLLECT_WITHIN
+        if is_late or is_unread or not setbacks.may_pass(error):
+            return False
+        self._setbacks = setbacks
+        said = "%s: %s The pod is looked at again in %.0f s."
+        self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
+        return True
+
+    def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:
+        """Prepare the pod that follows the lost one; raise `error` if there may be none.
+
+        Args:
+            error: How it was lost.
+            lines: What a triggerer has logged of it, which Airflow clears when the task waits there again.
+        """
+        self._task.stop.check()
+        now, record = self._cluster.now(), self.attempt.record
+        deadline = record.deadline or self.attempt.deadlines.of_pod(now)
+        why_not = self.attempt.why_not_again(error)
+        if why_not := why_not or self._task.preemptions.why_not(record, deadline=deadline, now=now):
+            self._task.log.info("The pod is not started again: %s.", why_not)
+            raise error
+        if lines:
+            write_again(self._task.log.log, lines, what=f"attempt {record.number}")
+        following = record.following(deadline=deadline, phases=self.attempt.phases)
+        self._task.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
+        self._task.pod_log.followed = {}
+        self.attempt = self._attempt(following)
+
+    def _attempt(self, record: Attempt) -> TaskAttempt:
+        self._task.on_pod(None)
+        return (self._task.new_attempt or PodAttempt)(self._task, self._known_owner, record)
+
+    def _known_owner(self) -> Ownership:
+        if self._owner is None:
+            self._owner = self._task.owner()
+        return self._owner
+
+    # -- deferral --------------------------------------------------------------------------------------------
+
+    def _defer(self, wait: AttemptWait) -> None:
+        attempt, owner, now = self.attempt, self._known_owner(), self._cluster.now()
+        sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
+        carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
+        record = {
+            "pool": self._cluster.pool.serialize(),
+            "wait": wait.to_record(),
+            "owner": owner.writer,
+            "key": asdict(attempt.demand_key),
+            "owns_demand": attempt.owns_demand,
+            "holder": self._task.holder,
+            "deferred_at": time.time(),
+            "pause": self._setbacks.pause,
+            "delete_on_kill": not self._task.is_kept_when_killed,
+            "grace_seconds": self._task.grace_seconds,
+            "logs": attempt.to_stream(),
+            "has_next": not self._task.preemptions.why_not(attempt.record, deadline=wait.deadline, now=now),
+            "result": sidecar if self._task.has_result else None,
+            "extra": {**self._task.trigger_kwargs, **carried},
+        }
+        left = max(wait.deadline - now, timedelta(0))
+        until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
+        self._task.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
+        self._task.defer(record, left + _DEFER_MARGIN)
+
+    # -- its nodes -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _heeding_timeout(self) -> Iterator[None]:
+        """Delete the pod and release its node when execution_timeout interrupts this block, even during a release.
+
+        Airflow then calls on_kill, as it does to stop a task.
+        """
+        try:
+            yield
+        except AirflowTaskTimeout:
+            self.kill()
+            self._release_nodes()
+            self.has_timed_out = True
+            raise
+
+    @contextmanager
+    def _leaving_no_nodes(self) -> Iterator[None]:
+        """Release the pod's node at the end if no demand covers it: no ScaleDownSensor will.
+
+        And raise nothing but TaskKilled once the task was told to stop: that error may be swallowed on its way.
+        """
+        try:
+            try:
+                yield
+            finally:
+                self._task.stop.check()
+        except (TaskDeferred, AirflowTaskTimeout):
+            raise
+        except BaseException:
+            self._release_nodes()
+            raise
+        self._release_nodes()
+
+    def _release_nodes(self, *uids: str) -> None:
+        """Release the nodes; an error is only logged, since how the pod ended is what matters.
+
+        A task that is told to stop has seconds left, and if that happens midway, the release starts again: its first
+        write moves the cloud's own switch.
+        """
+        own = {*uids, *self.attempt.uids}
+        try:
+            self._release(own)
+        except TaskKilled:
+            self._release(own)
+            raise
+
+    def _release(self, own: set[str]) -> None:
+        owner, pool = self._owner, self._cluster.pool
+        if owner is None:
+            return
+        why = [f"No block's demand covers this task: it releases the nodes of pool {pool.name} that nobody wants."]
+
+        def say(line: str) -> None:
+            for each in (*why, line):
+                self._task.log.info("%s", each)
+            why.clear()
+
+        try:
+            if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
+                return
+            reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
+            within = WHEN_KILLED if self._task.stop.error is not None else None
+            release_without_sensor(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
+        except GpuError as error:
+            self._task.log.warning(
+                "Unwanted nodes of pool %s could not be released and may keep running for now: %s", pool.name, error
+            )
+
+
+def _own_deadline(pod: V1Pod | None, left: timedelta) -> str:
+    """Return, as text, that the pod's own activeDeadlineSeconds end it sooner than the task's deadline."""
+    seconds = pod.spec.active_deadline_seconds if pod is not None else None
+    if seconds is None or timedelta(seconds=seconds) > left - _DEFER_MARGIN:
+        return ""
+    return f", or {seconds} s after its start"

@@ -1,0 +1,199 @@
+"""GangLogs: the logs of all ranks of a gang, streamed into the log of the task that waits for it.
+
+One annotation of the Job keeps how far they are written, by pod name: one write for all ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Self
+
+from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.gangs import jobs_path
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, shown
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
+from airflow_gpu_provider.training.log.position_saver import PositionSaver
+from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
+from airflow_gpu_provider.training.wait.gang_wait import Silence
+from airflow_gpu_provider.training.wait.workload_state import main_container
+
+_LONGEST_LINE = 500
+
+
+def shown_as(container: str, *, rank: Rank, base: str) -> str:
+    """Return what a rank's container is called in the task's log."""
+    return in_words(rank) if container == base else f"{in_words(rank)} {container}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pod:
+    namespace: str
+    name: str
+    uid: str
+
+
+class GangLogs:
+    """The streams of a gang's pods. Use it as PodLogs is used.
+
+    If hangs are to be detected, ranks whose lines are not wanted are followed too: their output is a sign of life.
+
+    Args:
+        wanted: As PodLogs has it, "positions" by the names of the pods; and "ranks", whose lines are wanted; None: all.
+        write_line: Returns the function that writes a rank's lines. Default: `log`.
+    """
+
+    def __init__(
+        self,
+        api: AsyncApi,
+        wait: Any,
+        wanted: Mapping[str, Any] | None,
+        log: Callable[..., None],
+        *,
+        write_line: Callable[[int], WriteLine] | None = None,
+        alone: bool = False,
+    ) -> None:
+        self._api = api
+        self._wait = wait
+        self._wanted = dict(wanted or {})
+        self._ranks: Collection[int] | None = self._wanted.get("ranks")
+        self._log = log
+        self._write_line = write_line
+        self._alone = alone
+        self._path = self._path_of(wait)
+        self._kept: dict[str, Any] = dict(self._wanted.get("positions") or {})
+        self._may_repeat = bool(self._wanted.get("may_repeat"))
+        self._pods: dict[str, PodLogs] = {}
+        self._heard_at = time.monotonic()
+        self._last_lines: dict[int, str] = {}
+        say = partial(log, 20, "%s")
+        self._saver = PositionSaver(api, self._path, wait.uid, self._positions, say)
+
+    async def __aenter__(self) -> Self:
+        if not self._alone and self._wanted.get("containers") and not self._wanted.get("anew"):
+            await self._take_positions()
+        self._saver.first = dict(self._kept)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._saver.stop()
+        for logs in self._pods.values():
+            await logs.__aexit__(*error)
+
+    def follow(self, rank: Any, pod: PodState, raw: Json) -> None:
+        """Take the present state of a rank's pod."""
+        is_wanted = self._ranks is None or rank in self._ranks
+        if not is_wanted and self._wait.hang_seconds is None:
+            return
+        if pod.name not in self._pods:
+            self._pods[pod.name] = self._begun(rank, pod, raw)
+        self._pods[pod.name].follow(pod, raw)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until the streams have ended by themselves, at most this long."""
+        until = time.monotonic() + seconds
+        await asyncio.gather(*(logs.drain(max(0.0, until - time.monotonic())) for logs in self._pods.values()))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every started container is followed; others have to be read before their pod is ended."""
+        return bool(self._wanted.get("containers")) and all(logs.is_followed for logs in self._pods.values())
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether any rank's pod exists."""
+        return bool(self._pods)
+
+    def silence(self) -> Silence | None:
+        """Return for how long no rank has printed anything; None if not all ranks are followed."""
+        if not self.is_whole:
+            return None
+        lasts = timedelta(seconds=time.monotonic() - self._heard_at)
+        return Silence(lasts=lasts, last_lines=dict(sorted(self._last_lines.items())))
+
+    def rest(self) -> dict[str, Any]:
+        """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods."""
+        return {"positions": self._positions(), "may_repeat": self._may_repeat and not self._pods}
+
+    async def safe_rest(self) -> dict[str, Any]:
+        """Return `rest` as far as the lines are certain to be in the task's log."""
+        rests = {name: await logs.safe_rest() for name, logs in self._pods.items()}
+        positions = self._kept | {name: rest["positions"] for name, rest in rests.items()}
+        may_repeat = any(rest["may_repeat"] for rest in rests.values())
+        return {"positions": positions, "may_repeat": may_repeat or (self._may_repeat and not rests)}
+
+    def _path_of(self, wait: Any) -> str:
+        """Return the path of the object that keeps the positions."""
+        return f"{jobs_path(wait.namespace).lstrip('/')}/{wait.name}"
+
+    def _containers(self, raw: Json) -> tuple[str, Any]:
+        """Return a pod's main container, whose end counts as the pod's, and those whose lines are wanted."""
+        return self._wait.base_container, self._wanted.get("containers")
+
+    def _begun(self, rank: Any, pod: PodState, raw: Json) -> PodLogs:
+        base, containers = self._containers(raw)
+        kept = {"positions": self._kept.get(pod.name) or {}, "may_repeat": self._may_repeat}
+        return PodLogs(
+            self._api,
+            _Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid),
+            {**self._wanted, "containers": containers, **kept},
+            self._log,
+            write=self._writer(rank),
+            on_line=partial(self._hear, rank),
+            alone=self._alone,
+            shown_as=partial(shown_as, rank=rank, base=base),
+            saver=self._saver,
+        )
+
+    def _writer(self, rank: int) -> WriteLine | None:
+        if self._ranks is not None and rank not in self._ranks:
+            return lambda container, text, at: None
+        return self._write_line(rank) if self._write_line else None
+
+    def _hear(self, rank: int, text: str) -> None:
+        if text.strip():
+            self._heard_at = time.monotonic()
+            self._last_lines[rank] = shown(text).strip()[:_LONGEST_LINE]
+
+    def _positions(self) -> dict[str, Any]:
+        return self._kept | {name: logs.rest()["positions"] for name, logs in self._pods.items()}
+
+    async def _take_positions(self) -> None:
+        """Continue from the positions that an earlier triggerer last recorded."""
+        try:
+            job = await self._api.get(self._path)
+            annotation = ((job or {}).get("metadata", {}).get("annotations") or {}).get(POSITIONS)
+            kept = json.loads(annotation) if annotation else {}
+        except (GpuError, ValueError):
+            return
+        for name, positions in kept.items():
+            self._kept[name] = _newer(self._kept.get(name) or {}, positions)
+        self._may_repeat = self._may_repeat or bool(kept)
+
+
+def _newer(known: Mapping[str, list[int]], kept: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Return for each container the position whose newest line, its last number, is later."""
+    newer = {name: position for name, position in kept.items() if name not in known or position[-1] > known[name][-1]}
+    return {**known, **newer}
+
+
+EACH = ["*"]
+"""In place of the names of the containers whose lines are wanted: all of the pod's."""
+
+
+class WorkloadLogs(GangLogs):
+    """The streams of a workload's pods, each of which may have its own containers."""
+
+    def _path_of(self, wait: Any) -> str:
+        return str(wait.path)
+
+    def _containers(self, raw: Json) -> tuple[str, Any]:
+        wanted = self._wanted.get("containers")
+        return main_container(raw), [each["name"] for each in raw["spec"]["containers"]] if wanted == EACH else wanted

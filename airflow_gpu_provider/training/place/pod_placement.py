@@ -1,0 +1,274 @@
+"""Places a pod on a pool: everything that GpuPodOperator adds to the pod that KubernetesPodOperator builds. Pure.
+
+The user's own spec is kept; if it contradicts the placement, that is a PoolSpecError.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from kubernetes.client import models as k8s
+from kubernetes.utils.quantity import parse_quantity
+
+from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
+from airflow_gpu_provider.cluster.node_requirements import Requirement
+from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, GPU_RESOURCE
+from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.training.place.environment import check_environment
+from airflow_gpu_provider.training.place.fit import check_fits, requests_of
+from airflow_gpu_provider.workload_placement import check_shares, tolerations_of
+
+SHM_PATH = "/dev/shm"
+SHM_VOLUME = "gpu-pod-shm"
+
+# A machine with a running pod must not count as idle: cluster-autoscaler drains half-used nodes, and Karpenter
+# consolidates over bare pods.
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+_STAYS = {_SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
+# On Autopilot "false" requests an extended run time, and its autoscaler adds no node of these kinds for such a pod
+# (buildkite/agent-stack-k8s#849). It removes no node from a pod without a controller anyway.
+_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", "cloud.google.com/compute-class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How a pod is placed.
+
+    Attributes:
+        gpus: GPUs for the base container; the others get none.
+        base_container: Its name.
+        shm_size: Size of /dev/shm, as a Kubernetes quantity. None: no limit of its own, so it may grow to the
+            container's memory limit. "0": keep the container runtime's 64 MiB.
+        active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one set by the user is
+            kept.
+        labels, annotations: More of the package's own.
+        avoid: What its node has to be, so that it is none of those with a broken GPU; None where there are none.
+        queue: The Kueue LocalQueue that admits the pod; empty for none.
+        env: Variables for the base container; the user's variables with the same names take precedence.
+    """
+
+    pool: GpuPool
+    gpus: int
+    base_container: str
+    shm_size: str | None = None
+    active_deadline_seconds: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    avoid: Requirement | None = None
+    queue: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
+    """Return a copy of `pod` that runs on the pool.
+
+    Raises:
+        PoolSpecError: The pod's own spec contradicts the placement, or no Linux would start it.
+        PodUnschedulable: No machine of the pool is as large as the pod.
+    """
+    pod = copy.deepcopy(pod)
+    for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
+        container.resources = resources_of(container.resources, f"The resources of container {container.name}")
+    base = _base_container(pod, placement)
+    _select_pool(pod.spec, placement.pool)
+    _set_metadata(pod, placement)
+    pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerations(placement.pool)]
+    _avoid(pod.spec, placement.avoid)
+    _give_gpus(pod.spec, base, placement)
+    if placement.pool.needs_host_ipc:
+        check_shm(placement.pool, placement.shm_size)
+        pod.spec.host_ipc = True
+    else:
+        _mount_shm(pod.spec, base, placement.shm_size)
+    _tell(base, placement.env)
+    _limit_time(pod, placement.active_deadline_seconds)
+    pod.spec.restart_policy = "Never"
+    check_environment((*pod.spec.containers, *(pod.spec.init_containers or ())))
+    check_pod(pod, placement.pool)
+    return pod
+
+
+def check_gpus(pool: GpuPool, gpus: int) -> None:
+    """Raise PoolSpecError if no machine of the pool has that many GPUs, or gives them to one pod."""
+    if gpus < 1:
+        raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
+    check_shares(pool, gpus)
+    sizes = pool.node_sizes.values()
+    most = max((size.gpus or 0 for size in sizes if size), default=0)
+    if sizes and None not in sizes and gpus > most:
+        raise PoolSpecError(
+            f"gpus={gpus}, but the largest machine of pool {pool.name} has {most}: one pod runs on one machine.",
+            "Ask for fewer GPUs, or add a larger instance type to the pool.",
+            pool=pool.name,
+        )
+
+
+def check_shm(pool: GpuPool, size: str | None) -> None:
+    """Raise PoolSpecError if /dev/shm is to have a size where pods use their node's own."""
+    if pool.needs_host_ipc and size not in (None, "0"):
+        raise PoolSpecError(
+            f"shm_size={size!r}, but pods of pool {pool.name} share GPUs by MPS, and so have their node's /dev/shm.",
+            "Leave shm_size out.",
+            pool=pool.name,
+        )
+
+
+def resources_of(given: Any, named: str = "container_resources") -> k8s.V1ResourceRequirements | None:
+    """Return a container's resources as the client's model; they may be given as a dict in the API's form.
+
+    An error calls them `named`.
+
+    Raises:
+        PoolSpecError: It is something else, or has other keys than Kubernetes'.
+    """
+    if given is None or isinstance(given, k8s.V1ResourceRequirements):
+        return given
+    try:
+        return k8s.V1ResourceRequirements(**given)
+    except TypeError as error:
+        raise PoolSpecError(
+            f"{named} are no resource requirements of Kubernetes: {given!r} ({error}).",
+            'Give k8s.V1ResourceRequirements(...), or a dict like {"limits": {"memory": "8Gi"}}.',
+        ) from error
+
+
+def check_resources(given: Mapping[str, Any], pool: GpuPool) -> None:
+    """Raise PodUnschedulable if no machine of the pool has what a task's arguments ask for, as far as they are known.
+
+    Jinja expressions are left to `place`.
+    """
+    full = getattr(given.get("full_pod_spec"), "spec", None)
+    spec: dict[str, Any] = full.to_dict() if isinstance(full, k8s.V1PodSpec) else {}
+    base, *others = spec.get("containers") or [{}]
+    if (resources := resources_of(given.get("container_resources"))) is not None:
+        base = {**base, "resources": resources.to_dict()}
+    first = {one["name"]: one for one in spec.get("init_containers") or ()}
+    first |= {one.name: one.to_dict() for one in given.get("init_containers") or () if isinstance(one, k8s.V1Container)}
+    spec |= {"containers": [base, *others], "init_containers": [*first.values()]}
+    asked = [part.get("resources") for part in (spec, base, *others, *first.values())]
+    if not is_template(asked):
+        check_fits(requests_of(spec), pool.node_sizes, pool=pool.name)
+
+
+def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
+    """Raise PodUnschedulable if no machine of the pool is as large as the pod."""
+    check_fits(requests_of(pod.spec.to_dict()), pool.node_sizes, pool=pool.name)
+
+
+def _gpus_asked(container: k8s.V1Container, part: str) -> Decimal | None:
+    """Return the GPUs in the container's limits or requests; None if they have none."""
+    asked = (getattr(container.resources, part, None) or {}).get(GPU_RESOURCE)
+    try:
+        return None if asked is None else parse_quantity(asked)
+    except ValueError as error:
+        raise PoolSpecError(
+            f"Container {container.name} has {part} of {GPU_RESOURCE}={asked!r}, which is not a Kubernetes quantity.",
+            "Give gpus= alone.",
+        ) from error
+
+
+def _base_container(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Container:
+    for container in pod.spec.containers:
+        if container.name == placement.base_container:
+            return container
+    names = ", ".join(container.name for container in pod.spec.containers)
+    raise PoolSpecError(
+        f"The pod has no container {placement.base_container!r}, only {names}.",
+        "Give base_container_name the name of the container that trains.",
+    )
+
+
+def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
+    own = {POOL_LABEL: placement.pool.name, **placement.labels}
+    if placement.queue:
+        own[QUEUE_LABEL] = placement.queue
+    pod.metadata.labels = {**(pod.metadata.labels or {}), **own}
+    stays = _protection(pod.spec, placement.pool)
+    pod.metadata.annotations = {**stays, **(pod.metadata.annotations or {}), **placement.annotations}
+
+
+def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
+    """Return the annotations that keep autoscalers from evicting the pod, but still let it get a node."""
+    is_refused = getattr(pool, "provisioner", None) == "autopilot" and any(
+        label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME
+    )
+    return {key: value for key, value in _STAYS.items() if not (is_refused and key == _SAFE_TO_EVICT)}
+
+
+def _select_pool(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
+    selector = spec.node_selector or {}
+    for label, value in pool.node_selector.items():
+        if selector.get(label, value) != value:
+            raise PoolSpecError(
+                f"The pod's node selector asks for {label}={selector[label]}, but gpu_pool is {value}.",
+                f"Leave {label} out of the node selector.",
+            )
+    spec.node_selector = {**selector, **pool.node_selector}
+
+
+def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
+    """Return the tolerations that a pod needs on the pool's nodes."""
+    return [k8s.V1Toleration(**each) for each in tolerations_of(pool)]
+
+
+def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement) -> None:
+    wanted = str(placement.gpus)
+    for container in spec.containers:
+        for part in ("limits", "requests"):
+            asked = _gpus_asked(container, part)
+            if asked and container is not base:
+                raise PoolSpecError(
+                    f"Container {container.name} asks for {asked} {GPU_RESOURCE}.",
+                    f"Only the base container, {base.name}, gets GPUs: give gpus= and leave the others without.",
+                )
+            if container is base and asked not in (None, placement.gpus):
+                raise PoolSpecError(
+                    f"container_resources has {part} of {GPU_RESOURCE}={asked}, but gpus={wanted}.",
+                    "Give gpus= alone.",
+                )
+    resources = base.resources or k8s.V1ResourceRequirements()
+    resources.limits = {**(resources.limits or {}), GPU_RESOURCE: wanted}
+    resources.requests = {**(resources.requests or {}), GPU_RESOURCE: wanted}
+    base.resources = resources
+
+
+def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> None:
+    mounts = base.volume_mounts or []
+    if size == "0" or any(mount.mount_path.rstrip("/") == SHM_PATH for mount in mounts):
+        return
+    memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
+    spec.volumes = [*(spec.volumes or []), k8s.V1Volume(name=SHM_VOLUME, empty_dir=memory)]
+    base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
+
+
+def _avoid(spec: k8s.V1PodSpec, requirement: Requirement | None) -> None:
+    if requirement is None:
+        return
+    other = k8s.V1NodeSelectorRequirement(**requirement)
+    spec.affinity = spec.affinity or k8s.V1Affinity()
+    node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
+    key = "required_during_scheduling_ignored_during_execution"
+    required = getattr(node, key) or k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm()])
+    for term in required.node_selector_terms:  # one matching term is enough, so each has to exclude
+        term.match_expressions = [*(term.match_expressions or []), other]
+    setattr(node, key, required)
+
+
+def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:
+    given = base.env or []
+    names = {variable.name for variable in given}
+    base.env = [*given, *(k8s.V1EnvVar(name=name, value=value) for name, value in env.items() if name not in names)]
+
+
+def _limit_time(pod: k8s.V1Pod, seconds: int | None) -> None:
+    known = [limit for limit in (pod.spec.active_deadline_seconds, seconds) if limit is not None]
+    pod.spec.active_deadline_seconds = min(known, default=None)
+    if known:
+        pod.metadata.annotations[DEADLINE_ANNOTATION] = str(min(known))

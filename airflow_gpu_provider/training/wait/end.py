@@ -1,0 +1,289 @@
+"""How a pod ended: the one place that maps Kubernetes' states and reasons to this package's errors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.pod_state import ContainerState, Disruption, PodState
+from airflow_gpu_provider.errors import (
+    EndUnknown,
+    GpuError,
+    PodDeadline,
+    PodFailed,
+    PodOutOfMemory,
+    PodPreempted,
+)
+from airflow_gpu_provider.training.wait.eviction import EVICTED, OwnUse, own_use
+
+# Reasons that the kubelet or a cloud's node agent sets on a pod whose node goes away: shutdown (spot loss on GKE is
+# "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
+_TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", EVICTED})
+
+NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
+
+_BY_EVICTION_API = "EvictionByEvictionAPI"
+
+_MADE_UP = (("ContainerStatusUnknown", 137), ("Unknown", 255))
+
+KILLED = (128 + 9, 128 + 15)
+"""Exit codes of a container that received SIGTERM or SIGKILL."""
+
+_KUBELET_SAYS_IN = timedelta(seconds=5)
+
+RAISE_DEADLINE = "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout."
+"""What to do if a pod's deadline came too soon."""
+
+_RETRY = "Retry the task: the next try waits for new capacity."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEnd:
+    """The end of the wait for a pod: `error` is None if its base container succeeded."""
+
+    error: GpuError | None = None
+
+
+def end_of(pod: PodState) -> PodEnd | None:
+    """Return how the pod ended, or None while its base container may still run.
+
+    The end of the base container decides, whatever sidecars do. A base container that exited 0 only because it was told
+    to stop (a script that handles a spot reclaim) did not finish its work: that is not a success.
+    """
+    base = pod.base
+    if base is not None and base.status == "terminated":
+        return PodEnd(error=_container_error(pod, base))
+    if pod.phase == "Succeeded":
+        return PodEnd()
+    if pod.phase == "Failed":
+        return PodEnd(error=_pod_error(pod))
+    return None
+
+
+def before_restart(pod: PodState) -> PodState | None:
+    """Return the pod as it was when its base container had failed, before the kubelet restarted it; otherwise None.
+
+    A Job that counts such failures (`restartPolicy: OnFailure`) deletes the pod at its limit, while the container runs
+    again or waits to: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
+    """
+    before = pod.base.before if pod.base else None
+    if before is None or not before.exit_code:
+        return None
+    return replace(pod, base=before, deletion_asked_at=None, gone_by=None)
+
+
+def certain_at(pod: PodState) -> datetime | None:
+    """Return when the end that `end_of` sees can be trusted; None if at once.
+
+    A kubelet that ends a pod (eviction, node shutdown) reports the reason only when all its containers have ended:
+    until then it shows only a container that was killed, or that exited 0 on SIGTERM.
+    """
+    base = pod.base
+    if base is None or base.finished_at is None or pod.phase in ("Succeeded", "Failed"):
+        return None
+    if pod.disruption or pod.deletion_asked_at or base.reason == "OOMKilled":
+        return None
+    if base.exit_code in KILLED:
+        return base.finished_at + pod.grace + _KUBELET_SAYS_IN
+    if any(container.status == "running" for container in pod.others):
+        return None  # a sidecar: it may delay the pod's final phase indefinitely
+    return base.finished_at + _KUBELET_SAYS_IN
+
+
+def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> PodEnd:
+    """Return how a pod ended that no longer exists.
+
+    Args:
+        pod: Its last known state.
+        name: Its name.
+        is_unseen: Nobody watched it when it went: it may have ended before that.
+    """
+    if pod is not None and (end := end_of(pod)):
+        return end
+    why = f" ({why_disrupted(pod)})" if pod is not None and why_disrupted(pod) else ""
+    was_going = pod is not None and (pod.deletion_asked_at is not None or bool(why))
+    if is_unseen and not was_going:
+        return PodEnd(error=unseen_end(f"Pod {name}", pod=name))
+    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", _RETRY, pod=name))
+
+
+def unseen_end(what: str, **details: str) -> EndUnknown:
+    """Return the end of a pod, or of an object with pods, that went while nobody watched it."""
+    return EndUnknown(
+        f"{what} is gone, and nobody saw how it ended: it may have finished before somebody deleted it.",
+        "See whether what it was to store is there; if it is not, retry the task.",
+        **details,
+    )
+
+
+def lost_with_node(pod: PodState, why: str) -> PodEnd:
+    """Return the end of a pod whose node will never report how it ended."""
+    what = f"Pod {pod.name} was lost before it had finished: its node {pod.node} {why}."
+    return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
+
+
+def released_with_node(pod: PodState, by: str) -> PodEnd:
+    """Return the end of a pod whose node this package released: it does so once the time of the pod's run is over."""
+    what = f"Pod {pod.name} ended with its node {pod.node}: the time of its run was over, and {by} released the node."
+    fix = "Extend a run's time before it is over (airflow gpu extend), or raise the pool's max_runtime."
+    return PodEnd(error=PodPreempted(what, fix, pod=pod.name, node=pod.node, released_by=by))
+
+
+def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
+    if use := own_use(pod):
+        return _evicted(pod, use)
+    if _was_cut_short(pod, base):
+        return _preempted(pod)
+    if pod.reason == "DeadlineExceeded" or _ran_over(pod, base):
+        return _deadline(pod)
+    if base.exit_code == 0:
+        return None
+    if _is_unseen(base):
+        return _lost_container(pod, base)
+    if base.reason == "OOMKilled":
+        limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
+        return PodOutOfMemory(
+            f"Pod {pod.name}: the container was killed for going over its memory limit{limit}.",
+            "Raise the memory limit in container_resources; /dev/shm counts as the container's memory.",
+            pod=pod.name,
+            memory_limit=pod.memory_limit,
+        )
+    said = f": {base.message.strip()}" if base.message.strip() else ""
+    has_started = base.reason not in NOT_STARTED
+    ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
+    log = "See its log, if it has printed anything."
+    no_log = "It has no log: see what the node's runtime says of it."
+    return PodFailed(
+        f"Pod {pod.name}: container {base.name} {ended}{said}.",
+        log if has_started else no_log,
+        pod=pod.name,
+        exit_code=base.exit_code,
+        reason=base.reason,
+    )
+
+
+def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
+    """Return True if the container ended because the pod was preempted, and not by itself before that.
+
+    Times are in whole seconds: within the same second, a failure is attributed to the disruption, and so is exit 0,
+    because wrongly retrying a training costs less than wrongly counting it as finished. So is an end of which no time
+    is known.
+    """
+    if pod.reason in _TAKEN_AWAY:
+        return True
+    moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
+    told_to_stop = min((moment for moment in moments if moment), default=None)
+    if told_to_stop is None:
+        return False
+    return base.finished_at is None or base.finished_at >= told_to_stop
+
+
+def _is_unseen(container: ContainerState) -> bool:
+    """Return True for an end that the node reports without having seen it: its exit code is made up.
+
+    The kubelet makes up 137 for a container that it does not find any more (its kubelet_pods.go, status_manager.go),
+    containerd 255 for one that ran when the machine went down (its internal/cri/server/restart.go).
+    """
+    if container.exit_code == 0 or container.reason in NOT_STARTED:
+        return False
+    return container.finished_at is None or (container.reason, container.exit_code) in _MADE_UP
+
+
+def _lost_container(pod: PodState, container: ContainerState) -> EndUnknown:
+    return EndUnknown(
+        f"Pod {pod.name}: node {pod.node} has lost container {container.name}, and nobody saw how it ended"
+        f"{_because(container.reason, container.message)}.",
+        "Retry the task. If it lasts, see whether the node restarts, or its kubelet does.",
+        pod=pod.name,
+        node=pod.node,
+        container=container.name,
+    )
+
+
+def _ran_over(pod: PodState, base: ContainerState) -> bool:
+    """Return True if the container ended because of activeDeadlineSeconds: the node reports that a moment later."""
+    if pod.deadline_at is None or base.finished_at is None:
+        return False
+    return base.finished_at >= pod.deadline_at
+
+
+def _pod_error(pod: PodState) -> GpuError:
+    """Return the error of a pod that failed without a recorded end of its base container."""
+    if pod.reason == "DeadlineExceeded":
+        return _deadline(pod)
+    if use := own_use(pod):
+        return _evicted(pod, use)
+    if pod.reason in _TAKEN_AWAY or pod.disruption:
+        return _preempted(pod)
+    for container in pod.others:
+        if container.status == "terminated" and container.exit_code:
+            if _is_unseen(container):
+                return _lost_container(pod, container)
+            return PodFailed(
+                f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}"
+                f"{_because(container.reason, container.message)}.",
+                f"See the log of container {container.name}.",
+                pod=pod.name,
+                container=container.name,
+                exit_code=container.exit_code,
+            )
+    return PodFailed(
+        f"Pod {pod.name} failed before its container started{_because(pod.reason, pod.message)}.",
+        "See the pod's events; on_finish_action='keep_pod' keeps it, but no longer than its node stays.",
+        pod=pod.name,
+        reason=pod.reason,
+    )
+
+
+def _preempted(pod: PodState) -> PodPreempted:
+    why = why_disrupted(pod) or "it was deleted"
+    return PodPreempted(
+        f"Pod {pod.name} was preempted before it had finished: {why}.", _RETRY, pod=pod.name, node=pod.node
+    )
+
+
+def _evicted(pod: PodState, use: OwnUse) -> PodFailed:
+    what = f"Pod {pod.name} was evicted from node {pod.node}: {use.what}."
+    return PodFailed(what, use.fix, pod=pod.name, node=pod.node, reason=EVICTED)
+
+
+def _deadline(pod: PodState) -> PodDeadline:
+    what = f"Pod {pod.name} ran for longer than its activeDeadlineSeconds"
+    if pod.foreign_deadline:
+        return PodDeadline(
+            f"{what} of {pod.foreign_deadline}.",
+            "Have that policy allow the pods of this namespace more; no argument of the task or the pool changes it.",
+            pod=pod.name,
+        )
+    return PodDeadline(f"{what}.", RAISE_DEADLINE, pod=pod.name)
+
+
+def with_disruption(pod: PodState, events: Iterable[PodEvent]) -> PodState:
+    """Return a pod that is being deleted with why a provisioner takes it away, where only its event says that.
+
+    Karpenter gives no DisruptionTarget to a pod that it deletes with its node, and the eviction API's has no reason.
+    """
+    told = next((event for event in reversed([*events]) if event.disrupts), None)
+    known = pod.disruption
+    if told is None or pod.deletion_asked_at is None or (known is not None and known.reason != _BY_EVICTION_API):
+        return pod
+    at = pod.deletion_asked_at if known is None else known.at
+    reason = told.reason if known is None else known.reason
+    return replace(pod, disruption=Disruption(reason=reason, message=told.in_words, at=at))
+
+
+def why_disrupted(pod: PodState) -> str:
+    """Return Kubernetes' reason why the pod is disrupted, or an empty string."""
+    if pod.disruption:
+        return f"{pod.disruption.reason}: {pod.disruption.message}".strip(": ")
+    if pod.reason in _TAKEN_AWAY:
+        return f"{pod.reason}: {pod.message}".strip(": ")
+    return ""
+
+
+def _because(reason: str, message: str) -> str:
+    said = f"{reason}: {message}".strip(": ")
+    return f" ({said})" if said else ""

@@ -1,0 +1,300 @@
+"""GangWait: whether a gang has been admitted, has started, ended or been lost, decided from plain data.
+
+PodWait waits for each rank as for a single pod; this module decides what that means for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.scaling.shortage import NoCapacity
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of, unseen_end
+from airflow_gpu_provider.training.wait.first_failure import RankEnd, ended_at, first_failure, of_rank
+from airflow_gpu_provider.training.wait.gang_lines import gang_lines
+from airflow_gpu_provider.training.wait.object_wait import ObjectWait, gang_timeline
+from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
+from airflow_gpu_provider.training.wait.refused_pods import Refusal
+from airflow_gpu_provider.training.wait.workload_state import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """For a gang whose ranks are all followed: for how long none has printed anything, and each one's last line."""
+
+    lasts: timedelta
+    last_lines: Mapping[int, str]
+
+
+SETTLED_AFTER = timedelta(seconds=2)
+"""How long after a rank's end it counts as the first to end: kubelets report within a second or two."""
+
+_CLOCKS_DIFFER = timedelta(seconds=30)  # at most; a gang that is suspended again had two minutes
+
+_RETRY = "Retry the task: the next try waits for new capacity."
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangSnapshot:
+    """A gang and its surroundings at present.
+
+    Attributes:
+        job: Its Job as last seen; None before it was seen.
+        gone: The Job no longer exists.
+        is_unseen: It went while nobody watched it.
+        ranks: Each rank's pod, if there is one.
+        queued: Why it is not admitted, as text; empty if unknown.
+        is_queued: The pool has as many nodes as it needs: it waits for other pods to end, or for its turn.
+        evicted: Why Kueue has evicted it after admitting it; empty if it has not.
+        queued_at: When `is_queued` was last true while it was suspended. Now, while the nodes are not known yet.
+        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        to_widen: As PodSnapshot has it.
+        refused: Why the API server refuses some of its pods; None if it does not.
+        silence: For how long no rank has printed anything; None if unknown.
+        notes: Other remarks on the present state, as text.
+    """
+
+    job: JobState | None = None
+    gone: bool = False
+    is_unseen: bool = False
+    ranks: Mapping[int, PodSnapshot] = field(default_factory=dict)
+    queued: str = ""
+    evicted: str = ""
+    is_queued: bool = False
+    queued_at: datetime | None = None
+    no_capacity: NoCapacity | None = None
+    to_widen: str = PodSnapshot.to_widen
+    refused: Refusal | None = None
+    silence: Silence | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pods(self) -> dict[int, PodState]:
+        return {rank: seen.pod for rank, seen in self.ranks.items() if seen.pod is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangWait(ObjectWait):
+    """The wait for one gang.
+
+    Attributes:
+        name, uid: The Job's.
+        nodes: How many ranks it has.
+        schedule_seconds: How long it may wait for nodes: while suspended, without as many nodes as it needs; then each
+            of its pods.
+        queue: The Kueue LocalQueue that admits it; empty if this package does.
+        hang_seconds: After how long without a line from any rank the gang counts as hung; None for never.
+        base_container: As PodWait has it.
+    """
+
+    nodes: int
+    base_container: str
+    hang_seconds: float | None = None
+
+    @property
+    def what(self) -> str:
+        """What is waited for, as text."""
+        return f"Job {self.name}"
+
+    def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
+        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
+        job = snapshot.job
+        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
+        lines = (*gang_lines(job, snapshot.ranks, self.nodes, snapshot.queued), *refused, *snapshot.notes)
+        look = _Look(self, snapshot, now)
+        if look.are_all_well:
+            return Progress(done=True, lines=lines, result=look.result())
+        if snapshot.evicted:
+            what = f"Job {self.name} was evicted from queue {self.queue}: {snapshot.evicted}."
+            return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
+        if ends := look.ends:
+            return self._failed(ends, look, lines)
+        if snapshot.gone or (job is not None and job.is_deleting):
+            what = f"Job {self.name} was deleted before it had finished."
+            deleted: GpuError = PodPreempted(what, _RETRY, job=self.name)
+            if snapshot.is_unseen and not (job is not None and job.is_deleting):
+                deleted = unseen_end(f"Job {self.name}", job=self.name)
+            return Progress(error=deleted, lines=lines, result=look.result())
+        if job is not None and job.failed:
+            error: GpuError | None = self._job_error(job.failed)
+        else:
+            refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
+            error = refused_too_long or self._late(snapshot, now, lines) or self._hung(snapshot, now)
+        return Progress(error=error, lines=lines, result=look.result() if error else None)
+
+    def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:
+        """Return when `step` may return something else although nothing has changed."""
+        look, job = _Look(self, snapshot, now), snapshot.job
+        times = [self.deadline]
+        if job is not None and job.is_suspended:
+            times.append(self._admission_deadline(job, snapshot))
+        times += [self.of_pod(seen).next_deadline(seen) for seen in look.undecided]
+        if snapshot.refused:
+            times.append(snapshot.refused.ends_at(self.schedule_seconds))
+        if (silent := self._silent_for(snapshot, now)) is not None:
+            times.append(now + timedelta(seconds=self.hang_seconds or 0) - silent)
+        times += [at + SETTLED_AFTER for end in look.ends.values() if (at := ended_at(end))]
+        return min(times)
+
+    def _failed(self, ends: Mapping[int, RankEnd], look: _Look, lines: tuple[str, ...]) -> Progress:
+        rank = first_failure(ends)
+        at = ended_at(ends[rank])
+        if at is not None and look.now < at + SETTLED_AFTER and len(ends) < self.nodes:
+            return Progress(lines=lines)
+        return Progress(error=of_rank(ends[rank].error, rank), lines=lines, result=look.result(rank))
+
+    def _job_error(self, failed: str) -> GpuError:
+        """Return the error of a Job that has failed, if no rank's pod says why."""
+        what = f"Job {self.name} has failed ({failed})."
+        if failed.startswith("DeadlineExceeded"):
+            return PodDeadline(what, RAISE_DEADLINE, job=self.name)
+        return PodFailed(
+            what, "Its ranks' pods are gone; what was read of their logs is in this task's log.", job=self.name
+        )
+
+    def _silent_for(self, snapshot: GangSnapshot, now: datetime) -> timedelta | None:
+        """Return for how long no rank has printed since the last one started; None if silence does not count."""
+        silence = snapshot.silence
+        started = [pod.base.started_at for pod in snapshot.pods.values() if pod.base and pod.base.started_at]
+        if self.hang_seconds is None or silence is None or len(started) < self.nodes:
+            return None
+        return min(silence.lasts, now - max(started))
+
+    def _hung(self, snapshot: GangSnapshot, now: datetime) -> GangHung | None:
+        silent, silence = self._silent_for(snapshot, now), snapshot.silence
+        if silent is None or silence is None or silent < timedelta(seconds=self.hang_seconds or 0):
+            return None
+        lines = [f"rank {rank}: {line}" for rank, line in silence.last_lines.items()]
+        differs = "Look at the rank whose last line differs. The ranks' last lines:"
+        return GangHung(
+            f"No rank of Job {self.name} has printed anything for {format_seconds(silent)}.",
+            "Raise hang_timeout if it may be silent for so long. "
+            + ("\n".join([differs, *lines]) if lines else "No rank has printed anything at all."),
+            job=self.name,
+            last_lines={str(rank): line for rank, line in silence.last_lines.items()},
+        )
+
+    def _admission_deadline(self, job: JobState, snapshot: GangSnapshot) -> datetime:
+        since = max(job.created_at, snapshot.queued_at or job.created_at)
+        return since + timedelta(seconds=self.schedule_seconds)
+
+    def _late(self, snapshot: GangSnapshot, now: datetime, lines: Sequence[str]) -> GpuError | None:
+        job = snapshot.job
+        if now >= self.deadline:
+            waited = format_seconds(now - self.started)
+            stood = f" ({'; '.join(lines)})" if lines else ""
+            what = f"Job {self.name} had not finished at its deadline, {waited} after it was created{stood}."
+            return PodDeadline(what, RAISE_DEADLINE, job=self.name)
+        if job is None or not job.is_suspended or snapshot.is_queued:
+            return None
+        if now < self._admission_deadline(job, snapshot):
+            return None
+        what = (
+            f"Job {self.name} got no {self.nodes} nodes in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
+        )
+        if why := snapshot.no_capacity:
+            return type(why)(f"{what}. {why.what}", why.fix, **why.details, job=self.name)
+        because = f" ({snapshot.queued})" if snapshot.queued else ""
+        return PodDeadline(
+            f"{what}{because}.",
+            f"{snapshot.to_widen}, or raise schedule_timeout_seconds.",
+            job=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The state of all ranks at one moment."""
+
+    wait: GangWait
+    snapshot: GangSnapshot
+    now: datetime
+
+    @cached_property
+    def progress(self) -> dict[int, Progress]:
+        """Each rank's state; for a suspended Job, only of ranks that had ended by themselves before."""
+        return {
+            rank: self.wait.of_pod(seen).step(seen, self.now)
+            for rank, seen in self.snapshot.ranks.items()
+            if not self._is_withdrawn(seen)
+        }
+
+    @cached_property
+    def completed(self) -> frozenset[int]:
+        """Ranks whose success only the Job records: their pods were gone before it was seen, with no deletion seen."""
+        job, ranks = self.snapshot.job, self.snapshot.ranks
+        counted: frozenset[int] = job.completed if job is not None else frozenset()
+        return frozenset(rank for rank in counted if rank not in ranks or _went_unseen(ranks[rank]))
+
+    @property
+    def are_all_well(self) -> bool:
+        done = {rank for rank, progress in self.progress.items() if progress.done}
+        return len(done | self.completed) == self.wait.nodes
+
+    @cached_property
+    def ends(self) -> dict[int, RankEnd]:
+        """The ranks that failed."""
+        ranks = self.snapshot.ranks
+        seen = {
+            rank: RankEnd(error=progress.error, pod=ranks[rank].pod)
+            for rank, progress in self.progress.items()
+            if progress.error is not None and rank not in self.completed and not self._is_due(progress.error)
+        }
+        what = f"Its pod of Job {self.wait.name} was deleted before it had finished."
+        deleted = RankEnd(error=PodPreempted(what, _RETRY, job=self.wait.name))
+        return {**dict.fromkeys(self._lost_unseen, deleted), **seen}
+
+    def _is_due(self, error: GpuError) -> bool:
+        """Whether a rank has only reached the gang's deadline, which is no rank's own."""
+        return isinstance(error, PodDeadline) and self.now >= self.wait.deadline
+
+    @property
+    def _lost_unseen(self) -> frozenset[int]:
+        """Ranks whose pods were deleted unwatched, e.g. between two triggerers: only the Job records it."""
+        job = self.snapshot.job
+        if job is None or job.is_suspended:
+            return frozenset()
+        return job.failed_ranks - self.snapshot.ranks.keys()
+
+    def result(self, rank: int | None = None) -> dict[str, Any]:
+        """Return how the gang ended, for the task; `rank` is the one whose end it is."""
+        seen = self.snapshot.ranks.get(rank) if rank is not None else None
+        job = self.snapshot.job
+        has_ended = seen is not None and not seen.gone and seen.pod is not None and end_of(seen.pod) is not None
+        return {
+            "timeline": gang_timeline(job.created_at if job else None, self._seen()),
+            "container_ended": has_ended if rank is not None else self.are_all_well,
+            "machine": seen.machine if seen else "",
+            "pods": {str(each): pod.name for each, pod in sorted(self.snapshot.pods.items())},
+        }
+
+    def _seen(self) -> Sequence[PodSnapshot]:
+        return [seen for _, seen in sorted(self.snapshot.ranks.items())]
+
+    @property
+    def undecided(self) -> list[PodSnapshot]:
+        """The ranks that have neither ended nor been withdrawn."""
+        return [
+            self.snapshot.ranks[rank]
+            for rank, progress in self.progress.items()
+            if not (progress.done or progress.error)
+        ]
+
+    def _is_withdrawn(self, seen: PodSnapshot) -> bool:
+        """Return True for a pod removed because the Job was suspended: a new one comes when it is admitted again."""
+        job, pod = self.snapshot.job, seen.pod
+        if job is None or pod is None or (end_of(pod) is not None and pod.deletion_asked_at is None):
+            return False
+        return job.is_suspended or (job.admitted_at is not None and pod.created_at < job.admitted_at - _CLOCKS_DIFFER)
+
+
+def _went_unseen(seen: PodSnapshot) -> bool:
+    """Return True for a pod that is gone, and was last seen running and not being deleted."""
+    pod = seen.pod
+    return seen.gone and pod is not None and end_of(pod) is None and pod.deletion_asked_at is None

@@ -1,0 +1,242 @@
+"""WorkloadWait: whether a workload of any kind has started, ended or been lost, decided from plain data. No I/O.
+
+Only its own controller decides that it has ended: a failed pod may be replaced. Its pods show what delays its start,
+and why it has failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, unseen_end, why_disrupted
+from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank
+from airflow_gpu_provider.training.wait.gang_lines import pod_in_words, state_of
+from airflow_gpu_provider.training.wait.object_wait import ObjectWait, gang_timeline
+from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
+from airflow_gpu_provider.training.wait.refused_pods import Refusal
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState
+
+SETTLED_AFTER = timedelta(seconds=2)
+"""How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""
+
+_RETRY = "Retry the task: the next try waits for new capacity."
+_TOLD = 4
+_BY_POLICY = "PodFailurePolicy"  # JobReasonPodFailurePolicy of batch/v1; its message says which condition matched
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSnapshot:
+    """A workload and its surroundings at present.
+
+    Attributes:
+        workload: The object as last seen; None before it was seen.
+        gone: It no longer exists.
+        is_unseen: It went while nobody watched it.
+        pods: Its pods by their title, the newest of each.
+        ended_at: When its end was first seen.
+        queued: Why it is not admitted, as text; empty if unknown.
+        queued_at: When it was last suspended.
+        evicted: Why its queue has evicted it; empty if it has not.
+        refused: Why the API server refuses its pods, while it has none.
+        notes: Other remarks on the present state, as text.
+    """
+
+    workload: WorkloadState | None = None
+    gone: bool = False
+    is_unseen: bool = False
+    pods: Mapping[str, PodSnapshot] = field(default_factory=dict)
+    ended_at: datetime | None = None
+    queued: str = ""
+    queued_at: datetime | None = None
+    evicted: str = ""
+    refused: Refusal | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadWait(ObjectWait):
+    """The wait for one workload.
+
+    Attributes:
+        kind: Its kind, from `kinds.KINDS`.
+        task, try_id, attempt: Which pods count: see Ownership.
+        queue: The Kueue LocalQueue in which it waits; empty for none.
+        schedule_seconds: How long its controller may take to create pods, and each pod to get a node. Time while it is
+            suspended does not count.
+    """
+
+    kind: str
+    task: str
+    try_id: str
+    attempt: int
+
+    @property
+    def what(self) -> str:
+        """What is waited for, as text."""
+        return f"{self.kind} {self.name}"
+
+    @property
+    def named(self) -> dict[str, str]:
+        return {"workload": self.name}
+
+    @property
+    def path(self) -> str:
+        """The object's, below the API server's address."""
+        return f"{KINDS[self.kind].path.format(namespace=self.namespace)}/{self.name}"
+
+    def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
+        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
+        workload = snapshot.workload
+        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
+        lines = (*_lines(snapshot), *refused, *snapshot.notes)
+        error = self._error(snapshot, now)
+        has_succeeded = workload is not None and workload.end is not None and workload.end.succeeded
+        is_done = error is None and has_succeeded and _has_settled(snapshot, now)
+        return Progress(done=is_done, error=error, lines=lines, result=_result(snapshot) if is_done or error else None)
+
+    def next_deadline(self, snapshot: WorkloadSnapshot, now: datetime) -> datetime:
+        """Return when `step` may return something else although nothing has changed."""
+        times = [self.deadline]
+        if snapshot.ended_at:
+            times.append(snapshot.ended_at + SETTLED_AFTER)
+        if snapshot.workload is not None and not snapshot.workload.is_suspended:
+            times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
+            times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
+            times += [self.of_pod(seen).next_deadline(seen) for seen in snapshot.pods.values()]
+        return min(times)
+
+    def _error(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
+        workload = snapshot.workload
+        if workload is not None and workload.end is not None:
+            return None if workload.end.succeeded else self._failed(workload, workload.end, snapshot, now)
+        is_going = workload is not None and workload.is_deleting
+        if snapshot.gone and snapshot.is_unseen and not is_going:
+            return unseen_end(f"{self.kind} {self.name}", workload=self.name)
+        if snapshot.gone or is_going:
+            what = f"{self.kind} {self.name} was deleted before it had finished."
+            return PodPreempted(what, _RETRY, workload=self.name)
+        if snapshot.evicted:
+            what = f"{self.kind} {self.name} was evicted from its queue: {snapshot.evicted}."
+            return PodPreempted(what, _RETRY, workload=self.name)
+        if now >= self.deadline:
+            waited = format_seconds(now - self.started)
+            what = f"{self.kind} {self.name} had not finished at its deadline, {waited} after it was created"
+            return PodDeadline(f"{what}{_because(snapshot)}.", RAISE_DEADLINE, workload=self.name)
+        if workload is None or workload.is_suspended:
+            return None
+        return self._stuck(snapshot, now)
+
+    def _stuck(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
+        """Return why it will never start, or has not in time. Lost pods are left to its controller."""
+        if snapshot.refused and (error := snapshot.refused.error_at(now, self.schedule_seconds)):
+            return error
+        if not snapshot.pods and now >= self._begin_deadline(snapshot):
+            waited = format_seconds(timedelta(seconds=self.schedule_seconds))
+            what = f"{self.kind} {self.name} has no pod after {waited}{_because(snapshot)}."
+            return PodDeadline(what, "See whether its controller runs, and what its status says.", workload=self.name)
+        for title, seen in sorted(snapshot.pods.items()):
+            if seen.pod is None or seen.gone or seen.pod.deletion_asked_at or end_of(seen.pod):
+                continue
+            error = self.of_pod(seen).step(seen, now).error
+            if error is not None and not isinstance(error, LOST):
+                return of_rank(error, title)
+        return None
+
+    def _failed(
+        self, workload: WorkloadState, end: WorkloadEnd, snapshot: WorkloadSnapshot, now: datetime
+    ) -> GpuError | None:
+        ends = self._ends(snapshot, now)
+        if not _has_settled(snapshot, now) or (not ends and not _is_late(snapshot, now)):
+            return None
+        said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
+        if not ends and end.reason == _BY_POLICY and "condition DisruptionTarget" in end.message:
+            return PodPreempted(f"{workload} has failed ({said}).", _RETRY, workload=self.name)
+        if not ends or end.reason == "DeadlineExceeded":
+            is_late = end.reason == "DeadlineExceeded"
+            error, fix = (PodDeadline, RAISE_DEADLINE) if is_late else (PodFailed, "Its pods' logs are in this log.")
+            return error(f"{workload} has failed ({said}).", fix, workload=self.name, reason=end.reason)
+        title = first_failure(ends)
+        return of_rank(ends[title].error, title)
+
+    def _ends(self, snapshot: WorkloadSnapshot, now: datetime) -> dict[str, RankEnd]:
+        """Return the pods that failed; for a pod that its controller deleted for its failures, the last failure."""
+        ends = {}
+        for title, seen in snapshot.pods.items():
+            error, pod = self.of_pod(seen).step(seen, now).error, seen.pod
+            if error is None or not _is_over(seen):
+                continue
+            ends[title] = _before_it_was_deleted(pod) or RankEnd(error=error, pod=pod)
+        return ends
+
+    def _begin_deadline(self, snapshot: WorkloadSnapshot) -> datetime:
+        return (snapshot.queued_at or self.started) + timedelta(seconds=self.schedule_seconds)
+
+
+def _has_settled(snapshot: WorkloadSnapshot, now: datetime) -> bool:
+    """Whether its pods' ends have been told, or have had their time: they have a watch of their own."""
+    pods = snapshot.pods.values()
+    return _is_late(snapshot, now) or (bool(pods) and all(_is_over(seen) for seen in pods))
+
+
+def _is_late(snapshot: WorkloadSnapshot, now: datetime) -> bool:
+    return snapshot.ended_at is None or now >= snapshot.ended_at + SETTLED_AFTER
+
+
+def _is_over(seen: PodSnapshot) -> bool:
+    return seen.gone or seen.pod is None or end_of(seen.pod) is not None
+
+
+def _before_it_was_deleted(pod: PodState | None) -> RankEnd | None:
+    """Return how a pod that was not preempted had failed before its controller deleted it for that."""
+    if pod is None or not pod.deletion_asked_at or why_disrupted(pod):
+        return None
+    failed = before_restart(pod)
+    end = end_of(failed) if failed else None
+    return RankEnd(error=end.error, pod=failed) if end and end.error else None
+
+
+def _lines(snapshot: WorkloadSnapshot) -> list[str]:
+    """Return its state: its place in a queue, or how many pods run and what the others wait for."""
+    workload = snapshot.workload
+    if workload is None or workload.end is not None:
+        return []
+    if workload.is_suspended:
+        return [f"{workload} waits to be admitted{f': {snapshot.queued}' if snapshot.queued else ''}"]
+    if not snapshot.pods:
+        return [f"{workload} has no pod yet"]
+    states: dict[str, list[str]] = {}
+    for title, seen in sorted(snapshot.pods.items()):
+        states.setdefault(pod_in_words(seen), []).append(title)
+    counted = Counter({state: len(titles) for state, titles in states.items()})
+    running, well = counted.pop("runs", 0), counted.pop("has finished", 0)
+    said = [f"{running} of {len(snapshot.pods)} pods run" + (f", {well} have finished" if well else "")]
+    said += [f"{_named(states[state])} {state_of(state, len(states[state]))}" for state in [*counted][:_TOLD]]
+    return ["; ".join([*said, *([f"{len(counted) - _TOLD} more groups of pods wait"] if len(counted) > _TOLD else [])])]
+
+
+def _named(titles: list[str]) -> str:
+    more = f" and {len(titles) - _TOLD} more" if len(titles) > _TOLD else ""
+    return f"{', '.join(titles[:_TOLD])}{more}"
+
+
+def _because(snapshot: WorkloadSnapshot) -> str:
+    said = "; ".join([*_lines(snapshot), *snapshot.notes])
+    return f" ({said})" if said else ""
+
+
+def _result(snapshot: WorkloadSnapshot) -> dict[str, Any]:
+    workload = snapshot.workload
+    created_at = workload.created_at if workload else None
+    return {
+        "timeline": gang_timeline(created_at, [seen for _, seen in sorted(snapshot.pods.items())]),
+        "container_ended": workload is not None and workload.end is not None,
+        "machine": "",
+    }

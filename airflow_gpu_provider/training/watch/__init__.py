@@ -1,0 +1,1 @@
+"""What is seen of pods, gangs and workloads while they run."""

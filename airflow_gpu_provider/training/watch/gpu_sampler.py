@@ -1,0 +1,234 @@
+"""GpuSampler: samples GPU use in running pods' own containers, next to the wait for them and without delaying it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import aiohttp
+
+from airflow_gpu_provider.cluster.pods import gpus_of
+from airflow_gpu_provider.errors import GpuError, GpuIdle
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, GpuWatching, Idleness, parse
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.async_api import AsyncApi
+    from airflow_gpu_provider.cluster.pod_state import Json, PodState
+
+SAMPLE_EVERY = 60.0
+"""Seconds from one sample to the next. The first comes after half of that: each stands for the time around it."""
+_WITHIN = 10.0
+_UNTIL_THE_END_SHOWS = 5.0
+_REFUSALS = range(400, 500)
+_TRANSIENT = (
+    401,
+    408,
+    429,
+)  # credentials that may be renewed, and the server's "later": its timeout, too many requests
+_GONE = 404  # the pod's end has not been seen yet
+
+
+def sampled_time(use: GpuUse) -> timedelta:
+    """Return how much of a pod's time its samples stand for."""
+    return timedelta(seconds=use.samples * SAMPLE_EVERY)
+
+
+def each(*take: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that passes a pod to each of them."""
+
+    def give(*pod: Any) -> None:
+        for one in take:
+            one(*pod)
+
+    return give
+
+
+class Sampled(Protocol):
+    """A wait for pods whose GPUs may be sampled; a PodWait is one."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def gpus(self) -> GpuWatching | None: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def named(self) -> Mapping[str, str]: ...
+
+    def phases(self, pods: Sequence[PodState]) -> Sequence[Mapping[str, Any]]: ...
+
+
+class GpuSampler:
+    """Samples the GPUs of pods while their base containers run. Use it as an async context manager around the wait.
+
+    With several pods, one is sampled at a time, in turn: ranks of a training compute, and wait, together.
+
+    An exec that is refused, or fails in the container (no nvidia-smi, in PATH or where GKE mounts it; no shell is
+    needed), is not repeated. One that the node, the network or a busy API server does not answer is retried with the
+    next sample. Both are logged once.
+
+    Args:
+        api: The cluster.
+        wait: What is waited for; nothing is sampled if its `gpus` is None.
+        say: Takes a line for the task's log.
+        warn: Takes a warning.
+
+    Attributes:
+        use: What has been seen.
+    """
+
+    def __init__(
+        self, api: AsyncApi, wait: Sampled, *, say: Callable[[str], object], warn: Callable[[str], object]
+    ) -> None:
+        self._api = api
+        self._wait = wait
+        self._watching = wait.gpus
+        self._say = say
+        self._warn = warn
+        self._pods: dict[str, PodState] = {}
+        self._running: dict[str, PodState] = {}
+        self._turn = 0
+        self._task: asyncio.Task[None] | None = None
+        self._idleness = Idleness()
+        self._queries: tuple[tuple[str, ...], ...] = (QUERY, QUERY_ON_GKE)
+        self._is_over = asyncio.Event()
+        self._has_warned = self._has_failed = self._is_stopped = False
+        self.use = GpuUse()
+
+    def _end(self, error: GpuIdle) -> Progress:
+        """Return the outcome of a wait that is ended because of idle GPUs."""
+        phases = self._wait.phases([pod for _, pod in sorted(self._pods.items())])
+        return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Sample nothing more: nobody tells of the pods' ends once their wait is over."""
+        self._is_stopped = True
+        if (task := self._task) is not None:
+            self._task = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def follow(self, *seen: Any) -> None:
+        """Take a pod's present state and JSON from the wait: its GPUs are sampled while it runs.
+
+        A pod whose base container has no GPUs is not sampled.
+        """
+        pod, raw = seen[-2:]
+        if pod.base is not None and not _has_gpus(raw, pod.base.name):
+            return
+        self._pods[pod.name] = pod
+        if pod.base is not None and pod.base.status == "running":
+            self._running[pod.name] = pod
+        else:
+            self._running.pop(pod.name, None)
+        if not self._running:
+            if self._task is not None:
+                self._task.cancel()
+                self._task = None
+        elif self._task is None and self._watching is not None and not self._is_stopped:
+            self._task = asyncio.create_task(self._sample())
+
+    async def beside(self, watching: Coroutine[Any, Any, Progress]) -> Progress:
+        """Return how a wait ends: by itself, or because the GPUs have been idle for too long."""
+        if self._watching is None or self._watching.end_seconds is None:
+            return await watching
+        watch, idle = asyncio.create_task(watching), asyncio.create_task(self._is_over.wait())
+        try:
+            await asyncio.wait({watch, idle}, return_when=asyncio.FIRST_COMPLETED)
+            return watch.result() if watch.done() else self._end(self._error())
+        finally:
+            for task in (watch, idle):
+                task.cancel()
+            await asyncio.gather(watch, idle, return_exceptions=True)
+
+    def _error(self) -> GpuIdle:
+        return GpuIdle(
+            f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}, so it is deleted.",
+            "Check its last log lines for what it waits for; if that is work without GPUs, raise idle_gpu_timeout.",
+            **self._wait.named,
+        )
+
+    async def _sample(self) -> None:
+        self._idleness = Idleness()  # samples before an interruption say nothing about the time during it
+        await asyncio.sleep(SAMPLE_EVERY / 2)
+        while not self._is_stopped:
+            began = time.monotonic()
+            await self._take_one(self._next(), began)
+            await asyncio.sleep(max(0.0, began + SAMPLE_EVERY - time.monotonic()))
+
+    def _next(self) -> PodState:
+        self._turn += 1
+        return self._running[sorted(self._running)[self._turn % len(self._running)]]
+
+    async def _take_one(self, pod: PodState, at: float) -> None:
+        try:
+            said = await self._answer(pod)
+            sample = parse(said.decode(errors="replace")) if said is not None else None
+            if sample is None:
+                await self._failed(pod, "nvidia-smi in its container says nothing of a GPU", is_refused=True)
+                return
+        except GpuError as error:
+            self._idleness.take(None, at)
+            await self._failed(pod, error.what, is_refused=_refuses(error))
+            return
+        self.use = self.use.plus(sample)
+        self._idleness.take(sample.is_idle, at)
+        self._heed_idleness()
+
+    async def _answer(self, pod: PodState) -> bytes | None:
+        """Return what nvidia-smi writes; None where it fails. What has worked is asked alone from then on."""
+        assert pod.base is not None
+        path = f"api/v1/namespaces/{self._wait.namespace}/pods/{pod.name}"
+        for query in self._queries:
+            said = await self._api.output(path, container=pod.base.name, command=query, within=_WITHIN)
+            if said is not None:
+                self._queries = (query,)
+                return said
+            if pod.name not in self._running:
+                break
+        return None
+
+    async def _failed(self, pod: PodState, why: str, *, is_refused: bool) -> None:
+        """Log the failure once, unless the container has ended meanwhile."""
+        await asyncio.sleep(_UNTIL_THE_END_SHOWS)
+        if pod.name not in self._running:
+            return
+        self._is_stopped = self._is_stopped or is_refused
+        if not self._has_failed:
+            self._has_failed = True
+            self._say(f"The GPU use of {self._wait.what} cannot be sampled: {why}")
+
+    def _heed_idleness(self) -> None:
+        gpus = self._watching
+        assert gpus is not None
+        if self._idleness.lasts(gpus.end_seconds):
+            self._is_over.set()
+        is_long = self._idleness.lasts(gpus.warn_seconds)
+        if is_long and not self._has_warned:
+            self._warn(f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}.")
+        self._has_warned = is_long
+
+
+def _has_gpus(pod: Json, container: str) -> bool:
+    named = [each for each in (pod.get("spec") or {}).get("containers") or () if each["name"] == container]
+    return gpus_of({"containers": named}) > 0
+
+
+def _refuses(error: GpuError) -> bool:
+    cause = error.__cause__
+    if not isinstance(cause, aiohttp.ClientResponseError):
+        return False
+    return cause.status in _REFUSALS and cause.status not in (*_TRANSIENT, _GONE)

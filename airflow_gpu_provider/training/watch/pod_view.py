@@ -1,0 +1,161 @@
+"""PodView: what the watches show of a single pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.cluster.informer import Change, Feed
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
+from airflow_gpu_provider.errors import GpuError, PodUnschedulable
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.training.place.fit import check_fits, requests_of, size_of
+from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
+from airflow_gpu_provider.training.watch.view import View
+
+_SETTLED_AFTER = timedelta(seconds=2)
+"""How long the end of the wait waits for the events, which have a watch of their own."""
+
+
+class PodView(View):
+    """What the feed has reported about one pod, its events and its pool's nodes."""
+
+    def __init__(
+        self, wait: PodWait, pool: GpuPool, feed: Feed, on_pod: Callable[[PodState, Json], None] | None = None
+    ) -> None:
+        super().__init__(wait, pool, feed, on_pod)
+        self._pods = pods(wait.namespace)
+        self._synced = False
+        self._pod_events = pod_events(wait.namespace)
+        self._shows_events = False
+        self._over_since: datetime | None = None
+        self._requests: NodeSize | None = None
+        self._looked_at = False
+
+    @classmethod
+    def wants(cls, wait: PodWait) -> dict[Resource, str]:
+        return dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
+
+    @property
+    def _pod(self) -> PodState | None:
+        return self._known.get(self._wait.uid)
+
+    @property
+    def waits_for_node(self) -> bool:
+        return self._waits_for_node(self._wait.uid)
+
+    @property
+    def needs_keeper(self) -> bool:
+        """Whether the pool has to be reconciled.
+
+        A pod that no demand Lease covers is its own demand, which the switch does not cover until the pool is
+        reconciled; on an existing node the pod waits for nothing.
+        """
+        is_placed = self._pod is not None and not self._is_gone and self._pod.scheduled_at is not None
+        is_demand = self.waits_for_node and self._pod is not None and not self._pod.gates
+        return is_demand or (is_placed and not self._wait.is_covered and not self._looked_at)
+
+    def refusal(self, now: datetime) -> GpuError | None:
+        """Return why the pod cannot be observed, once that has lasted, such as a missing permission.
+
+        Once a pod was seen, its wait continues whatever the API server answers. And the watch's last error may be
+        outdated: `confirm` reads the pod before a refusal is believed.
+        """
+        path = f"{self._pods.path}/{self._wait.name}"
+        error = self._unshown.failures.get(path) or self._trouble.get(self._pods)
+        return self._lasting(None if self._pod is not None or self._is_gone else error, now)
+
+    def take_news(self, news: PoolNews) -> None:
+        is_new = news.said != self.pool_news.said
+        self.pool_news = news
+        if not self.waits_for_node and not self._looked_at:
+            self._looked_at = is_new = True
+        if is_new:
+            self._feed.wake()
+
+    def _to_ask(self) -> dict[str, str]:
+        """Return the pod as well if its watch, which lags or is refused, has never shown it."""
+        is_last_look = self._now >= self._wait.deadline
+        if self._pod is None and (self._synced or is_last_look or self._is_refused(self._pods)):
+            return {} if self._is_gone else {self._wait.uid: self._wait.name}
+        return super()._to_ask()
+
+    def has_settled(self, now: datetime) -> bool:
+        """Return True once the watch of events has shown the past ones, or fails, or has had its time."""
+        self._over_since = self._over_since or now
+        has_answer = self._shows_events or self._pod_events in self._trouble
+        return has_answer or now >= self._over_since + _SETTLED_AFTER
+
+    @property
+    def longest(self) -> float:
+        is_settling = self._over_since is not None and not self._shows_events
+        return min(_SETTLED_AFTER.total_seconds(), super().longest) if is_settling else super().longest
+
+    def snapshot(self, now: datetime) -> PodSnapshot:
+        uid = self._wait.uid
+        return replace(
+            self._seen(uid, now) if uid in self._known else self._never_seen(now),
+            nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
+            too_large=self._too_large() if self.waits_for_node else None,
+            admitted_at=self._queue.admitted_at,
+            queued=self._queue.in_words,
+            notes=self._remarks,
+        )
+
+    def _never_seen(self, now: datetime) -> PodSnapshot:
+        return PodSnapshot(
+            gone=self._is_gone,
+            is_unseen=self._is_unseen,
+            events=self._events_of(self._wait.uid),
+            full_at=now if self._may_be_queued else None,
+            no_capacity=self.pool_news.no_capacity,
+        )
+
+    def _take(self, change: Change) -> None:
+        super()._take(change)
+        if change.kind == "synced" and change.resource == self._pod_events:
+            self._shows_events = True
+
+    def _take_pod(self, change: Change) -> None:
+        if change.kind == "synced":
+            self._synced = True
+        elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
+            self._show(change)
+            self._take_state(change.raw)
+
+    def _take_state(self, raw: Json) -> None:
+        pod = PodState.parse(raw, self._wait.base_container)
+        self._known[self._wait.uid], self._raw[self._wait.uid] = pod, raw
+        if self._requests is None:
+            self._requests = requests_of(raw.get("spec") or {})
+        if self._on_pod is not None:
+            self._on_pod(pod, raw)
+
+    def _too_large(self) -> PodUnschedulable | None:
+        """Return the error for a pod larger than any node that the pool has or can have; None if it fits."""
+        if self._requests is None:
+            return None
+        try:
+            check_fits(self._requests, self._sizes(), pool=self._pool.name)
+        except PodUnschedulable as error:
+            return error
+        return None
+
+    def _sizes(self) -> dict[str, NodeSize | None]:
+        """The pool's nodes, or a cloud pool's machine types, with what each offers to pods; empty: unknown.
+
+        For a type with an existing node, its kubelet's values count; otherwise the catalogue's, which deduct less.
+        """
+        if self._pool.given_nodes is not None:
+            are_all_here = self._nodes_synced >= self._node_watches and len(self._nodes) >= self._pool.given_nodes
+            return {node.name: size_of(node) for node in self._nodes.values()} if are_all_here else {}
+        sizes = dict(self._pool.node_sizes)
+        for node in self._nodes.values():
+            size, listed = size_of(node), sizes.get(node.instance_type)
+            if size is not None and listed is not None:
+                sizes[node.instance_type] = replace(size, gpus=listed.gpus)
+        return sizes

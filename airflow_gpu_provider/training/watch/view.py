@@ -1,0 +1,355 @@
+"""View: what the watches show of the object of a wait, its pods and its pool's nodes; and what they do not show."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.watched import NODES, Resource, pool_nodes
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.widening import how_to_widen
+from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
+from airflow_gpu_provider.training.wait.end import end_of, with_disruption
+from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
+from airflow_gpu_provider.training.watch.kueue import KueueQueue
+from airflow_gpu_provider.training.watch.unshown import AFTER_FAILURE, Unshown
+
+LONGEST = 60.0
+"""Seconds after which to check again although nothing was received."""
+
+NEW = timedelta(seconds=5)
+"""How long after a node has become usable the pool is not called full: the scheduler may take the pod there."""
+
+
+class View(ABC):
+    """What the feed has reported about the object of the wait, its pods, their events, and its pool's nodes.
+
+    A watch by labels says of what lost its label what it says of what was deleted. So what is not shown, or not shown
+    any more, is asked for, and is gone once the API server says so (see `unshown`): the object, its pods, their nodes.
+
+    A subclass says what else to watch (`wants`), in which form the wait takes it (`snapshot`), and when the pool has to
+    be reconciled (`needs_keeper`). It takes the keeper's news (`take_news`), and says why nothing can be observed, once
+    that has lasted (`refusal`).
+
+    Args:
+        wait: What is waited for.
+        pool: The rendered spec.
+        feed: The source of changes.
+        on_pod: Called with each state of a pod, and its JSON.
+
+    Attributes:
+        is_admitted_here: The pool's keeper admits it while it is suspended; otherwise Kueue or its controller does.
+        shortest: Seconds within which not to check again, although a deadline has passed.
+        queues_pods: A pod of it that meets a full pool waits for its turn. Otherwise it has its nodes before its pods.
+        end_together: Its controller deletes the other pods as soon as one has failed.
+    """
+
+    is_admitted_here = False
+    shortest: ClassVar[float] = 0.0
+    queues_pods: ClassVar[bool] = True
+    end_together: ClassVar[bool] = False
+    _pods: Resource
+
+    def __init__(self, wait: Any, pool: GpuPool, feed: Feed, on_pod: Callable[..., None] | None = None) -> None:
+        self._wait = wait
+        self._pool = pool
+        self._feed = feed
+        self._on_pod = on_pod
+        self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+        self._patience = Patience(wait.deadline, worked=True)  # the object of the wait was created with the same access
+        self._events: dict[str, PodEvent] = {}
+        self._known: dict[str, PodState] = {}  # pods by uid, those too that are gone
+        self._raw: dict[str, Json] = {}  # the same
+        self._shown: set[str] = set()  # by uid, as those below: what a watch shows, of the object and the pods
+        self._gone: set[str] = set()
+        self._seen_going: set[str] = set()  # others went, or lost their label, while nobody watched
+        self._nodes: dict[str, Node] = {}
+        self._new_nodes: dict[str, datetime] = {}  # by uid: since when a node is usable that was not at first
+        self._machines: dict[str, str] = {}
+        self._released_by: dict[str, str] = {}  # by node: who has cordoned it to release it
+        self._gone_nodes: set[str] = set()
+        self._hidden_nodes: dict[str, str] = {}  # by name: the uids of nodes that no watch shows any more
+        self._lost_label: dict[str, str] = {}  # by path: what is said of it
+        self._node_watches = pool_nodes(pool.node_selector).keys()
+        self._nodes_synced: set[Resource] = set()
+        self._trouble: dict[Resource, GpuError] = {}
+        self._unshown = Unshown(feed)
+        self._full_at: dict[str, datetime] = {}  # by a pod's uid
+        self._now = wait.started
+        self.pool_news = PoolNews()
+        self.is_kept = False
+
+    @property
+    def last_seen(self) -> tuple[Json, ...]:
+        """The JSON of its pods, as last seen; of several for one rank, the newest's."""
+        return tuple(self._raw.values())
+
+    @abstractmethod
+    def _take_pod(self, change: Change) -> None: ...
+
+    @abstractmethod
+    def _take_state(self, raw: Json) -> None:
+        """Take the present state of a pod of the wait."""
+
+    async def believes(self, error: GpuError, now: datetime) -> bool:
+        """Return whether what was seen is enough to end the wait with this error: outdated state may have changed."""
+        return not self._is_blind or now >= self._wait.deadline
+
+    def has_settled(self, now: datetime) -> bool:
+        """Return True once all is known that the end of the wait reports."""
+        return True
+
+    def tells(self, lines: tuple[str, ...], now: datetime) -> bool:
+        """Return True if the present state should be logged."""
+        return bool(lines)
+
+    @property
+    def pause(self) -> float:
+        """Seconds within which not to check again, although a deadline has passed."""
+        return AFTER_FAILURE.total_seconds() if self._is_blind else self.shortest
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which to check again although nothing was received."""
+        again = AFTER_FAILURE.total_seconds() if self._unshown.failures else LONGEST
+        return min(again, NEW.total_seconds()) if self._has_new_nodes() else again
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether the object of the wait is there no more."""
+        return self._wait.uid in self._gone
+
+    @property
+    def _is_unseen(self) -> bool:
+        return self._went_unseen(self._wait.uid)
+
+    def _went_unseen(self, uid: str) -> bool:
+        return uid in self._gone and uid not in self._seen_going
+
+    @property
+    def _is_blind(self) -> bool:
+        """Whether the last known state may be outdated because the API server is unreachable."""
+        return not self._is_gone and self._has_no_answer(self._pods, self._to_ask().values())
+
+    def _has_no_answer(self, resource: Resource, names: Iterable[str]) -> bool:
+        """Return True if the watch of a resource is broken, or its objects with these names could not be read."""
+        is_away = isinstance(self._trouble.get(resource), ClusterUnreachable)
+        return is_away or any(f"{resource.path}/{name}" in self._unshown.failures for name in names)
+
+    # -- what is reported ------------------------------------------------------------------------------------
+
+    def take(self, changes: Iterable[Change], now: datetime) -> None:
+        """Take the feed's changes."""
+        self._now = now
+        for change in self._queue.take(changes):
+            if change.kind == "trouble" and change.error:
+                self._trouble[change.resource] = change.error
+                continue
+            self._trouble.pop(change.resource, None)
+            self._take(change)
+        for uid, pod in self._known.items():
+            if self._is_queued(uid) or (uid not in self._gone and pod.gates):
+                self._full_at[uid] = now
+
+    def _take(self, change: Change) -> None:
+        if change.resource == self._pods:
+            self._note_recovery(change)
+            self._take_pod(change)
+        elif change.resource.path == NODES:
+            self._take_node(change)
+        elif change.kind == "present":
+            event = PodEvent.parse(change.raw)
+            if not event.is_of_autoscaler_that_adds_none or self._pool.is_grown_by_cluster_autoscaler:
+                self._events[event.uid] = event
+
+    def _note_recovery(self, change: Change) -> None:
+        """Drop what was read directly where a watch of what is read shows anew what there is."""
+        if change.kind in ("synced", "recovered"):
+            self._unshown.forget_all()
+            self._lost_label.clear()
+
+    def _show(self, change: Change) -> None:
+        """Note that a watch shows the object, or a pod of it, or does so no more."""
+        uid = change.raw["metadata"]["uid"]
+        self._forget(f"{change.resource.path}/{change.raw['metadata']['name']}")
+        if change.kind == "gone":
+            self._shown.discard(uid)
+            (self._seen_going.add if change.is_seen else self._seen_going.discard)(uid)
+        else:
+            self._shown.add(uid)
+            self._gone.discard(uid)
+
+    def _take_node(self, change: Change) -> None:
+        if change.kind == "present":
+            self._show_node(Node.parse(dict(change.raw)))
+        elif change.kind == "gone":
+            name, uid = change.raw["metadata"]["name"], change.raw["metadata"]["uid"]
+            self._nodes.pop(uid, None)
+            self._hidden_nodes[name] = uid
+        elif change.kind == "synced":
+            self._nodes_synced.add(change.resource)
+
+    def _show_node(self, node: Node) -> None:
+        before = self._nodes.get(node.uid)
+        if node.offers_gpus and (self._knows_nodes if before is None else not before.offers_gpus):
+            self._new_nodes[node.uid] = self._now
+        self._nodes[node.uid] = node
+        self._machines[node.name] = node.machine
+        if node.cordoned_by_us:
+            self._released_by[node.name] = node.cordoned_by
+        else:
+            self._released_by.pop(node.name, None)
+        self._gone_nodes.discard(node.name)
+        self._hidden_nodes.pop(node.name, None)
+        self._forget(f"{NODES}/{node.name}")
+
+    # -- what no watch shows ---------------------------------------------------------------------------------
+
+    async def confirm(self, now: datetime) -> None:
+        """Read the pods, and their nodes, that the watches do not show."""
+        self._now = now
+        await asyncio.gather(*(self._confirm_pod(uid, name, now) for uid, name in self._to_ask().items()))
+        used = {pod.node for uid, pod in self._known.items() if pod.node and uid not in self._gone}
+        await asyncio.gather(*(self._confirm_node(name, now) for name in sorted(used & self._hidden_nodes.keys())))
+
+    def _to_ask(self) -> dict[str, str]:
+        """Return the names of the pods to read, by uid: no watch shows them, or their watch is refused."""
+        refused = self._is_refused(self._pods)
+        there = {uid: pod for uid, pod in self._known.items() if uid not in self._gone}
+        return {
+            uid: pod.name for uid, pod in there.items() if uid not in self._shown or (refused and end_of(pod) is None)
+        }
+
+    def _is_refused(self, resource: Resource) -> bool:
+        trouble = self._trouble.get(resource)
+        return trouble is not None and not isinstance(trouble, ClusterUnreachable)
+
+    async def _confirm_pod(self, uid: str, name: str, now: datetime) -> None:
+        if raw := await self._read(self._pods, name, uid, now):
+            self._take_state(raw)
+
+    async def _read(self, resource: Resource, name: str, uid: str, now: datetime) -> Json | None:
+        """Read what a watch does not show; None where it is gone, or cannot be read, or was a short while ago."""
+        answer = await self._unshown.ask(path := f"{resource.path}/{name}", uid, now)
+        if answer is None:
+            return None
+        if answer.raw is None:
+            self._gone.add(uid)
+            return None
+        self._seen_going.discard(uid)
+        if (label := resource.label_selector) not in (answer.raw["metadata"].get("labels") or {}):
+            what = self._wait.what if uid == self._wait.uid else f"pod {name}"
+            self._lost_label[path] = f"{what} has lost its label {label}; it is asked for every minute"
+        return answer.raw
+
+    async def _confirm_node(self, name: str, now: datetime) -> None:
+        answer = await self._unshown.ask(path := f"{NODES}/{name}", self._hidden_nodes[name], now)
+        if answer is None:
+            return
+        if answer.raw is None:
+            self._gone_nodes.add(name)
+            self._hidden_nodes.pop(name)
+            self._forget(path)
+        else:
+            self._lost_label[path] = f"node {name} has lost a label of its pool; the pod on it keeps running"
+
+    def _forget(self, path: str) -> None:
+        """Drop what was read directly: there is news of the object."""
+        self._lost_label.pop(path, None)
+        self._unshown.forget(path)
+
+    # -- what the wait is told -------------------------------------------------------------------------------
+
+    def _seen(self, uid: str, now: datetime) -> PodSnapshot:
+        """Return one pod and its surroundings."""
+        pod, is_queued, events = self._known[uid], self._is_queued(uid), self._events_of(uid)
+        return PodSnapshot(
+            pod=with_disruption(pod, events),
+            gone=uid in self._gone,
+            is_unseen=self._went_unseen(uid),
+            node_gone=pod.node in self._gone_nodes,
+            released_by=self._released_by.get(pod.node or "", ""),
+            machine=self._machines.get(pod.node or "", ""),
+            events=events,
+            nodes=tuple(node for node in self._nodes.values() if node.name == pod.node),
+            is_full=is_queued and not self._has_new_nodes(now),
+            full_at=now if is_queued or self._may_be_queued else self._full_at.get(uid),
+            passed_over=self._is_passed_over(uid),
+            no_node_has=self._no_node_has(uid),
+            no_capacity=self.pool_news.no_capacity,
+            to_widen=how_to_widen(self._pool),
+        )
+
+    @property
+    def _remarks(self) -> tuple[str, ...]:
+        """Remarks on the present state."""
+        troubles = [*self._trouble.values(), *self._unshown.failures.values()]
+        return (*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(troubles))
+
+    def _lasting(self, error: GpuError | None, now: datetime) -> GpuError | None:
+        """Return a refusal that has lasted longer than it is tolerated."""
+        if error is None:
+            self._patience.succeeded()
+            return None
+        return None if self._patience.bears(error, now) else error
+
+    def _events_of(self, uid: str) -> tuple[PodEvent, ...]:
+        return tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
+
+    @property
+    def _knows_nodes(self) -> bool:
+        """Whether each watch of the pool's nodes has shown them, or has failed: each has a connection of its own."""
+        return self._node_watches <= self._nodes_synced | self._trouble.keys()
+
+    def _ready_nodes(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.offers_gpus]
+
+    def _has_new_nodes(self, now: datetime | None = None) -> bool:
+        """Return True if a node has just become usable: the scheduler places a pod there within moments."""
+        since = (now or self._now) - NEW
+        return any(self._new_nodes.get(node.uid, since) > since for node in self._ready_nodes())
+
+    def _waits_for_node(self, uid: str) -> bool:
+        return uid in self._known and uid not in self._gone and self._known[uid].scheduled_at is None
+
+    def _is_queued(self, uid: str) -> bool:
+        """Return True if all nodes that the pool may have are up, with GPUs ready, and other pods use them.
+
+        This is assumed until the scheduler says otherwise.
+        """
+        if not self.queues_pods or not self._waits_for_node(uid) or len(self._ready_nodes()) < self._pool.max_nodes:
+            return False
+        return not self._is_passed_over(uid)
+
+    @property
+    def _may_be_queued(self) -> bool:
+        return self.queues_pods and not self._knows_nodes
+
+    def _is_passed_over(self, uid: str) -> bool:
+        """Return True if the scheduler excludes usable nodes for a reason other than the pods running there.
+
+        For a gang whose zone has no node yet it excludes none: the gang's own are to come.
+        """
+        if not self._waits_for_node(uid) or not (said := self._known[uid].unschedulable):
+            return False
+        wanted = self._selector(uid).items()
+        ready = {node.name for node in self._ready_nodes() if wanted <= node.labels.items()}
+        has_none = self.queues_pods and bool(self._no_node_has(uid))
+        return has_none or is_left_out(said, ready=ready, empty=self.pool_news.empty_nodes)
+
+    def _no_node_has(self, uid: str) -> str:
+        return not_on_any(self._selector(uid), self._ready_nodes()) if self._waits_for_node(uid) else ""
+
+    def _selector(self, uid: str) -> Mapping[str, str]:
+        selector: Mapping[str, str] = (self._raw[uid].get("spec") or {}).get("nodeSelector") or {}
+        return selector

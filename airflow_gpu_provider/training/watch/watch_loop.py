@@ -1,0 +1,113 @@
+"""watch: the loop that drives a wait for pods, for the trigger and for the blocking operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import watching
+from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.usage import record_pods
+from airflow_gpu_provider.cluster.watched import pool_nodes
+from airflow_gpu_provider.errors import LOST, GpuError
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling import pool_news
+from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.watch.kueue import KueueQueue
+
+
+def cluster_access(pool: GpuPool) -> ClusterAccess:
+    """Find the (rendered) pool's cluster; makes cloud calls, so call it in a thread if there is an event loop."""
+    return platform_for(pool).cluster_access()
+
+
+async def watch(
+    view_of: Any,
+    pool: GpuPool,
+    wait: Any,
+    *,
+    owner: str,
+    narrator: Narrator,
+    open_access: Callable[[], ClusterAccess] | None = None,
+    **told: Any,
+) -> Progress:
+    """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
+
+    While a pod has no node, the pool is kept at its size (see pool_news).
+
+    Args:
+        view_of: What the watches show, in the form that `wait` needs.
+        pool: The rendered spec.
+        wait: What is waited for.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        narrator: Writes what is new to the task's log.
+        open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
+        **told: More arguments of the view, such as `on_pod`.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found.
+    """
+    queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+    wants = {**view_of.wants(wait), **queue.wants(), **pool_nodes(pool.node_selector)}
+    open_access = open_access or partial(cluster_access, pool)
+    async with watching(pool.cluster_identity, open_access, wants) as feed:
+        view = view_of(wait, pool, feed, **told)
+        try:
+            while True:
+                now = await feed.api.now()
+                await view.confirm(now)
+                snapshot = view.snapshot(now)
+                progress: Progress = wait.step(snapshot, now)
+                is_over = progress.done or progress.error is not None
+                if is_over and not (view.has_settled(now) and await _is_believed(progress, view, now)):
+                    progress, is_over = Progress(lines=progress.lines), False
+                if is_over or view.tells(progress.lines, now):
+                    narrator.log(now, *progress.lines)
+                if isinstance(progress.error, LOST) or (progress.error is not None and view.end_together):
+                    await in_thread(_note_use, view.last_seen, now, open_access, narrator)
+                if is_over:
+                    return progress
+                if refusal := view.refusal(now):
+                    return Progress(error=refusal)
+                await _keep_pool(view, pool, owner)
+                seconds = (wait.next_deadline(snapshot, now) - now).total_seconds()
+                changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
+                view.take(changes, await feed.api.now())
+        finally:
+            await pool_news.leave(pool, owner, view.take_news)
+
+
+async def _is_believed(progress: Progress, view: Any, now: datetime) -> bool:
+    return progress.error is None or bool(await view.believes(progress.error, now))
+
+
+def _note_use(
+    pods: Iterable[Json], now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator
+) -> None:
+    """Record when pods ran that may not be found later, for their run's bill."""
+    found = [Pod.parse(dict(pod)) for pod in pods]
+    if not found:
+        return
+    try:
+        record_pods(open_access().api_client(), found, now)
+    except GpuError as error:
+        narrator.log(now, f"the time that its pods ran could not be recorded for the run's bill: {error}")
+
+
+async def _keep_pool(view: Any, pool: GpuPool, owner: str) -> None:
+    """Keep the pool reconciled exactly while the view needs it."""
+    if view.needs_keeper and not view.is_kept:
+        view.is_kept = True
+        pool_news.keep(pool, owner, view.take_news, admits=view.is_admitted_here)
+    elif view.is_kept and not view.needs_keeper:
+        view.is_kept = False
+        view.pool_news = PoolNews()
+        await pool_news.leave(pool, owner, view.take_news)

@@ -1,0 +1,107 @@
+"""Which of a gang's pods is asked what its GPUs do; what is asked and answered is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuIdle
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
+from tests.unit.scaling.pools import NOW
+
+
+class Api:
+    """Answers for each pod with its own line."""
+
+    def __init__(self, answers: dict[str, bytes]) -> None:
+        self._answers = answers
+        self.asked: Counter[str] = Counter()
+
+    async def output(self, path: str, **_: Any) -> bytes:
+        await asyncio.sleep(0)
+        pod = path.rpartition("/")[2]
+        self.asked[pod] += 1
+        return self._answers[pod]
+
+
+def sampler_of(api: Api, gpus: GpuWatching) -> GpuSampler:
+    wait = GangWait(
+        namespace="default",
+        name="train",
+        uid="1",
+        nodes=2,
+        base_container="base",
+        started=NOW,
+        schedule_seconds=60,
+        start_seconds=60,
+        deadline=NOW,
+        gpus=gpus,
+    )
+    return GpuSampler(cast(Any, api), wait, say=lambda _: None, warn=lambda _: None)
+
+
+def shown(sampler: GpuSampler, rank: int, *, gpus: int = 1, status: str = "running") -> None:
+    base = SimpleNamespace(name="base", status=status, started_at=NOW, finished_at=None)
+    pod = SimpleNamespace(name=f"train-{rank}", base=base, created_at=NOW, scheduled_at=None)
+    container = {"name": "base", "resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}
+    sampler.follow(rank, cast(PodState, pod), {"spec": {"containers": [container]}})
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():  # noqa: ASYNC110 - a count tells nobody
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler.SAMPLE_EVERY", 0.01)
+
+
+async def test_ranks_are_asked_in_turn() -> None:
+    api = Api({"train-0": b"80, 1, 1\n", "train-1": b"20, 1, 1\n"})
+    async with sampler_of(api, GpuWatching()) as sampler:
+        for rank in (0, 1, 2):
+            shown(sampler, rank, gpus=int(rank < 2))
+        await until(lambda: api.asked.total() >= 20)
+        use = sampler.use
+    assert set(api.asked) == {"train-0", "train-1"}, "a pod without GPUs has nothing to say"
+    assert abs(api.asked["train-0"] - api.asked["train-1"]) <= 1
+    assert use.mean == pytest.approx(50, abs=4)
+
+
+async def test_rank_that_has_ended_is_not_asked() -> None:
+    api = Api({"train-0": b"80, 1, 1\n", "train-1": b"20, 1, 1\n"})
+    async with sampler_of(api, GpuWatching()) as sampler:
+        shown(sampler, 0)
+        shown(sampler, 1)
+        await until(lambda: api.asked["train-0"])
+        shown(sampler, 0, status="terminated")
+        asked = api.asked["train-0"]
+        await until(lambda: api.asked["train-1"] >= 5)
+        assert api.asked["train-0"] <= asked + 1
+
+
+@pytest.mark.parametrize(("second", "is_idle"), [(b"0, 1, 1\n", True), (b"7, 1, 1\n", False)])
+async def test_a_gang_is_idle_where_all_its_ranks_are(second: bytes, is_idle: bool) -> None:
+    api = Api({"train-0": b"0, 1, 1\n", "train-1": second})
+    over = Progress(done=True)
+
+    async def watch() -> Progress:
+        await until(lambda: api.asked.total() >= 60)
+        return over
+
+    async with sampler_of(api, GpuWatching(end_seconds=0.1)) as sampler:
+        shown(sampler, 0)
+        shown(sampler, 1)
+        progress = await sampler.beside(watch())
+    assert (type(progress.error) is GpuIdle) == is_idle
+    assert not is_idle or str(progress.error).startswith("The GPUs of Job train have been idle for")

@@ -1,0 +1,195 @@
+"""When the sampler warns, ends a wait, and gives a container up; what is asked and answered is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
+from tests.unit.scaling.pools import NOW
+
+
+def pod_that_is(status: str, name: str = "train") -> PodState:
+    base = SimpleNamespace(name="base", status=status)
+    return cast(PodState, SimpleNamespace(name=name, base=base, scheduled_at=None))
+
+
+RUNNING = pod_that_is("running")
+RAW = {"spec": {"containers": [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+
+
+class Api:
+    """Answers each exec with the next answer, and with the last one from then on."""
+
+    def __init__(self, *answers: bytes | Exception | None) -> None:
+        self._answers = list(answers)
+        self.commands: list[Sequence[str]] = []
+
+    @property
+    def asked(self) -> int:
+        return len(self.commands)
+
+    async def output(self, *_: Any, command: Sequence[str], **__: Any) -> bytes | None:
+        self.commands.append(command)
+        await asyncio.sleep(0)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Sampled:
+    def __init__(self, api: Api, gpus: GpuWatching | None) -> None:
+        wait = PodWait(
+            namespace="default",
+            name="train",
+            uid="1",
+            base_container="base",
+            started=NOW,
+            schedule_seconds=60,
+            start_seconds=60,
+            deadline=NOW,
+            gpus=gpus,
+        )
+        self.api = api
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.sampler = GpuSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
+
+    async def until(self, is_so: Any) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():  # noqa: ASYNC110 - a list and a count tell nobody
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler.SAMPLE_EVERY", 0.01)
+    monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler._UNTIL_THE_END_SHOWS", 0.0)
+
+
+async def never() -> Progress:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None:
+    seen = Sampled(Api(b"0, 1, 1\n"), GpuWatching(warn_seconds=0.02, end_seconds=0.2))
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        progress = await asyncio.wait_for(sampler.beside(never()), 60)
+    assert type(progress.error) is GpuIdle
+    assert len(seen.warned) == 1
+
+
+async def test_wait_that_ends_by_itself_outranks_it() -> None:
+    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching(end_seconds=0.01))
+    over = Progress(done=True)
+
+    async def watch() -> Progress:
+        await seen.until(lambda: seen.sampler.use.samples >= 5)
+        return over
+
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        assert await sampler.beside(watch()) is over
+    assert not seen.warned
+
+
+@pytest.mark.parametrize("answer", [None, b"NVIDIA-SMI has failed\n"])
+async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -> None:
+    """Once in all; once more where no nvidia-smi answered, in the folder in which GKE mounts it."""
+    api = Api(answer)
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.said)
+        await asyncio.sleep(0.1)
+        sampler.follow(RUNNING, RAW)
+    assert api.commands == ([QUERY, QUERY_ON_GKE] if answer is None else [QUERY])
+    assert len(seen.said) == 1
+
+
+async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
+    """In an image without NVIDIA's variables; what has answered is asked alone from then on."""
+    api = Api(None, b"5, 1, 1\n")
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.sampler.use.samples >= 2)
+    assert api.commands[:3] == [QUERY, QUERY_ON_GKE, QUERY_ON_GKE]
+    assert not seen.said
+
+
+async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
+    away = ClusterUnreachable("It did not answer.", "Wait.")
+    seen = Sampled(Api(away, away, b"5, 1, 1\n"), GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.sampler.use.samples)
+    assert len(seen.said) == 1
+
+
+async def test_nothing_is_asked_where_nobody_wants_it() -> None:
+    api = Api(b"0, 1, 1\n")
+    async with Sampled(api, None).sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await asyncio.sleep(0.05)
+    assert api.asked == 0
+
+
+@pytest.mark.parametrize(("status", "is_asked_again"), [(403, False), (401, True), (404, True), (429, True)])
+async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) -> None:
+    answer = PermissionDenied("It was not answered.", "Look.")
+    answer.__cause__ = aiohttp.ClientResponseError(cast(Any, None), (), status=status)
+    api = Api(answer, b"5, 1, 1\n")
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.said)
+        if is_asked_again:
+            await seen.until(lambda: seen.sampler.use.samples)
+        else:
+            await asyncio.sleep(0.1)
+    assert bool(seen.sampler.use.samples) == is_asked_again
+
+
+async def test_container_that_has_ended_meanwhile_is_no_failure() -> None:
+    """Its end is heard of while its answer is on the way; the other rank goes on, and is sampled next."""
+
+    class EndsMeanwhile(Api):
+        async def output(self, path: str, **request: Any) -> bytes | None:
+            said = await super().output(path, **request)
+            if self.asked == 1:
+                seen.sampler.follow(pod_that_is("terminated", path.rpartition("/")[2]), RAW)
+            return said
+
+    seen = Sampled(EndsMeanwhile(None, b"5, 1, 1\n"), GpuWatching())
+    async with seen.sampler as sampler:
+        for name in ("train-0", "train-1"):
+            sampler.follow(pod_that_is("running", name), RAW)
+        await seen.until(lambda: seen.sampler.use.samples)
+    assert not seen.said
+
+
+async def test_nothing_is_asked_once_the_wait_is_over() -> None:
+    """Nobody hears of the pods' ends then, and their logs may still be followed for a while."""
+    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.sampler.use.samples)
+        await sampler.stop()
+        asked = seen.api.asked
+        sampler.follow(RUNNING, RAW)
+        await asyncio.sleep(0.1)
+        assert seen.api.asked == asked

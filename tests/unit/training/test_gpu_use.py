@@ -1,0 +1,108 @@
+"""What nvidia-smi says of a container's GPUs, summed up; and for how long they have not computed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Idleness, Sample, parse
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.wait.wait_outcome import Watched
+
+PERCENTS = st.integers(0, 100)
+UNKNOWN = st.sampled_from(["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "", "nan", "-1"])
+
+
+@pytest.mark.parametrize(
+    ("said", "sample"),
+    [
+        ("38, 72704, 410.52\n", Sample(percent=38, is_idle=False, memory_mib=72704, power_w=410.52)),
+        ("0, 1, 16.00\n0, 3, 17.00\n", Sample(percent=0, is_idle=True, memory_mib=3, power_w=33)),
+        ("0, 1, 16.00\n50, 3, [N/A]\n", Sample(percent=25, is_idle=False, memory_mib=3, power_w=None)),
+        ("0, 1, 16.00\n[Unknown Error], 3, 5\n", Sample(percent=0, is_idle=None, memory_mib=3, power_w=21)),
+        ("[N/A], 513, [Not Supported]\n", Sample(percent=None, is_idle=None, memory_mib=513, power_w=None)),
+        (
+            "[N/A], [Insufficient Permissions], 90.1\n",
+            Sample(percent=None, is_idle=None, memory_mib=None, power_w=90.1),
+        ),
+        ("No devices were found\n", None),
+        ('Field "power.draw" is not a valid field to query.\n', None),
+        ("", None),
+    ],
+)
+def test_what_nvidia_smi_says(said: str, sample: Sample | None) -> None:
+    assert parse(said) == sample
+
+
+@given(st.lists(st.lists(PERCENTS | UNKNOWN, min_size=1, max_size=8), max_size=30))
+def test_mean_is_that_of_what_the_gpus_said(polls: list[list[int | str]]) -> None:
+    use, means = GpuUse(), []
+    for gpus in polls:
+        sample = parse("".join(f"{each}, 7, 1\n" for each in gpus))
+        assert sample is not None
+        use = use.plus(sample)
+        if known := [each for each in gpus if isinstance(each, int)]:
+            means.append(sum(known) / len(known))
+        assert not sample.is_idle or all(each == 0 for each in gpus)
+    told = GpuUse.from_record(use.to_record()).to_json()
+    assert told["samples"] == len(means)
+    if means:
+        assert told["mean"] == pytest.approx(sum(means) / len(means), abs=0.051)
+        assert told["max"] == pytest.approx(max(means), abs=0.051)
+        assert told["computed_fraction"] == pytest.approx(sum(means) / len(means) / 100, abs=0.00051)
+    else:
+        assert told["mean"] is told["max"] is told["computed_fraction"] is None
+
+
+def test_in_words() -> None:
+    use = GpuUse().plus(Sample(percent=38, is_idle=False, memory_mib=72704, power_w=None))
+    said = "the GPUs computed 38 % of the time, with at most 71 GiB of a GPU's memory in use (1 sample)"
+    assert use.in_words() == said
+    assert use.to_json()["power_w_mean"] is None
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e3), st.sampled_from([True, False, None]))), st.floats(0.1, 1e4))
+def test_idle_for_so_long_only_by_samples_in_a_row(samples: list[tuple[float, bool | None]], long: float) -> None:
+    idleness, at, row = Idleness(), 0.0, []
+    for step, is_idle in samples:
+        at += step
+        idleness.take(is_idle, at)
+        row = [*row, at] if is_idle else []
+        assert idleness.lasts(long) is (bool(row) and row[-1] - row[0] >= long)
+        assert not idleness.lasts(None)
+
+
+def test_earlier_record_asks_nothing() -> None:
+    record = {
+        "namespace": "default",
+        "name": "train",
+        "uid": "1",
+        "base_container": "base",
+        "started": "2026-03-01T02:00:00Z",
+        "schedule_seconds": 60,
+        "start_seconds": 60,
+        "deadline": "2026-03-01T03:00:00Z",
+    }
+    wait = PodWait.from_record(record)
+    assert wait.gpus is None
+    asks = PodWait.from_record({**record, "gpus": {"warn_seconds": 900, "end_seconds": None, "of_a_later_release": 1}})
+    assert asks.gpus == GpuWatching(warn_seconds=900)
+    assert PodWait.from_record(asks.to_record()) == asks
+    event = {"namespace": "default", "name": "train", "status": "success"}
+    assert not Watched.of_event(event).use.is_known
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"idle_gpu_timeout": 60, "utilization": False},
+        {"idle_gpu_timeout": "1h"},
+        {"idle_gpu_warning": -1},
+    ],
+)
+def test_refused_when_the_dag_is_parsed(given: dict[str, object]) -> None:
+    with pytest.raises(PoolSpecError, match="idle_gpu"):
+        GpuPodOperator(task_id="train", **given)  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""What a task does once its pod has ended: its result, its callbacks, and what of them may fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+from kubernetes.client import ApiException, V1Pod
+
+from airflow_gpu_provider.errors import (
+    PodFailed,
+    PodResultLost,
+)
+from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.training.life import collect
+from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
+from airflow_gpu_provider.training.life.pod_try import PodTry
+from tests.unit.training.pod_life import ENDED_WELL, LATER, PHASES, Life, event
+from tests.unit.training.pod_life import nodes as nodes
+from tests.unit.training.test_pod_verdict import watched
+
+
+@pytest.mark.parametrize("result", ["{", None], ids=["read by the triggerer", "read here"])
+def test_failed_pod_with_a_broken_result_is_not_said_to_have_succeeded(
+    result: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def extract(_: V1Pod) -> Any:
+        return json.loads("{")
+
+    life = Life(extract_result=extract)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(PodFailed, match="It failed"):
+        life.tries.go_on(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
+    (line,) = [line for line in caplog.messages if "result is left out" in line]
+    assert "The result of pod train-x, /airflow/xcom/return.json, is not valid JSON" in line
+    assert "succeeded" not in line
+
+
+@pytest.mark.parametrize(("minutes", "ends"), [(4, False), (6, True)])
+def test_result_that_exec_does_not_give_ends_the_try_after_five_minutes(
+    minutes: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: V1Pod) -> Any:
+        raise ApiException(status=403, reason="Forbidden")
+
+    monkeypatch.setattr(collect, "is_node_there", lambda *_: True)
+    life = Life(ENDED_WELL, extract_result=refuse)
+    before = Setbacks(times=9, since=LATER - timedelta(minutes=minutes), last=LATER - timedelta(seconds=30))
+    life.tries = PodTry(life.tries._task, {"setbacks": before.to_record()})
+    with pytest.raises(PodResultLost, match="Pod train-x succeeded") if ends else pytest.raises(TaskDeferred):
+        life.tries.go_on(watched("success", timeline=PHASES))
+    assert ("release the pod" in life.steps) is ends
+
+
+# -- what fails after a pod's end neither hides how it ended nor leaves it ---------------------------------------
+
+
+def collected(life: Life, error: PodFailed | None, *, deferred: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Collect the pod in a worker to which the wait came back, or in the one that has waited."""
+    outcome = event("failed", error) if error else watched("success", timeline=PHASES, result="[1]")
+    if deferred:
+        return life.tries.go_on(outcome)
+    monkeypatch.setattr(PodAttempt, "watch_here", lambda _: outcome)
+    return life.tries.run()
+
+
+BOTH_WAYS = pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "here"])
+BROKEN = RuntimeError("Airflow's API did not answer.")
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("key", ["timeline", "return_value"])
+def test_result_that_cannot_be_pushed(deferred: bool, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(deferrable=deferred)
+    life.fails[f"push {key}"] = BROKEN
+    with pytest.raises(PodFailed, match="It failed"):
+        collected(life, PodFailed("It failed.", exit_code=3), deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+
+
+def test_success_stands_without_its_timeline() -> None:
+    life = Life(ENDED_WELL)
+    life.fails["push timeline"] = BROKEN
+    assert life.tries.go_on(watched("success", timeline=PHASES, result="[1]")) == [1]
+
+
+@pytest.mark.parametrize("result", [[1], {"loss": 0.1}])
+def test_result_of_a_failed_pod_is_pushed_as_a_returned_one(result: Any) -> None:
+    pushed: dict[str, Any] = {}
+    life = Life(extract_result=lambda _: result, multiple_outputs=True, push=pushed.__setitem__)
+    with pytest.raises(PodFailed):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+    assert {key: value for key, value in pushed.items() if key != "timeline"} == {
+        "return_value": result,
+        **(result if isinstance(result, dict) else {}),
+    }
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("step", ["on_pod_completion", "on_pod_teardown", "release the pod"])
+def test_callback_that_fails_hides_no_failure(deferred: bool, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(deferrable=deferred)
+    life.fails[step] = ValueError("a user's own")
+    with pytest.raises(PodFailed, match="It failed"):
+        collected(life, PodFailed("It failed.", exit_code=3), deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+
+
+@BOTH_WAYS
+def test_callback_that_fails_leaves_no_pod(
+    deferred: bool, monkeypatch: pytest.MonkeyPatch, nodes: list[set[str]]
+) -> None:
+    life = Life(ENDED_WELL, deferrable=deferred)
+    life.fails["on_pod_completion"] = ValueError("a user's own")
+    with pytest.raises(ValueError, match="own"):
+        collected(life, None, deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+    assert nodes == [{"u1"}]
+
+
+def test_skip_by_exit_code_is_the_outcome() -> None:
+    life = Life()
+    life.fails["release the pod"] = AirflowSkipException("Exit code 3.")
+    with pytest.raises(AirflowSkipException):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))

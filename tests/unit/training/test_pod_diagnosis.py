@@ -1,0 +1,185 @@
+"""The type that a failure gets from its last lines and its node."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
+from airflow_gpu_provider.training.life.diagnosis import diagnosed
+from airflow_gpu_provider.training.wait.end import end_of
+from tests.unit.pools.test_gke import pool as a_gke_pool
+from tests.unit.training.test_pod_end import ended, pod
+from tests.unit.training.test_pod_placement import a_pool
+
+FAILED = PodFailed("Pod train-x: container base ended with exit code 1.", "", pod="train-x", exit_code=1)
+
+
+def diagnosis(*lines: str, bad_gpu: str = "", error: PodFailed = FAILED) -> PodFailed:
+    return diagnosed(error, lines, pool=a_pool(), node="n1", bad_gpu=bad_gpu)
+
+
+def test_gpu_memory_names_what_the_pool_has() -> None:
+    error = diagnosis("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB")
+    assert type(error) is GpuOutOfMemory
+    assert "L4 with 24 GiB" in error.what
+    assert not error.retryable
+    assert error.details["exit_code"] == 1
+
+
+def test_an_engine_without_room_for_its_cache_gets_advice_of_its_own() -> None:
+    error = diagnosis("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
+    assert type(error) is GpuOutOfMemory
+    assert "L4 with 24 GiB" in error.what
+    assert "max_model_len" in error.fix
+    assert "batch" not in error.fix
+
+
+def test_driver() -> None:
+    error = diagnosis("CUDA driver version is insufficient for CUDA runtime version")
+    assert type(error) is DriverMissing
+    assert "n1" in error.what
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+        "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
+    ],
+)
+def test_an_image_that_does_not_look_where_gke_mounts_the_driver_s_library(line: str) -> None:
+    on_gke = diagnosed(FAILED, [line], pool=a_gke_pool(), node="n1", bad_gpu="")
+    assert type(on_gke) is DriverMissing
+    assert "set LD_LIBRARY_PATH to that in env_vars" in on_gke.fix
+    assert "LD_LIBRARY_PATH" not in diagnosis(line).fix
+
+
+def test_nvidia_smi_that_the_runtime_did_not_find() -> None:
+    what = 'Pod x: container base ended with exit code 127: exec: "nvidia-smi": executable file not found in $PATH.'
+    assert type(diagnosis(error=PodFailed(what, "", exit_code=127))) is DriverMissing
+
+
+RUNC = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: error running prestart hook #0: exit status 1, "
+    "stdout: , stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: "
+)
+
+
+def not_started(said: str) -> PodFailed:
+    terminated = ended(128, reason="StartError", message=said)
+    terminated["state"]["terminated"]["startedAt"] = "1970-01-01T00:00:00Z"
+    end = end_of(pod(terminated, phase="Failed"))
+    assert end is not None
+    assert isinstance(end.error, PodFailed)
+    return diagnosed(end.error, [], pool=a_pool(), node="n1", bad_gpu="")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "happened"),
+    [
+        (
+            f"{RUNC}requirement error: unsatisfied condition: cuda>=12.8, please update your driver: unknown",
+            DriverMissing,
+            "the NVIDIA driver of node n1 is too old for the CUDA of its image (nvidia-container-cli: requirement",
+        ),
+        (f"{RUNC}initialization error: nvml error: driver not loaded: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}initialization error: driver rpc error: timed out: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}detection error: nvml error: unknown error: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}device error: GPU-3c2c8a4e-0000-1111: unknown device: unknown", BadGpu, "a GPU of node n1 is broken"),
+        (f"{RUNC}device error: MIG-3c2c8a4e-0000-1111: unknown device: unknown", DriverMissing, "container toolkit"),
+        (f"{RUNC}mount error: failed to add device rules: unknown", DriverMissing, "container toolkit of node n1"),
+        (
+            "failed to create containerd task: could not apply required modification to OCI specification: failed to"
+            " inject CDI devices: unresolvable CDI devices runtime.nvidia.com/gpu=GPU-1: unknown",
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            f"{RUNC.replace('cli', 'cli.real')}container error: cgroup subsystem: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        (
+            "error running prestart hook #0: Using mode 'cdi'\ninvoking the NVIDIA Container Runtime Hook directly"
+            " (e.g. specifying the docker --gpus flag) is not supported.: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        (
+            "running createContainer hook #0: fork/exec /usr/bin/nvidia-cdi-hook: no such file or directory: unknown",
+            DriverMissing,
+            "container toolkit",
+        ),
+        ('while adding custom device "/dev/nvidia0": no such file or directory', DriverMissing, "no NVIDIA driver"),
+        ("failed to apply OCI options: lstat /dev/nvidia-uvm: no such file or directory", DriverMissing, "no NVIDIA"),
+        (f"{RUNC}detection error: nvml error: gpu is lost: unknown", BadGpu, "a GPU of node n1 is broken"),
+        ("runc create failed: exec /app/train: exec format error: unknown", PodFailed, "not be started"),
+        (
+            'OCI runtime create failed: exec: "nvidia-container-runtime": executable file not found in $PATH: unknown',
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            'runc create failed: exec: "nvidia-smi": executable file not found in $PATH: unknown',
+            DriverMissing,
+            "no NVIDIA driver",
+        ),
+        ('runc create failed: exec: "/no/such": stat /no/such: no such file: unknown', PodFailed, "not be started"),
+    ],
+)
+def test_container_that_its_runtime_could_not_start(said: str, kind: type[PodFailed], happened: str) -> None:
+    error = not_started(said)
+    assert type(error) is kind
+    assert happened in error.what
+    assert "could not be started" in error.what
+    assert "this task's log" not in str(error)
+
+
+def test_a_gpu_that_the_program_may_have_hidden_is_not_called_a_missing_driver() -> None:
+    error = diagnosis("RuntimeError: No CUDA GPUs are available")
+    assert type(error) is DriverMissing
+    assert "it saw no GPU on node n1" in error.what
+    assert "CUDA_VISIBLE_DEVICES" in error.fix
+    assert "no NVIDIA driver" not in str(error)
+
+
+@pytest.mark.parametrize("lines", [["CUDA error: uncorrectable ECC error encountered"], ["exit"], []])
+def test_bad_gpu_by_log_or_by_node(lines: list[str]) -> None:
+    error = diagnosis(*lines, bad_gpu="" if lines[:1] and "ECC" in lines[0] else "GpuUnhealthy=True")
+    assert type(error) is BadGpu
+    assert error.retryable
+    assert "n1" in error.what
+
+
+def test_memory_is_the_programs_even_on_a_bad_node() -> None:
+    assert type(diagnosis("CUDA out of memory", bad_gpu="GpuUnhealthy=True")) is GpuOutOfMemory
+
+
+def test_an_eviction_needs_no_other_explanation() -> None:
+    evicted = PodFailed("Pod x was evicted: its container base used 17196Mi.", "Raise disk_size.", reason="Evicted")
+    error = diagnosis("torch.OutOfMemoryError: CUDA out of memory.", bad_gpu="GpuUnhealthy=True", error=evicted)
+    assert type(error) is PodFailed
+    assert error.what == evicted.what
+    assert error.details["last_lines"] == ["torch.OutOfMemoryError: CUDA out of memory."]
+
+
+def test_other_failures_keep_their_last_ten_lines() -> None:
+    error = diagnosis(*(f"line {number}" for number in range(100)))
+    assert type(error) is PodFailed
+    assert error.details["last_lines"] == [f"line {number}" for number in range(90, 100)]
+    assert diagnosis() is FAILED
+
+
+def test_a_line_shows_what_a_terminal_would() -> None:
+    error = diagnosis("\r".join(f"{at}%|####" for at in range(9000)), "KeyError: 'label'")
+    assert str(error).endswith("Its last lines:\n8999%|####\nKeyError: 'label'")
+
+
+def test_the_error_that_ended_the_program_decides() -> None:
+    survived = ["torch.OutOfMemoryError: CUDA out of memory.", "skipping the batch", "step 7 loss 2.1"]
+    later = ["Traceback (most recent call last):", '  File "train.py", line 1, in save', "ConnectionError: S3 is away"]
+    assert type(diagnosis(*survived, *later)) is PodFailed
+    assert diagnosis(*survived, *later).retryable

@@ -1,0 +1,103 @@
+"""A pod's result: JSON, an error that shows what it is instead, or lost with its pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from airflow.providers.cncf.kubernetes.utils.pod_manager import XComRetrievalError
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.client import ApiException
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuError, PodPreempted, PodResultInvalid, PodResultLost
+from airflow_gpu_provider.training.life.collect import ResultUnread, parsed, unread
+from tests.unit.training.test_pod_end import disrupted, ended, pod, running, waiting
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+SIDECAR = running("airflow-xcom-sidecar")
+PULLS = waiting("ImagePullBackOff", 'Back-off pulling image "alpine"', name="airflow-xcom-sidecar")
+
+
+@given(JSON)
+def test_json_is_read(value: Any) -> None:
+    assert parsed(json.dumps(value), pod="train-x") == value
+
+
+@pytest.mark.parametrize("text", ["", "\n", "__airflow_xcom_result_empty__\n"])
+def test_empty_result(text: str) -> None:
+    assert parsed(text, pod="train-x") is None
+
+
+@given(st.text(max_size=2000))
+def test_anything_else_is_shown_in_part(rest: str) -> None:
+    text = "{" + rest + "!"
+    with pytest.raises(PodResultInvalid) as error:
+        parsed(text, pod="train-x")
+    assert "/airflow/xcom/return.json" in str(error.value)
+    assert repr(text[:100]) in str(error.value)
+    assert len(error.value.what) < 1500
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_only_a_pod_that_has_succeeded_is_said_to_have(succeeded: bool) -> None:
+    with pytest.raises(PodResultInvalid) as error:
+        parsed("{", pod="train-x", succeeded=succeeded)
+    assert ("succeeded" in str(error.value)) is succeeded
+    assert "/airflow/xcom/return.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "node_is_there", "error_type"),
+    [
+        (None, True, PodPreempted),
+        (pod(ended(0), SIDECAR), False, PodPreempted),
+        (pod(ended(0), SIDECAR, deleted_at=70), True, PodPreempted),
+        (pod(ended(0), SIDECAR, conditions=(disrupted(at=70),)), True, PodPreempted),
+        (pod(ended(0), ended(143, name="airflow-xcom-sidecar"), phase="Failed"), True, PodPreempted),
+        (pod(ended(0), SIDECAR), True, ResultUnread),
+        (pod(ended(0)), True, ResultUnread),
+    ],
+)
+def test_result_that_cannot_be_read_is_lost_or_asked_for_again(
+    state: PodState | None, node_is_there: bool, error_type: type[Exception]
+) -> None:
+    cause = ConnectionResetError("Connection reset by peer")
+    assert type(unread(state, cause, pod="train-x", node_is_there=node_is_there)) is error_type
+
+
+BY_RBAC = 'pods "train-x" is forbidden: User "a" cannot get resource "pods/exec" in API group "" in the namespace "ml"'
+BY_POLICY = 'admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed'
+NOT_ANSWERED = "error dialing backend: dial tcp 10.0.0.1:10250: connect: connection refused"
+
+
+def refusal(status: int, message: str) -> ApiException:
+    error = ApiException(status=status, reason="refused")
+    error.body = json.dumps({"message": message})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "error_type", "says"),
+    [
+        (pod(ended(0), SIDECAR), refusal(403, BY_RBAC), PodResultLost, 'resources ["pods/exec"], verbs ["get"]'),
+        (pod(ended(0), SIDECAR), refusal(403, "Forbidden"), PodResultLost, "pods/exec"),
+        (pod(ended(0), SIDECAR), refusal(400, BY_POLICY), PodResultLost, "kyverno"),
+        (pod(ended(0), SIDECAR), refusal(500, NOT_ANSWERED), ResultUnread, "10250: connect: connection refused"),
+        (pod(ended(0), SIDECAR), refusal(0, "no route to host"), ResultUnread, "no route to host"),
+        (pod(ended(0), PULLS), XComRetrievalError("not running"), PodResultLost, "xcom_sidecar_container_image"),
+    ],
+)
+def test_what_exec_answers_is_told_with_the_success(
+    state: PodState, cause: Exception, error_type: type[GpuError], says: str
+) -> None:
+    error = unread(state, cause, pod="train-x", node_is_there=True)
+    assert type(error) is error_type
+    assert says in str(error)
+    assert "Pod train-x succeeded, but its result c" in str(error)
+    assert error.retryable is (error_type is ResultUnread)
+    assert error_type is not ResultUnread or "another try runs the training again" in error.fix
+    failed = unread(state, cause, pod="train-x", node_is_there=True, succeeded=False)
+    assert "succeeded" not in failed.what

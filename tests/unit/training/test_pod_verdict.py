@@ -1,0 +1,92 @@
+"""How a pod ended, by the pod itself and by those who watched it: a success stands, whoever failed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running
+
+LATER = START + timedelta(minutes=10)
+AWAY = ClusterUnreachable("The API server was away.")
+STATES = {
+    "gone": None,
+    "runs": pod(running()),
+    "ended well": pod(ended(0), phase="Succeeded"),
+    "ended well, its node taken later": pod(ended(0), phase="Failed", reason="Terminated"),
+    "failed": pod(ended(3), phase="Failed"),
+    "killed": pod(ended(137), phase="Failed"),
+    "evicted": pod(ended(143, at=55), phase="Failed", conditions=(disrupted(at=50),)),
+}
+
+
+def watched(status: str, error: GpuError | None = None, **more: Any) -> Watched:
+    record = error.to_record() if error else None
+    event = {"status": status, "name": "train-x", "namespace": "ml", "uid": "u1", "message": "", "error": record}
+    return Watched.of_event(event | more)
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "error_type"),
+    [
+        (watched("error", AWAY), "ended well", None),
+        (watched("error", AWAY), "failed", PodFailed),
+        (watched("error", AWAY), "evicted", PodPreempted),
+        (watched("error", AWAY), "gone", EndUnknown),
+        (watched("success"), "ended well, its node taken later", None),
+        (watched("success"), "gone", None),
+        (watched("timeout", PodDeadline("Late.")), "ended well", None),
+        (watched("timeout", PodDeadline("Late.")), "failed", PodFailed),
+        (watched("timeout", PodDeadline("Late.")), "runs", PodDeadline),
+        (watched("timeout", PodPreempted("Its node left.")), "killed", PodPreempted),
+        (watched("timeout", PodPreempted("Its node left.")), "ended well", None),
+        (watched("failed", PodPreempted("Its node is being removed.")), "killed", PodPreempted),
+    ],
+)
+def test_end(event: Watched, state: str, error_type: type[GpuError] | None) -> None:
+    end = event.end(STATES[state], LATER)
+    assert end is not None
+    assert type(end.error) is (error_type or type(None))
+
+
+def test_pod_that_runs_is_not_over_because_nobody_could_watch_it() -> None:
+    assert watched("error", AWAY).end(STATES["runs"], LATER) is None
+    assert watched("error").end(STATES["runs"], LATER) is None
+
+
+def test_end_that_the_kubelet_may_still_explain_is_waited_for() -> None:
+    just_ended = pod(ended(0, at=60))
+    assert watched("error", AWAY).end(just_ended, START + timedelta(seconds=61)) is None
+    assert watched("error", AWAY).end(just_ended, LATER) is not None
+
+
+@given(
+    st.sampled_from(["success", "failed", "timeout", "error"]),
+    st.sampled_from([AWAY, PodDeadline("Late."), PodPreempted("Gone."), PodFailed("Exit code 1.")]),
+    st.sampled_from(sorted(STATES)),
+)
+def test_what_ended_well_is_a_success_and_what_runs_is_none(status: str, error: GpuError, name: str) -> None:
+    state: PodState | None = STATES[name]
+    end = watched(status, None if status == "success" else error).end(state, LATER)
+    if name == "ended well" or status == "success":
+        assert end is not None
+        assert end.error is None
+    elif end is not None:
+        assert end.error is not None
+    else:
+        assert status == "error"
+        assert name == "runs"
+
+
+def test_event_of_the_release_before_is_read() -> None:
+    event = {"status": "error", "name": "train-x", "namespace": "ml", "message": "boom", "stack_trace": "..."}
+    old = Watched.of_event(event)
+    assert (old.uid, old.wait, old.saw_end) == ("", None, False)
+    assert "boom" in str(old.error)
