@@ -8,7 +8,7 @@ shape that makes a run's colour right: Ensure is the setup and scale-down its te
 fails. A teardown runs if one of its setups has succeeded: that is what `begin` is for, so that Ensure's worker may die
 without a word. A DAG run's state comes from its leaves, and a teardown that succeeds would turn a failed training
 green: so the leaf is `done`, which looks at what became of the tasks, and at `witness`, which only a mark on the run
-skips (see operators/verdict.py).
+skips (see operators/block_verdict.py).
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def gpu_nodes(
     """
     from airflow.providers.standard.operators.empty import EmptyOperator
 
+    from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.node_counts import largest
-    from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
     name = group_id or str(gpu_pool.name)

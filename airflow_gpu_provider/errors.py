@@ -1,7 +1,7 @@
 """Every failure a user of this package can meet: one class each, with the remedy in the message.
 
 A message is two sentences: what happened, with the names involved, and what to do. Whether another try of the task
-can help is part of the type (`retryable`), and so is how long a wait tolerates it (`borne_for`; see `patience`).
+can help is part of the type (`retryable`), and so is how long a wait tolerates it (`tolerated_for`; see `patience`).
 GpuErrors derive from AirflowException, so `retry_policy` sees them; none derives from AirflowFailException or
 AirflowSensorTimeout, which it never sees.
 
@@ -56,7 +56,7 @@ class GpuError(AirflowException):
     """
 
     retryable: ClassVar[bool] = True
-    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+    tolerated_for: ClassVar[timedelta | None] = _NOT_AT_ALL
     """How long a wait continues while calls keep failing with this error; None: until the wait's own deadline."""
 
     def __init__(self, what: str, fix: str = "", **details: Any) -> None:
@@ -110,13 +110,13 @@ class ClusterNotFound(GpuError):
 class ClusterUnreachable(GpuError):
     """The Kubernetes API server did not answer or failed, or a webhook that it calls did not answer."""
 
-    borne_for: ClassVar[timedelta | None] = None
+    tolerated_for: ClassVar[timedelta | None] = None
 
 
 class ConnectionNotFound(GpuError):
     """Airflow has no such connection, did not answer, or cannot decrypt it: a worker cannot tell the three apart."""
 
-    borne_for: ClassVar[timedelta | None] = _MINUTES
+    tolerated_for: ClassVar[timedelta | None] = _MINUTES
 
     @classmethod
     def named(cls, conn_id: str, argument: str, otherwise: str = "") -> Self:
@@ -135,26 +135,26 @@ class CredentialsError(GpuError):
     Or a metadata service, or the API server's token webhook, did not answer in time: a worker cannot tell which.
     """
 
-    borne_for: ClassVar[timedelta | None] = _MINUTES
+    tolerated_for: ClassVar[timedelta | None] = _MINUTES
 
 
 class PermissionDenied(GpuError):
     """The cloud or the cluster refused a call; the message names the permission that is missing."""
 
     retryable = False
-    borne_for: ClassVar[timedelta | None] = _MINUTES
+    tolerated_for: ClassVar[timedelta | None] = _MINUTES
 
 
 class ServiceDisabled(PermissionDenied):
     """A Google Cloud API that the pool needs is not enabled in the project; the message names it."""
 
-    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+    tolerated_for: ClassVar[timedelta | None] = _NOT_AT_ALL
 
 
 class CloudError(GpuError):
     """The cloud's API failed in a way that has no type of its own; the message quotes the cloud's."""
 
-    borne_for: ClassVar[timedelta | None] = None
+    tolerated_for: ClassVar[timedelta | None] = None
 
 
 class RequestRejected(CloudError):
@@ -164,21 +164,21 @@ class RequestRejected(CloudError):
     """
 
     retryable = False
-    borne_for: ClassVar[timedelta | None] = timedelta(minutes=1)
+    tolerated_for: ClassVar[timedelta | None] = timedelta(minutes=1)
 
 
 class ObjectRejected(CloudError):
     """The Kubernetes API server rejects an object as invalid; the message names the field."""
 
     retryable = False
-    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+    tolerated_for: ClassVar[timedelta | None] = _NOT_AT_ALL
 
 
 class ReferenceNotFound(CloudError):
     """What an object names does not exist: its namespace, service account, PriorityClass or RuntimeClass."""
 
     retryable = False
-    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+    tolerated_for: ClassVar[timedelta | None] = _NOT_AT_ALL
 
 
 class AdmissionDenied(GpuError):
@@ -190,7 +190,7 @@ class AdmissionDenied(GpuError):
 class ResourceQuotaExceeded(GpuError):
     """A ResourceQuota of the namespace is exhausted; the message names it, what is asked for, used and allowed."""
 
-    borne_for: ClassVar[timedelta | None] = None
+    tolerated_for: ClassVar[timedelta | None] = None
 
 
 class NamespaceTerminating(GpuError):
@@ -266,13 +266,13 @@ class AutoscalingDisabled(GpuError):
 class DemandLockBusy(GpuError):
     """Another task held the pool's lock for longer than a decision takes."""
 
-    borne_for: ClassVar[timedelta | None] = None
+    tolerated_for: ClassVar[timedelta | None] = None
 
 
 class DemandLockLost(GpuError):
     """This task stalled for so long that another one took the pool's lock; it wrote nothing after that."""
 
-    borne_for: ClassVar[timedelta | None] = None
+    tolerated_for: ClassVar[timedelta | None] = None
 
 
 class ScaleDownIsOver(GpuError):
@@ -372,7 +372,7 @@ class PodResultLost(GpuError):
     """
 
     retryable = False
-    borne_for: ClassVar[timedelta | None] = _MINUTES
+    tolerated_for: ClassVar[timedelta | None] = _MINUTES
 
 
 class PodDeadline(PodFailed):

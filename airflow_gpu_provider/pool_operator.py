@@ -119,7 +119,7 @@ class PoolOperator(BaseOperator):
     def on_kill(self) -> None:
         """End the task with TaskKilled, never green: see `Stop`. What it has begun in a cloud or a cluster goes on."""
         doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
-        self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop while it {doing}.", self._after_kill))
+        self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
 _PROPOSED = f"{INSTALLATION_VARIABLE}_proposed"
-_SETTLE_SECONDS = 1.0
+_PROPOSALS_WRITTEN_IN = 1.0
 _TIMED_OUT_WITHIN = timedelta(minutes=1)
 
 
@@ -77,12 +77,12 @@ def _agreed() -> str:
 
     if not _stored(_PROPOSED):
         Variable.set(_PROPOSED, uuid.uuid4().hex[:12], description="Not in use: see gpu_provider_installation_id.")
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(_PROPOSALS_WRITTEN_IN)
     proposed = str(Variable.get(_PROPOSED))
     if not _stored(INSTALLATION_VARIABLE):
         what = "Tells the GPU nodes that this Airflow wants from those that another one wants. Do not change."
         Variable.set(INSTALLATION_VARIABLE, proposed, description=what)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_PROPOSALS_WRITTEN_IN)
     return str(Variable.get(INSTALLATION_VARIABLE))
 
 

@@ -25,7 +25,7 @@ from benchmarks.figure import Figure
 from benchmarks.played_pods import PlayedPods, State
 
 COUNTS = (1, 10, 100, 1000)
-SETTLE_SECONDS = 15.0
+EVENT_AFTER_SECONDS = 15.0
 SETTLED_CPU_SECONDS = 0.05
 MEASURE_SECONDS = 30.0
 HEARD_WITHIN_SECONDS = 180.0
@@ -187,7 +187,7 @@ class Waiter:
         """Return when imports and the first look at each pod are over: CPU time does not fall any more."""
         costs, last = [float("inf")], self.sample()["cpu"]
         while True:
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(EVENT_AFTER_SECONDS)
             now = self.sample()["cpu"]
             costs.append(now - last)
             if costs[-1] > 0.7 * costs[-2] or costs[-1] < SETTLED_CPU_SECONDS:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.cluster.leases import LEASES
-from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling import pool_loop
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 from benchmarks.figure import Figure
@@ -46,7 +46,7 @@ class WaitingRuns:
 
     async def requests_in_looks(self, looks: int) -> Counter[str]:
         """Count the requests of so many looks at the pool, one soon after the other."""
-        with patch.object(keeper, "SOONEST", 0.01), patch("airflow_gpu_provider.scaling.wait_loop.SOONEST", 0.01):
+        with patch.object(pool_loop, "SOONEST", 0.01), patch("airflow_gpu_provider.scaling.wait_loop.SOONEST", 0.01):
             async with self._waiting(), asyncio.timeout(60):
                 while self._pool.cloud.calls["observe"] < looks:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
@@ -60,7 +60,10 @@ class WaitingRuns:
     @asynccontextmanager
     async def _waiting(self) -> AsyncIterator[None]:
         self._pool.forget()
-        with patch.object(keeper, "open_pool", self._open), patch.object(keeper, "report_changes", _nothing_changes):
+        with (
+            patch.object(pool_loop, "open_pool", self._open),
+            patch.object(pool_loop, "report_changes", _nothing_changes),
+        ):
             waiting = [asyncio.create_task(_event(trigger)) for trigger in self._triggers]
             try:
                 yield

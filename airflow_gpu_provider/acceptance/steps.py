@@ -357,7 +357,7 @@ class Acceptance:
         if left:
             raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
         if unasked:
-            raise NotAsExpected("Not each list could be had, so nobody knows whether nothing is left.")
+            raise NotAsExpected("Some resources could not be listed, so leftovers are possible.")
         report.said.append(f"{len(self.lists)} lists were asked for, and none has anything that costs money")
 
     def _opened(self, pool: CloudPool) -> Reconciler:

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.stopping import Stop
-from airflow_gpu_provider.triggers.deferral_delay import SETTLE_SECONDS
+from airflow_gpu_provider.triggers.deferral_delay import EVENT_AFTER_SECONDS
 
 DAG_ID = "airflow_gpu_accept"
 
@@ -97,7 +97,7 @@ class Tasks:
         """Return what a triggerer reads of the trigger: it need not be patient for a scheduler's sake."""
         path, arguments = deferral.trigger.serialize()
         record = arguments["record"]
-        return path, {"record": {**record, "deferred_at": record["deferred_at"] - SETTLE_SECONDS}}
+        return path, {"record": {**record, "deferred_at": record["deferred_at"] - EVENT_AFTER_SECONDS}}
 
     def resume(self, operator: Any, context: dict[str, Any], deferral: TaskDeferred, event: Any) -> Any:
         """Go on with the event: the task's result, or the next TaskDeferred."""
@@ -106,7 +106,7 @@ class Tasks:
 
     def stop(self) -> None:
         """End what is under way with TaskKilled, from a signal's handler; nothing runs here after that."""
-        error = TaskKilled("The acceptance was told to stop.", "What it made is removed all the same.")
+        error = TaskKilled("The acceptance received SIGTERM.", "What it made is removed all the same.")
         if self._executing is None:
             self._stop.ask(error)
         else:

@@ -14,12 +14,12 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
-from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.tolerance import Tolerance
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST = 60.0
@@ -57,7 +57,7 @@ async def watch_plugin(
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         now = await feed.api.now()
         first_look = max(end, now + _FIRST_LOOK)
-        view = _View(wants, pods, Patience(max(wait.deadline, now + _FIRST_LOOK), worked=True))
+        view = _View(wants, pods, Tolerance(max(wait.deadline, now + _FIRST_LOOK), worked=True))
         while True:
             now = await feed.api.now()
             view.raise_if_final(now)
@@ -78,7 +78,7 @@ async def watch_plugin(
 
 def _unseen(pool: GpuPool) -> ClusterUnreachable:
     return ClusterUnreachable(
-        f"Pool {pool.name}: the API server has not told which nodes there are, so nothing is known of their GPUs.",
+        f"Pool {pool.name}: the API server has not listed the pool's nodes yet; GPU status unknown.",
         "Check that the server can be reached from where Airflow runs; the next try starts the wait again.",
         pool=pool.name,
     )
@@ -87,7 +87,7 @@ def _unseen(pool: GpuPool) -> ClusterUnreachable:
 class _View:
     """What the feed has told so far."""
 
-    def __init__(self, wants: Collection[Resource], pods: Resource, patience: Patience) -> None:
+    def __init__(self, wants: Collection[Resource], pods: Resource, patience: Tolerance) -> None:
         self._wants = wants
         self._pods_resource = pods
         self._patience = patience
@@ -111,7 +111,7 @@ class _View:
         error = next((error for resource, error in self._troubles.items() if resource != self._pods_resource), None)
         if error is None:
             self._patience.succeeded()
-        elif not self._patience.bears(error, now) and not isinstance(error, ClusterUnreachable):
+        elif not self._patience.allows(error, now) and not isinstance(error, ClusterUnreachable):
             raise error
 
     def snapshot(self) -> PluginSnapshot:

@@ -174,7 +174,7 @@ def reap(args: Namespace) -> None:
         tell("Nothing was changed; --yes removes it.")
     elif args.yes and any(each.leftovers for each in reaped):
         left = [f"{leftover.name} ({each.pool})" for each in reaped for leftover in each.left]
-        tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
+        tell(f"Still present: {', '.join(left)}. Run the command again to continue." if left else "All of it is gone.")
     if any(each.error or (args.yes and each.left) for each in reaped):
         raise SystemExit(1)
 

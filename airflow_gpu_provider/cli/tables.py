@@ -13,7 +13,7 @@ from airflow_gpu_provider.reports.status import PoolStatus
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
 from airflow_gpu_provider.scaling.janitor import Leftover
 from airflow_gpu_provider.scaling.waits import format_seconds
-from airflow_gpu_provider.scaling.wanted import counted
+from airflow_gpu_provider.scaling.wanted import plural
 
 _WIDE = 400  # columns; more than any row takes
 _NAMED = 5  # pools in one line
@@ -89,7 +89,7 @@ def few(names: list[str]) -> str:
     """Return names, or of many the first and how many there are."""
     if len(names) <= _NAMED:
         return ", ".join(names)
-    return f"{', '.join(names[:_NAMED])} and {counted(len(names) - _NAMED, 'more pool')}"
+    return f"{', '.join(names[:_NAMED])} and {plural(len(names) - _NAMED, 'more pool')}"
 
 
 def _age(seconds: float | None) -> str:

@@ -80,7 +80,7 @@ class ObjectNotFound(CloudError):
     """The object that a request names does not exist (404)."""
 
     # It may have been created, or deleted, a moment ago.
-    borne_for: ClassVar[timedelta | None] = RequestRejected.borne_for
+    tolerated_for: ClassVar[timedelta | None] = RequestRejected.tolerated_for
 
 
 class ObjectChanged(CloudError):

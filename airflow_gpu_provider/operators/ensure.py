@@ -1,4 +1,4 @@
-"""EnsureGpuPoolOperator: a DAG run's GPU nodes, whatever exists now."""
+"""EnsureGpuPoolOperator: brings a DAG run's GPU nodes up."""
 
 from __future__ import annotations
 
@@ -328,13 +328,13 @@ def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
 
 def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
     """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
-    from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
+    from airflow_gpu_provider.scaling.scarce_capacity import tried_in_words
 
     names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
     log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")
     got, wanted = result.get("got", 0), result.get("wanted", 0)
     if got < wanted:
-        log.warning("Pool %s gave %d of the %d nodes wanted; the run goes on.", pool_name, got, wanted)
+        log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool_name, got, wanted)
     for each in result.get("tried", ()):
         where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
         log.info("  no %s, %s: %s", where, tried_in_words(each["times"]), each["why"])

@@ -64,12 +64,12 @@ def push_tried(error: BaseException, context: Context) -> None:
 
 def release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
-    from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
+    from airflow_gpu_provider.scaling.release_now import WHEN_KILLED, release_now
 
     operator.log.info("Withdrawing this run's demand for nodes.")
     within = WHEN_KILLED if operator._stop.error is not None else None
     try:
-        release_without_sensor(opened(), key, say=operator.log.info, within=within)
+        release_now(opened(), key, say=operator.log.info, within=within)
     except GpuError as error:
         operator.log.error(
             "The run's remaining nodes could not be released now; the next reconcile releases them, at the latest after"

@@ -28,7 +28,7 @@ from airflow_gpu_provider.operators.pod_arguments import (
     check_ranks,
     ranks_of,
 )
-from airflow_gpu_provider.operators.training import TrainingOperator, Way
+from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
 from airflow_gpu_provider.pool_operator import seconds_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
-_POD = Way(PodAttempt, PodWait.from_record, GpuPodTrigger)
-_GANG = Way(GangAttempt, GangWait.from_record, GpuGangTrigger)
+_POD = RunKind(PodAttempt, PodWait.from_record, GpuPodTrigger)
+_GANG = RunKind(GangAttempt, GangWait.from_record, GpuGangTrigger)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
@@ -157,7 +157,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
 
     @property
-    def _way(self) -> Way:
+    def _run_kind(self) -> RunKind:
         return _GANG if self.nodes > 1 else _POD
 
     @classmethod
@@ -180,7 +180,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
 
     @property
     def _told_to_stop(self) -> str:
-        return f"was told to stop (pod: {self.pod.metadata.name if self.pod else 'none yet'})."
+        return f"received SIGTERM (pod: {self.pod.metadata.name if self.pod else 'none yet'})."
 
     # -- what it gives to the life of its pods ---------------------------------------------------------------
 

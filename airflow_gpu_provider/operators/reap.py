@@ -102,5 +102,5 @@ class ReapGpuPoolsOperator(PoolOperator):
         if left:
             raise PoolNotReleased(
                 f"After {self.wait_timeout} there still are: {', '.join(left)}.",
-                "The next try goes on; see what the cloud and the cluster say of them.",
+                "The next retry continues. Look at these in the cloud's console and with kubectl describe.",
             )

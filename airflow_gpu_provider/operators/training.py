@@ -27,7 +27,7 @@ from airflow_gpu_provider.training.life.task_cluster import TaskCluster
 from airflow_gpu_provider.training.place.checkpoint import check_location
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, Watched
+from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IDLE_GPU_WARNING = timedelta(minutes=15)
 
 
-class Way(NamedTuple):
+class RunKind(NamedTuple):
     """How a training's pods are started, waited for, and waited for in a triggerer."""
 
     attempt: type[TaskAttempt]
@@ -94,7 +94,7 @@ class TrainingOperator(PoolOperator):
 
     @property
     @abstractmethod
-    def _way(self) -> Way:
+    def _run_kind(self) -> RunKind:
         """How its attempts run."""
 
     @property
@@ -142,10 +142,10 @@ class TrainingOperator(PoolOperator):
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Continue with the trigger's event: collect log and result, and resume or raise how the attempt ended."""
-        return self._begin(context, event).go_on(Watched.of_event(event, self._way.read_wait))
+        return self._begin(context, event).resume(WaitOutcome.of_event(event, self._run_kind.read_wait))
 
     def _go_on_without_event(self, error: Exception, context: Context) -> Any:
-        return self._begin(context, {}).go_on_without_event(error, lambda: self._namespace_of_pods(context["ti"]))
+        return self._begin(context, {}).resume_without_event(error, lambda: self._namespace_of_pods(context["ti"]))
 
     def _namespace_of_pods(self, ti: Any) -> str:
         told: str | None = ti.xcom_pull(key="pod_namespace", map_indexes=ti.map_index)
@@ -173,7 +173,7 @@ class TrainingOperator(PoolOperator):
         return self._try
 
     def _defer(self, record: dict[str, Any], timeout: timedelta) -> None:
-        trigger = self._way.trigger({"version": RECORD_VERSION, **record})
+        trigger = self._run_kind.trigger({"version": RECORD_VERSION, **record})
         self.defer(trigger=trigger, method_name="trigger_reentry", timeout=timeout)
 
     # -- what it gives to the life of its pods ---------------------------------------------------------------
@@ -216,7 +216,7 @@ class TrainingOperator(PoolOperator):
             defer=self._defer,
             push=lambda key, value: ti.xcom_push(key=key, value=value),
             gpus=self.gpu_watching,
-            new_attempt=self._way.attempt,
+            new_attempt=self._run_kind.attempt,
             keeps=self._keeps,
             **own,
         )

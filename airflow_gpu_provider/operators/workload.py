@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
-from airflow_gpu_provider.operators.training import TrainingOperator, Way
+from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.training.life.hook import PoolHook
@@ -82,8 +82,8 @@ class GpuWorkloadOperator(TrainingOperator):
     template_fields: Sequence[str] = ("manifest", "gpu_pool", "block_id", "namespace", "queue_name", "checkpoint")
     template_ext: Sequence[str] = FILES
     template_fields_renderers = {"manifest": "yaml"}
-    _told_to_stop = "was told to stop; its workload is deleted."
-    _way = Way(WorkloadAttempt, WorkloadWait.from_record, GpuWorkloadTrigger)
+    _told_to_stop = "received SIGTERM; its workload is deleted."
+    _run_kind = RunKind(WorkloadAttempt, WorkloadWait.from_record, GpuWorkloadTrigger)
     _doing = "ran a workload on pool {pool}"
 
     def __init__(

@@ -37,7 +37,7 @@ from airflow_gpu_provider.scaling.shortage import WITHOUT_AUTOSCALER, how_to_lau
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, supply
 from airflow_gpu_provider.scaling.waits import format_seconds
-from airflow_gpu_provider.scaling.wanted import counted
+from airflow_gpu_provider.scaling.wanted import plural
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -297,7 +297,7 @@ class _Doctor:
 
 
 def _failed(what: str, launches: Sequence[LaunchFailure], why: str) -> str:
-    number = counted(len(launches), "launch", "launches")
+    number = plural(len(launches), "launch", "launches")
     return f"{what}: {number} failed, last at {launches[-1].at:%H:%M}Z: {why}"
 
 

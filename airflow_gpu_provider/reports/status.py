@@ -14,7 +14,7 @@ from airflow_gpu_provider.scaling.admission import admission
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import Supply, supply
+from airflow_gpu_provider.scaling.supply import MachineStatus, supply
 from airflow_gpu_provider.scaling.wanted import wanted_by, wanted_nodes
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class MachineRow:
 
     Attributes:
         node: Its node; empty until it has joined.
-        state: usable, coming, broken or taken, as decisions see it (`supply.Supply`); or cordoned: usable, but for our
-            own cordon, which comes before the machine's end.
+        state: usable, coming, broken or taken, as decisions see it (`MachineStatus`); or cordoned:
+            usable, but for our own cordon, which comes before the machine's end.
         gpus: Allocatable nvidia.com/gpu.
         gpus_used: What its unfinished pods request.
         pods: Pods for which its node must stay.
@@ -151,7 +151,7 @@ def read_status(reconciler: Reconciler, where: str = "") -> PoolStatus:
     return pool_status(snapshot, where or reconciler.platform.account(), gang_rows(reconciler.api, snapshot))
 
 
-def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
+def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
     price, so_far = cost_of(snapshot, each.machine.group, each.since)
     pods = [pod for pod in snapshot.pods if each.node and pod.node == each.node.name and not pod.finished]
     return MachineRow(
@@ -169,7 +169,7 @@ def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
     )
 
 
-def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[Supply]) -> Iterator[str]:
+def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStatus]) -> Iterator[str]:
     machines = tuple(machines)
     for group in (group for group in snapshot.groups if group.provisioner):
         who = group.provisioner

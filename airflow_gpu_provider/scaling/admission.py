@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.scaling.decisions import Decision
-from airflow_gpu_provider.scaling.gangs import seats, zones_in_words
+from airflow_gpu_provider.scaling.gangs import gang_placements, zones_in_words
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, supply, usable_nodes
 from airflow_gpu_provider.scaling.wanted import live_leases, waits_for_gpus
@@ -91,7 +91,9 @@ def _zone_for(snapshot: PoolSnapshot, job: GangJob, room: _Room) -> str | None:
     free = room.free(job)
     zones = [zone for zone in free if room.holds(job, zone)]
     if zones:
-        own = [seat.zone for key, seat in seats(snapshot, supply(snapshot)).by_key.items() if key.hash == job.run]
+        own = [
+            seat.zone for key, seat in gang_placements(snapshot, supply(snapshot)).by_key.items() if key.hash == job.run
+        ]
         return min(zones, key=lambda zone: (zone not in own, -free[zone], zone))
     return "" if snapshot.pool.nodes_come_with_pods and not room.is_awaited else None
 

@@ -9,7 +9,7 @@ from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import COMING
 from airflow_gpu_provider.scaling.recent_writes import SHOWN_AFTER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import READY_WITHIN, SLOW, Supply
+from airflow_gpu_provider.scaling.supply import READY_WITHIN, SLOW, MachineStatus
 from airflow_gpu_provider.scaling.wanted import live_leases, wanted_by
 
 _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"
@@ -17,14 +17,14 @@ _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are 
 
 def notes(
     snapshot: PoolSnapshot,
-    machines: tuple[Supply, ...],
+    machines: tuple[MachineStatus, ...],
     *,
     wanted: int,
     placed: Mapping[str, int],
     grow: Mapping[str, int],
     shrink: tuple[str, ...],
-    release: tuple[Supply, ...],
-    later: tuple[Supply, ...],
+    release: tuple[MachineStatus, ...],
+    later: tuple[MachineStatus, ...],
 ) -> tuple[str, ...]:
     """Return the lines for one decision; the arguments are its parts."""
     counted = sum(each.counts for each in machines)
@@ -72,7 +72,7 @@ def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) 
         yield f"nothing is left to try; {candidates[name]} is next, at {first.until:%H:%M}Z"
 
 
-def _refusals_of_provisioners(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+def _refusals_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterator[str]:
     """Yield what keeps provisioners from bringing a machine now; what has failed before is told to who waited then."""
     for group in snapshot.groups:
         if group.provisioner:
@@ -96,7 +96,7 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
             yield f"{group.name} grows to {placed[group.name]} when it has been {done}"
 
 
-def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+def _late(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterator[str]:
     """Yield, for each machine that is slow to become usable, until when to wait for it."""
     replaced = {group.name for group in snapshot.groups if group.when_idle == "remove"}
     for each in machines:
@@ -107,7 +107,7 @@ def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]
             yield f"{each} {what} since {since:%H:%M:%S}Z; it is replaced if it is not usable by {at:%H:%M:%S}Z"
 
 
-def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterator[str]:
     """Yield what each machine lacks that is slow to become usable, in its provisioner's words."""
     who = {group.name: group.provisioner for group in snapshot.groups}
     for each in machines:
@@ -116,7 +116,7 @@ def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) 
             yield f"{each} was launched at {each.since:%H:%M:%S}Z, and pods cannot use it yet: {said}"
 
 
-def why_released(each: Supply) -> str:
+def why_released(each: MachineStatus) -> str:
     """Return why a machine is released."""
     if each.overdue:
         return f"the time of its run is over; pod {each.overdue[0]} ends with it"
@@ -136,7 +136,7 @@ def _stuck(pod: Pod) -> str:
     )
 
 
-def _who_took(each: Supply) -> str:
+def _who_took(each: MachineStatus) -> str:
     if each.node and each.node.autoscaler_deleting:
         return "cluster-autoscaler is about to remove it"
     if each.node and each.node.other_pool:

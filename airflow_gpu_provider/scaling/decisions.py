@@ -15,10 +15,10 @@ from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decision_notes import notes
-from airflow_gpu_provider.scaling.gangs import Seats, seats
+from airflow_gpu_provider.scaling.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import Supply, supply
+from airflow_gpu_provider.scaling.supply import MachineStatus, supply
 from airflow_gpu_provider.scaling.wanted import (
     pending_nodes,
     usable_needed,
@@ -81,7 +81,7 @@ class Decision:
 def decide(snapshot: PoolSnapshot) -> Decision:
     """Return what to do about the pool now."""
     machines = supply(snapshot)
-    gangs = seats(snapshot, machines)
+    gangs = gang_placements(snapshot, machines)
     placed, grow, shrink = _sizes(snapshot, machines, gangs)
     to_go = _release(snapshot, machines, gangs, grow)
     updated = {group.name for group in snapshot.groups if group.status == "updating"}
@@ -115,7 +115,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     )
 
 
-def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
+def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
     """Return the machines that no run wants any more, and that their provisioner is to remove."""
     groups = {group.name for group in snapshot.groups if group.provisioner}
     machines = supply(snapshot)
@@ -141,7 +141,7 @@ def _switch_after(until: datetime) -> datetime:
 
 
 def _sizes(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats
+    snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], gangs: GangPlacements
 ) -> tuple[Mapping[str, int], dict[str, int], tuple[str, ...]]:
     """Return where missing nodes are to come from, which groups grow, and which shrink.
 
@@ -160,20 +160,20 @@ def _with_stale_tags(snapshot: PoolSnapshot) -> tuple[str, ...]:
     return tuple(group.name for group in filter(scalable, snapshot.groups) if group.stale_tags)
 
 
-def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats) -> int:
+def _missing(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], gangs: GangPlacements) -> int:
     """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes; without the gangs'."""
     short = gangs.anywhere - len(_besides(gangs, machines))
     room = snapshot.pool.max_nodes - len(machines) - gangs.placed.total()
     return max(0, min(short, room))
 
 
-def _besides(gangs: Seats, machines: tuple[Supply, ...]) -> list[Supply]:
+def _besides(gangs: GangPlacements, machines: tuple[MachineStatus, ...]) -> list[MachineStatus]:
     """Return the machines that count and belong to no gang."""
     return [each for each in machines if each.counts and each.machine.id not in gangs.kept]
 
 
 def _grow(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], placed: Mapping[str, int], wanted: int
+    snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], placed: Mapping[str, int], wanted: int
 ) -> dict[str, int]:
     """Return new sizes: the existing machines and those missing there.
 
@@ -191,7 +191,7 @@ def _grow(
     return grow
 
 
-def _replacing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> set[str]:
+def _replacing(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], wanted: int) -> set[str]:
     """Return the groups in which the cloud launches a machine before it ends one at risk, as EKS does for spot.
 
     Such a group has more machines than its size for a while, and is left alone until then. It counts as one only if
@@ -212,8 +212,8 @@ def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...
 
 
 def _release(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats, grow: Mapping[str, int]
-) -> tuple[Supply, ...]:
+    snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], gangs: GangPlacements, grow: Mapping[str, int]
+) -> tuple[MachineStatus, ...]:
     """Return the machines to release: the useless ones, and of the others the surplus.
 
     If a group's size is below the number of its machines, the cloud is already removing some; one more would be too
@@ -232,12 +232,12 @@ def _release(
     return (*useless, *_as_far_as(room, idle, surplus))
 
 
-def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> list[Supply]:
+def _as_far_as(room: Counter[str], machines: Sequence[MachineStatus], number: int) -> list[MachineStatus]:
     """Return the first `number` machines that leave each group its minimum size: below that the cloud refuses.
 
     Subtracts them from `room`.
     """
-    taken: list[Supply] = []
+    taken: list[MachineStatus] = []
     for each in machines:
         if len(taken) < number and room[each.machine.group] > 0:
             room[each.machine.group] -= 1
@@ -245,7 +245,7 @@ def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> l
     return taken
 
 
-def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
+def _in_demand(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> int:
     """Return how many machines pods use or wait for, if an autoscaler adds them.
 
     Otherwise a machine that it added for a pod would be released before the pod is bound, and added again.
@@ -255,7 +255,9 @@ def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
     return sum(bool(each.holders) for each in machines) + pending_nodes(snapshot)
 
 
-def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats) -> tuple[Supply, ...]:
+def _to_cordon(
+    snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], gangs: GangPlacements
+) -> tuple[MachineStatus, ...]:
     """Return the machines that stay and are to be cordoned, because they are surplus and no pod uses them."""
     groups = {group.name for group in snapshot.groups if group.when_idle == "cordon"}
     besides = _besides(gangs, machines)
@@ -264,7 +266,7 @@ def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seat
     return tuple(sorted(idle, key=_release_order)[: max(0, surplus)])
 
 
-def _release_order(each: Supply) -> tuple[int, float]:
+def _release_order(each: MachineStatus) -> tuple[int, float]:
     """Without a node first, then not Ready, then those that a dead holder cordoned, then the newest."""
     newest_first = -each.since.timestamp() if each.since else 0.0
     if each.node is None:
@@ -275,7 +277,7 @@ def _release_order(each: Supply) -> tuple[int, float]:
 
 
 def _switches(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], grow: Mapping[str, int]
+    snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...], grow: Mapping[str, int]
 ) -> tuple[dict[str, datetime], tuple[str, ...]]:
     at = switch_time(snapshot)
     groups = [group for group in snapshot.groups if scalable(group) and group.has_switch]
@@ -293,7 +295,7 @@ def _switches(
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
 
 
-def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime) -> dict[str, datetime]:
+def _sooner(groups: Sequence[Group], machines: tuple[MachineStatus, ...], now: datetime) -> dict[str, datetime]:
     """Return the groups whose last machines cannot be released at once, and the new times of their switch.
 
     No run wants them: pods are terminating there, or machines are being launched or requested, which AWS does not end
@@ -323,7 +325,7 @@ def _is_right(now: datetime | None, wanted: datetime) -> bool:
     return now is not None and wanted <= now <= wanted + _SWITCH_SLACK
 
 
-def _uncordon(machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tuple[str, ...]:
+def _uncordon(machines: tuple[MachineStatus, ...], release: tuple[MachineStatus, ...]) -> tuple[str, ...]:
     """Return the nodes with our mark that are to stay; a mark without a cordon is removed too.
 
     A node whose machine is terminating stays cordoned to its end.

@@ -17,12 +17,12 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import Supply, supply
+from airflow_gpu_provider.scaling.supply import MachineStatus, supply
 from airflow_gpu_provider.scaling.wanted import can_grow, live_leases, unleased_wanted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class GangPlacement:
     """Where a gang's nodes are, or are to come from.
 
     Attributes:
@@ -32,12 +32,12 @@ class Seat:
     """
 
     zone: str
-    machines: tuple[Supply, ...]
+    machines: tuple[MachineStatus, ...]
     placed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seats:
+class GangPlacements:
     """The gangs of a pool.
 
     Attributes:
@@ -47,7 +47,7 @@ class Seats:
             there.
     """
 
-    by_key: Mapping[DemandKey, Seat]
+    by_key: Mapping[DemandKey, GangPlacement]
     nodes: int
     anywhere: int
     near: Mapping[str, int] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class Seats:
         return sum((Counter(seat.placed) for seat in self.by_key.values()), Counter[str]())
 
 
-def seats(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Seats:
+def gang_placements(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> GangPlacements:
     """Return the seats of the pool's gangs, each served before younger ones.
 
     A gang for which `max_nodes` leaves no room beside older demand has no seat: it waits for those nodes. The same
     holds for external nodes, all of which stay.
     """
-    found: dict[DemandKey, Seat] = {}
+    found: dict[DemandKey, GangPlacement] = {}
     near = Counter[str]()
     older, gang_nodes, placed = unleased_wanted(snapshot), 0, Counter[str]()
     anywhere = older
@@ -95,7 +95,7 @@ def seats(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Seats:
         older += lease.nodes
     anywhere = max(anywhere, snapshot.pool.min_nodes - gang_nodes)
     anywhere = min(snapshot.pool.max_nodes - gang_nodes, anywhere)
-    return Seats(by_key=found, nodes=gang_nodes, anywhere=anywhere, near=near)
+    return GangPlacements(by_key=found, nodes=gang_nodes, anywhere=anywhere, near=near)
 
 
 def gang_of(lease: DemandLease) -> int:
@@ -112,7 +112,7 @@ def usable_by_zone(snapshot: PoolSnapshot, lease: DemandLease, nodes: Iterable[N
     machines, names = supply(snapshot), {node.name for node in nodes}
     usable = [each for each in machines if each.node and each.node.name in names]
     if not _must_share(snapshot, lease):
-        found = seats(snapshot, machines).by_key
+        found = gang_placements(snapshot, machines).by_key
         before = [each.key for each in live_leases(snapshot)]
         older = [found[key] for key in before[: before.index(lease.key)] if key in found]
         usable = _free(usable, lease, _ids(older))
@@ -125,7 +125,7 @@ def zones_in_words(by_zone: Mapping[str, int]) -> str:
     return ", ".join(f"{zone or 'the cluster'} has {number}" for zone, number in by_zone.items()) or "no zone has any"
 
 
-def zone_of(each: Supply, groups: Iterable[Group]) -> str:
+def zone_of(each: MachineStatus, groups: Iterable[Group]) -> str:
     """Return a machine's zone: its node's, else its group's."""
     if each.node:
         return each.node.zone
@@ -138,7 +138,7 @@ def _must_share(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
     return not can_grow(snapshot) or older + gang_of(lease) > snapshot.pool.max_nodes
 
 
-def _free(machines: Iterable[Supply], lease: DemandLease, taken: frozenset[str]) -> list[Supply]:
+def _free(machines: Iterable[MachineStatus], lease: DemandLease, taken: frozenset[str]) -> list[MachineStatus]:
     """Return the machines that no older gang has and no other run's pod uses."""
     return [
         each
@@ -147,13 +147,13 @@ def _free(machines: Iterable[Supply], lease: DemandLease, taken: frozenset[str])
     ]
 
 
-def _is_own(each: Supply, lease: DemandLease) -> bool:
+def _is_own(each: MachineStatus, lease: DemandLease) -> bool:
     return any(pod.run == lease.key.hash for pod in each.holders)
 
 
-def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply]) -> Seat | None:
+def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[MachineStatus]) -> GangPlacement | None:
     """Return a zone with all of a gang's machines: the one with its pods, otherwise with the most usable ones."""
-    by_zone: dict[str, list[Supply]] = {}
+    by_zone: dict[str, list[MachineStatus]] = {}
     for each in sorted(free, key=lambda each: (not _is_own(each, lease), each.state != "usable")):
         by_zone.setdefault(zone_of(each, snapshot.groups), []).append(each)
     own = _own_zones(snapshot, lease)
@@ -165,7 +165,7 @@ def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply]
 
     whole = [zone for zone, there in by_zone.items() if len(there) >= lease.gang]
     best = min(whole, key=rank, default=None)
-    return None if best is None else Seat(zone=best, machines=tuple(by_zone[best][: lease.gang]))
+    return None if best is None else GangPlacement(zone=best, machines=tuple(by_zone[best][: lease.gang]))
 
 
 def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
@@ -177,8 +177,8 @@ def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
 
 
 def _growing(
-    snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply], placed: Counter[str], room: int
-) -> Seat | None:
+    snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[MachineStatus], placed: Counter[str], room: int
+) -> GangPlacement | None:
     """Return the source of a gang's missing machines: where most of them already exist or are requested.
 
     While there is no room for them, none is requested for this gang, and what is requested is other demand's.
@@ -206,7 +206,7 @@ def _growing(
         ]
         if options:
             there, by_group, zone, _ = max(options, key=under_way)
-            return Seat(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
+            return GangPlacement(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
     return None
 
 
@@ -217,11 +217,11 @@ def _zonewise(groups: Iterable[Group]) -> Iterator[list[Group]]:
     yield from (several for several in by_zone.values() if len(several) > 1)
 
 
-_Option = tuple[tuple[Supply, ...], dict[str, int], str, int]
+_Option = tuple[tuple[MachineStatus, ...], dict[str, int], str, int]
 
 
 def _option(
-    groups: Sequence[Group], size: int, free: Sequence[Supply], placed: Counter[str], is_single: bool
+    groups: Sequence[Group], size: int, free: Sequence[MachineStatus], placed: Counter[str], is_single: bool
 ) -> _Option | None:
     """Return what a gang would get from these groups, and how much of it is under way; None if too little."""
     zone, names = groups[0].candidate.zone, {group.name for group in groups}
@@ -237,7 +237,7 @@ def _option(
     return (tuple(there), by_group, zone, asked) if len(there) + sum(by_group.values()) == size else None
 
 
-def _ids(found: Iterable[Seat]) -> frozenset[str]:
+def _ids(found: Iterable[GangPlacement]) -> frozenset[str]:
     return frozenset(each.machine.id for seat in found for each in seat.machines)
 
 

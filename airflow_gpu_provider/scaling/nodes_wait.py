@@ -11,10 +11,10 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling import hard_to_get
+from airflow_gpu_provider.scaling import scarce_capacity
 from airflow_gpu_provider.scaling.decisions import usable_needed
 from airflow_gpu_provider.scaling.gangs import NO_GANG, GangNodes
-from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.shortage import (
     autoscaler_lines,
     groups_are_ready,
@@ -91,19 +91,19 @@ class NodesWait(Record):
             return []
         return [f"this wait ends at {self.deadline:%H:%M:%S}Z, before the next try at {next_try:%H:%M:%S}Z"]
 
-    def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> Ask | None:
+    def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> DemandChange | None:
         """Return what to want from now on if not all nodes come."""
         got = max(0, lease.nodes - missing)
         patience = self.patience or self.deadline - self.started
-        is_over = hard_to_get.is_over(snapshot, lease, self.started, patience)
-        if is_over or hard_to_get.nothing_can_come(snapshot, lease, missing):
+        is_over = scarce_capacity.is_over(snapshot, lease, self.started, patience)
+        if is_over or scarce_capacity.nothing_can_come(snapshot, lease, missing):
             if self.at_least is not None and got >= self.at_least:
-                return hard_to_get.fewer(lease, got)
+                return scarce_capacity.fewer(lease, got)
             if self.all_or_nothing and snapshot.now < self.deadline:
-                return hard_to_get.let_go(snapshot, lease, got)
+                return scarce_capacity.let_go(snapshot, lease, got)
         if not self._keeps_trying or snapshot.now >= self.deadline:
             return None
-        return hard_to_get.more_time(snapshot, lease, self.latest)
+        return scarce_capacity.more_time(snapshot, lease, self.latest)
 
     def _rest(self, snapshot: PoolSnapshot, lease: DemandLease, resume_at: datetime) -> Progress:
         """Return the state of the wait between two attempts."""
@@ -111,7 +111,7 @@ class NodesWait(Record):
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))
         if snapshot.now >= resume_at:
-            return Progress(ask=hard_to_get.try_again(snapshot, lease, nodes, self.latest))
+            return Progress(ask=scarce_capacity.try_again(snapshot, lease, nodes, self.latest))
         times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"
         return Progress(lines=(f"not all {nodes} nodes came in {times}; the next begins at {resume_at:%H:%M:%S}Z",))
 
@@ -124,10 +124,10 @@ class NodesWait(Record):
 
         A quota is waited for if the user asked for it, and while machines of the pool itself are terminating.
         """
-        found = hard_to_get.tried(snapshot, self.started)
+        found = scarce_capacity.tried(snapshot, self.started)
         kinds = {each.kind for each in found}
         is_met = any(each.times for each in found) and kinds <= {"quota", "refused"}
-        if not is_met or not hard_to_get.nothing_can_come(snapshot, lease, missing):
+        if not is_met or not scarce_capacity.nothing_can_come(snapshot, lease, missing):
             return None
         if "quota" not in kinds:
             return launches_refused(snapshot, found)
@@ -168,7 +168,7 @@ class NodesWait(Record):
         waited = format_seconds(snapshot.now - self.started)
         have = f"Pool {pool}: {gang.have or f'{usable} of {needed} nodes'} after {waited}."
         failures = [group.launch_failure for group in snapshot.groups if group.launch_failure]
-        found = hard_to_get.tried(snapshot, self.started)
+        found = scarce_capacity.tried(snapshot, self.started)
         machines = [machine for group in snapshot.groups for machine in group.live]
         joined = {node.machine for node in snapshot.nodes}
         without_gpus = [node.name for node in snapshot.nodes if node.usable and node.gpus == 0]
@@ -229,7 +229,7 @@ class NodesWait(Record):
             "gpus": sum(node.gpus for node in usable),
             "wanted": self.nodes or got,
             "got": got,
-            "tried": [each.to_result() for each in hard_to_get.tried(snapshot, self.started) if each.times],
+            "tried": [each.to_result() for each in scarce_capacity.tried(snapshot, self.started) if each.times],
             "timeline": self._timeline(snapshot, usable),
         }
 

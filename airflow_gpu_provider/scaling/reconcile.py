@@ -22,9 +22,9 @@ from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.scaling.admission import GangQueue
 from airflow_gpu_provider.scaling.decisions import decide, left_to_provisioner
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
-from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
 
@@ -189,7 +189,7 @@ class Reconciler(PoolAccess):
             outcome = Writes(self, lock, snapshot, decision).carry_out()
             return replace(outcome, gangs=gangs.news, said=(*gangs.news.said, *outcome.said))
 
-    def amend(self, *asks: Ask) -> Outcome:
+    def amend(self, *asks: DemandChange) -> Outcome:
         """Write what runs want from now on, if their demand is unchanged; bring the pool closer to it.
 
         A run that has withdrawn its demand meanwhile does not get it back.

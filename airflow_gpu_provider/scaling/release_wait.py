@@ -15,7 +15,7 @@ from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, wanted_nodes
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, round_seconds
-from airflow_gpu_provider.scaling.wanted import counted
+from airflow_gpu_provider.scaling.wanted import plural
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 
@@ -133,7 +133,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
         return lines
     for lease in snapshot.leases:
         if lease.live(snapshot.now):
-            lines.append(f"kept for {lease.key}: {counted(lease.nodes, 'node')} until {lease.until:%Y-%m-%d %H:%M}Z")
+            lines.append(f"kept for {lease.key}: {plural(lease.nodes, 'node')} until {lease.until:%Y-%m-%d %H:%M}Z")
     leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
     for pod in snapshot.pods:
         if pod.run not in leased and not pod.deleting and pod.holds_node(snapshot.now):

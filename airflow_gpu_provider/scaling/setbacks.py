@@ -14,10 +14,10 @@ from typing import Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
-from airflow_gpu_provider.patience import Patience, is_borne
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.tolerance import Tolerance, is_tolerated
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Setbacks(Record):
             return False
         if type(error) is GpuError:  # an unexpected error in a trigger
             return True
-        return is_borne(error, self.lasted, worked=True)
+        return is_tolerated(error, self.lasted, worked=True)
 
 
 async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narrator: Narrator) -> T:
@@ -73,13 +73,13 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
     Raises:
         GpuError: It is not transient, or `until` (by this machine's clock) has passed.
     """
-    clock, setbacks, patience = SystemClock(), Setbacks(), Patience(until, worked=True)
+    clock, setbacks, patience = SystemClock(), Setbacks(), Tolerance(until, worked=True)
     while True:
         try:
             return await do()
         except GpuError as error:
             now = clock.now()
-            if not patience.bears(error, now):
+            if not patience.allows(error, now):
                 raise
             setbacks = setbacks.one_more(now)
             narrator.log(now, f"{type(error).__name__}: {error} The wait continues.")
@@ -98,13 +98,13 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, say: Say) -> 
         GpuError: The call's last error.
     """
     clock = SystemClock()
-    patience = Patience(clock.now() + within)
+    patience = Tolerance(clock.now() + within)
     told = ""
     while True:
         try:
             return call()
         except GpuError as error:
-            if not patience.bears(error, clock.now()):
+            if not patience.allows(error, clock.now()):
                 raise
             line = patience.in_words(error)
             if line != told:

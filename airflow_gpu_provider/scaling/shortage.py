@@ -11,9 +11,9 @@ from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
-from airflow_gpu_provider.scaling import hard_to_get
+from airflow_gpu_provider.scaling import scarce_capacity
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.hard_to_get import Tried
+from airflow_gpu_provider.scaling.scarce_capacity import Tried
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
 from airflow_gpu_provider.scaling.wanted import wanted_nodes
@@ -80,7 +80,7 @@ def no_capacity(
     """
     if any(each.kind == "out_of_stock" for each in found):
         return OutOfStock(
-            f"{have} No capacity for {hard_to_get.in_words(found)}.",
+            f"{have} No capacity for {scarce_capacity.in_words(found)}.",
             f"{how_to_widen(snapshot.pool)}, or give it more time{f' with {more_time_by}' if more_time_by else ''}.",
             pool=snapshot.pool.name,
             tried=[each.to_result() for each in found],
@@ -102,7 +102,7 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
     names = list(dict.fromkeys(each.quota for each in found if each.quota))
     which = f"{', '.join(names)} " if names else ""
     return QuotaExceeded(
-        f"Pool {snapshot.pool.name}: the account's quota {which}is exhausted: {hard_to_get.in_words(found)}.",
+        f"Pool {snapshot.pool.name}: the account's quota {which}is exhausted: {scarce_capacity.in_words(found)}.",
         f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
         pool=snapshot.pool.name,
         quota=names[0] if names else None,
@@ -113,7 +113,7 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
 def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFailed:
     """Return the error for the launches that the cloud refused, and would refuse again."""
     return GroupFailed(
-        f"Pool {snapshot.pool.name}: the cloud refuses to launch its machines: {hard_to_get.in_words(found)}.",
+        f"Pool {snapshot.pool.name}: the cloud refuses to launch its machines: {scarce_capacity.in_words(found)}.",
         "Correct what this names; the same launch would be refused again.",
         pool=snapshot.pool.name,
         tried=[each.to_result() for each in found],
@@ -130,7 +130,7 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
     if there >= wanted or any(each.state == "coming" for each in machines):
         return None
     have = f"Pool {snapshot.pool.name}: {there} of {wanted} nodes."
-    found = hard_to_get.tried(snapshot, since)
+    found = scarce_capacity.tried(snapshot, since)
     return no_capacity(snapshot, found, have=have, more_time_by="schedule_timeout_seconds")
 
 

@@ -27,7 +27,7 @@ State = Literal["usable", "coming", "broken", "taken"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply:
+class MachineStatus:
     """One machine that exists and is not terminating, as a decision sees it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Supply:
         return f"{name} of {self.machine.group}"
 
 
-def supply(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
+def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
     """Return the pool's live machines, group by group."""
     nodes = {node.machine: node for node in snapshot.nodes}
     pods: dict[str, list[Pod]] = {}
@@ -107,9 +107,9 @@ def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
     return tuple(each.node for each in supply(snapshot) if each.node and each.node.usable and each.counts)
 
 
-def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None, on_node: Sequence[Pod]) -> Supply:
+def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None, on_node: Sequence[Pod]) -> MachineStatus:
     overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
-    return Supply(
+    return MachineStatus(
         machine=machine,
         node=node,
         state=_state(snapshot.now, machine, node),

@@ -12,14 +12,14 @@ from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
-from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.keeper import SOONEST, Subscription, Write
+from airflow_gpu_provider.scaling import pool_loop
+from airflow_gpu_provider.scaling.pool_loop import SOONEST, Subscription, Write
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.tolerance import Tolerance
 
 _PATIENCE = 8.0
 
@@ -73,9 +73,9 @@ class _ClusterTime:
         return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
 
 
-def _patience(wait: Wait) -> Patience:
-    """Return the Patience for errors from now on; the same access has worked before the wait began."""
-    return Patience(wait.deadline, worked=True)
+def _patience(wait: Wait) -> Tolerance:
+    """Return the Tolerance for errors from now on; the same access has worked before the wait began."""
+    return Tolerance(wait.deadline, worked=True)
 
 
 async def run_wait(
@@ -100,7 +100,7 @@ async def run_wait(
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
         goes_on: Another process has already logged this wait; see Narrator.
-        over_quota: Groups that had no quota left when the wait began; None if not checked. See keeper.Subscription.
+        over_quota: Groups that had no quota left when the wait began; None if not checked. See pool_loop.Subscription.
         first: What to write before the wait's first step; it is repeated until it succeeds.
         reconciler: The pool's, if it is already open.
 
@@ -114,13 +114,13 @@ async def run_wait(
     looks = Subscription(pause, over_quota=over_quota, say=say)
     if first:
         looks.ask(first)
-    keeper.subscribe(looks, pool, owner, reconciler)
+    pool_loop.subscribe(looks, pool, owner, reconciler)
     try:
         while True:
             try:
                 outcome = await looks.next()
             except GpuError as error:
-                if not patience.bears(error, clock.now()):
+                if not patience.allows(error, clock.now()):
                     raise
                 if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
                     narrator.log(clock.now(), patience.in_words(error))
@@ -136,7 +136,7 @@ async def run_wait(
             if progress.ask:
                 looks.ask(progress.ask)
     finally:
-        await keeper.leave(looks, pool, owner)
+        await pool_loop.leave(looks, pool, owner)
 
 
 def pause_after(waited: timedelta, every: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Progress:
     done: bool = False
     lines: tuple[str, ...] = ()
     error: GpuError | None = None
-    ask: Ask | None = None
+    ask: DemandChange | None = None
     result: Mapping[str, Any] | None = None
 
 

@@ -110,7 +110,7 @@ def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
 
 def wanted_by(snapshot: PoolSnapshot) -> str:
     """Return which runs and pods want nodes, as text."""
-    who = [f"{lease.key} ({counted(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
+    who = [f"{lease.key} ({plural(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
     who += [f"pod {pod}" for pod in _unleased_gpu_pods(snapshot)]
     if snapshot.pool.min_nodes:
         who.append(f"min_nodes={snapshot.pool.min_nodes}")
@@ -155,6 +155,6 @@ def _nodes_for(snapshot: PoolSnapshot, waiting: Sequence[Pod]) -> int:
     return len(waiting) if per_node is None else math.ceil(sum(pod.gpus for pod in waiting) / per_node)
 
 
-def counted(number: int, one: str, more: str = "") -> str:
+def plural(number: int, one: str, more: str = "") -> str:
     """Return "1 node", or "2 nodes"; `more` is the plural, if it is not formed with an s."""
     return f"{number} {one}" if number == 1 else f"{number} {more or f'{one}s'}"

@@ -30,7 +30,7 @@ from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
 
-SETTLE = timedelta(seconds=1)
+CORDON_TO_RECHECK = timedelta(seconds=1)
 """How long to wait for a binding that the scheduler had decided before it saw the cordon.
 
 cluster-autoscaler waits too, for 5 seconds (--node-delete-delay-after-taint). Without volumes to attach, as on idle
@@ -187,7 +187,7 @@ class Writes:
         done = zip(to_sign, self._each(self._cordon, to_sign), strict=True)
         signed = {node.name for node, is_ours in done if is_ours}
         if signed:
-            self._on.clock.sleep(SETTLE.total_seconds())
+            self._on.clock.sleep(CORDON_TO_RECHECK.total_seconds())
         by_machine = {node.machine: node for node in self._snapshot.nodes}
         without = [machine for machine in self._decision.release if machine.id not in by_machine]
         pairs = [(machine, by_machine[machine.id]) for machine in self._decision.release if machine.id in by_machine]

@@ -1,4 +1,4 @@
-"""ScaleDownSensor: a DAG run's GPU nodes, gone."""
+"""ScaleDownSensor: releases a DAG run's GPU nodes and waits until they are gone."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.cluster.demand import DemandKey
-    from airflow_gpu_provider.patience import Patience
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.bill import Bill
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.wait_loop import Narrator
     from airflow_gpu_provider.scaling.waits import Progress
+    from airflow_gpu_provider.tolerance import Tolerance
 
 USAGE = "usage"
 """XCom key of what the run's nodes did and cost, also where the scale-down fails (docs/xcom.md)."""
@@ -118,7 +118,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self._reconciler: Reconciler | None = None
         self._local: ReleaseWait | None = None
         self._wait: ReleaseWait | None = None
-        self._patience: Patience | None = None
+        self._patience: Tolerance | None = None
         self._narrator: Narrator | None = None
 
     @classmethod
@@ -156,19 +156,19 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _look(self, context: Context) -> Progress | None:
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
-        from airflow_gpu_provider.patience import Patience
         from airflow_gpu_provider.scaling.wait_loop import Narrator
+        from airflow_gpu_provider.tolerance import Tolerance
 
         wait = self._local_wait(context)
         narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
-        patience = self._patience = self._patience or Patience(wait.deadline, worked=True)
+        patience = self._patience = self._patience or Tolerance(wait.deadline, worked=True)
         try:
             reconciler = self._opened(context)
             outcome = reconciler.release(self._key(context))
             self._wait = self._wait or wait.by(reconciler.clock)
         except GpuError as error:
             now = SystemClock().now()
-            if not patience.bears(error, now):
+            if not patience.allows(error, now):
                 raise self._not_released(context, error) from error
             narrator.log(now, patience.in_words(error))
             return None
@@ -293,13 +293,13 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
 def _released(result: Mapping[str, Any]) -> str:
     """Return how the wait ended, in words: what is left, and for whom."""
-    from airflow_gpu_provider.scaling.wanted import counted
+    from airflow_gpu_provider.scaling.wanted import plural
 
     pool, after, nodes = result["pool"], f"after {result['seconds']} s", result["nodes"]
     if not nodes and not result["desired"]:
         return f"Pool {pool} is released {after}: no node is left."
     size = "" if result["desired"] == nodes else f" (desired size {result['desired']})"
-    stay = f"{counted(nodes, 'node')}{size} {'stays' if nodes == 1 else 'stay'}"
+    stay = f"{plural(nodes, 'node')}{size} {'stays' if nodes == 1 else 'stay'}"
     if result["kept"]:
         return f"This run's demand for pool {pool} is withdrawn {after}; {stay}: {'; '.join(result['kept'])}."
     return f"Pool {pool} is released {after}; {stay}, which this package does not remove."

@@ -13,15 +13,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-SETTLE_SECONDS = 6.0
+EVENT_AFTER_SECONDS = 6.0
 _TAKEN_UP_WITHIN = 30.0  # by a live triggerer; a dead one's waits move to another after 30 s without a heartbeat
 
 
-async def settle(deferred_at: float) -> None:
-    """Wait until SETTLE_SECONDS after `deferred_at` (seconds since the epoch, the worker's clock)."""
-    rest = deferred_at + SETTLE_SECONDS - time.time()
+async def wait_out_airflow_72716(deferred_at: float) -> None:
+    """Wait until EVENT_AFTER_SECONDS after `deferred_at` (seconds since the epoch, the worker's clock)."""
+    rest = deferred_at + EVENT_AFTER_SECONDS - time.time()
     if rest > 0:
-        await asyncio.sleep(min(rest, SETTLE_SECONDS))
+        await asyncio.sleep(min(rest, EVENT_AFTER_SECONDS))
 
 
 def has_returned(record: Mapping[str, Any]) -> bool:

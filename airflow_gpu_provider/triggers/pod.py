@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
+from airflow_gpu_provider.scaling.release_now import release_now
 from airflow_gpu_provider.scaling.setbacks import persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -38,7 +38,7 @@ from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.watch.following import Following, PodFollowing
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
-from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, settle
+from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, wait_out_airflow_72716
 from airflow_gpu_provider.triggers.record import Recorded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 
@@ -89,14 +89,14 @@ class GpuPodTrigger(Recorded):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod's end and yield it."""
         if is_of_later_release(self.record, RECORD_VERSION):
-            await settle(self.record["deferred_at"])
+            await wait_out_airflow_72716(self.record["deferred_at"])
             event = {**(self.record.get("extra") or {}), **handed_back(self.record, RECORD_VERSION)}
             yield TriggerEvent(event)  # type: ignore[no-untyped-call]
             return
         wait = self._wait()
         await asyncio.sleep(self.record.get("pause") or 0.0)
         event = await self._event(wait)
-        await settle(self.record["deferred_at"])
+        await wait_out_airflow_72716(self.record["deferred_at"])
         extra = {**(self.record.get("extra") or {}), "logs": await self._logs_so_far()}
         if self.record.get("has_next") and self._may_be_preempted(event):
             extra["lines"] = self._kept.packed()
@@ -139,7 +139,7 @@ class GpuPodTrigger(Recorded):
         how = {"owner": self.record["owner"], "narrator": narrator}
         async with logs, self._gpus as gpus:
             progress = await following.follow(self._api, pool, wait, logs, gpus, log, **how)
-            await settle(self.record["deferred_at"])
+            await wait_out_airflow_72716(self.record["deferred_at"])
         return progress
 
     def _may_be_preempted(self, event: Mapping[str, Any]) -> bool:
@@ -247,7 +247,7 @@ class GpuPodTrigger(Recorded):
         pool = deserialize_pool(self.record["pool"])
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        release_without_sensor(reconciler, key, own=self._own or {self._wait().uid}, say=self.log.info)
+        release_now(reconciler, key, own=self._own or {self._wait().uid}, say=self.log.info)
 
     def _note_use(self, pod: dict[str, Any]) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""

@@ -60,7 +60,7 @@ class _PoolTrigger(RecordTrigger):
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
         from airflow_gpu_provider.cluster.demand import DemandKey
         from airflow_gpu_provider.scaling.open_pool import open_pool
-        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
+        from airflow_gpu_provider.scaling.release_now import release_now
 
         key = DemandKey(**self.record["wait"]["key"])
         holder = f"{self.record['holder']}+trigger"
@@ -68,7 +68,7 @@ class _PoolTrigger(RecordTrigger):
         try:
             reconciler = await in_thread(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
             reconciler.over_quota = frozenset(self.record.get("over_quota", ()))
-            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
+            await in_thread(release_now, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error(
                 "Could not release the unwanted nodes of pool %s; the next reconcile will, at the latest after"

@@ -15,7 +15,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.records import handed_back, is_of_later_release
-from airflow_gpu_provider.triggers.deferral_delay import settle
+from airflow_gpu_provider.triggers.deferral_delay import wait_out_airflow_72716
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
 
 _undoing: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class RecordTrigger(Recorded):
             self.log.exception("The wait ended unexpectedly")
             unexpected = GpuError(f"The wait ended unexpectedly: {error!r}.", "See the log above.")
             event = {"status": "error", "error": unexpected.to_record()}
-        await settle(self.record["deferred_at"])
+        await wait_out_airflow_72716(self.record["deferred_at"])
         await self.undo_if_nobody_waits()
         yield TriggerEvent({"version": self.record_version, **event})  # type: ignore[no-untyped-call]
 

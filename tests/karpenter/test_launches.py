@@ -35,8 +35,8 @@ GOT_NONE = "Karpenter got no machine: .*"
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.FIRST", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.FIRST", 0.5)
 
 
 @BOTH_WAYS

@@ -48,7 +48,7 @@ LONGEST_FIRST = (
     "test_gang_losses.py",
     "test_workload.py",
     "test_scale_only.py",
-    "test_hard_to_get.py",
+    "test_scarce_capacity.py",
     "test_refusals.py",
     "test_ensure.py",
     "test_howto_s4.py",
@@ -91,8 +91,8 @@ def quick_looks() -> Iterator[None]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait bears what it would bear for some minutes: what is missing stays missing."""
     for cls in error_types():
-        if cls.borne_for is not None:
-            monkeypatch.setattr(cls, "borne_for", timedelta(0))
+        if cls.tolerated_for is not None:
+            monkeypatch.setattr(cls, "tolerated_for", timedelta(0))
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def env(gpu_sandbox: Sandbox) -> Iterator[None]:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
 
 
 @pytest.fixture

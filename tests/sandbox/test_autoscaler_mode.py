@@ -82,7 +82,7 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Points this test's clients at a sandbox."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
 
     def enter(sandbox: Any) -> None:
         for name, value in sandbox.env().items():
@@ -154,7 +154,7 @@ def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
     night = nights()
     night.ensure()
     gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))

@@ -79,7 +79,7 @@ def test_a_stock_out_everywhere_is_told_and_given_up(gpu_sandbox: Sandbox, opera
 
 def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
     operator.wait_timeout = timedelta(minutes=5)
-    told = pytest.raises(TaskKilled, match="was told to stop while it ensured pool no-stock")
+    told = pytest.raises(TaskKilled, match="received SIGTERM; at that point it ensured pool no-stock")
     with told_to_stop(operator, lambda: demand_of(gpu_sandbox, "no-stock")), told:
         run(operator)
     assert demand_of(gpu_sandbox, "no-stock") == []
@@ -185,7 +185,7 @@ def test_an_execution_timeout_while_a_machine_boots_lets_it_go(gpu_sandbox: Sand
     operator = ensure(slow, execution_timeout=timedelta(hours=1))
     with (
         timing_out_once(lambda: left_by(gpu_sandbox, slow)["machines"]),
-        pytest.raises(TaskKilled, match="was told to stop while it ensured pool slow-boot"),
+        pytest.raises(TaskKilled, match="received SIGTERM; at that point it ensured pool slow-boot"),
     ):
         in_worker(operator, context_of(operator))
     assert demand_of(gpu_sandbox, slow.name) == []
@@ -196,7 +196,7 @@ def test_a_deferred_wait_is_ended_by_its_timeout_and_not_by_its_execution_timeou
     gpu_sandbox: Sandbox, slow: EksGpuPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow counts the latter for each leg in a worker, and the triggerer is told of the former."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
     operator = EnsureGpuPoolOperator(
         task_id="ensure", gpu_pool=slow, timeout=timedelta(seconds=6), execution_timeout=timedelta(minutes=5)
     )

@@ -23,9 +23,9 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling import admission, pool_news
+from airflow_gpu_provider.scaling import admission, pool_updates
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
@@ -165,7 +165,7 @@ def test_two_gangs_that_want_the_same_nodes_get_them_one_after_the_other(night: 
             night.gang(name)
         with ThreadPoolExecutor(2) as threads:
             for _ in range(3):
-                list(threads.map(lambda keeper: keeper.reconcile(admits=True), keepers))
+                list(threads.map(lambda each: each.reconcile(admits=True), keepers))
         started = [name for name in names if not night.job(name).suspended]
         assert len(started) == 1, [night.job(name) for name in names]
         eventually(lambda started=started: night.bound(started[0]) == 2)
@@ -220,17 +220,17 @@ def test_a_job_that_has_run_may_start_in_another_zone(night: Night) -> None:
 
 def test_who_waits_for_a_gang_has_the_keeper_admit_it_and_hears_why_not(night: Night) -> None:
     night.gang("first")
-    heard: list[PoolNews] = []
+    heard: list[PoolUpdates] = []
 
     async def wait() -> None:
-        pool_news.keep(night.pool, "tests", heard.append, admits=True)
+        pool_updates.keep(night.pool, "tests", heard.append, admits=True)
         night.gang("second")
         try:
             await asyncio.to_thread(
                 eventually, lambda: night.bound("first") == 2 and heard and "default/second" in heard[-1].gangs
             )
         finally:
-            await pool_news.leave(night.pool, "tests", heard.append)
+            await pool_updates.leave(night.pool, "tests", heard.append)
 
     asyncio.run(wait())
     assert heard[-1].gang_error("default/first") is None

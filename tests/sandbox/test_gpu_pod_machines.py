@@ -28,7 +28,7 @@ from tests.sandbox.ways import DEFERRED_BY_DAY
 @pytest.fixture
 def looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is looked at each second while a pod waits."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
 
 
 pytestmark = pytest.mark.usefixtures("api", "now", "looked_after")

@@ -595,14 +595,14 @@ class TestFailedGroups:
         account.advance_until(lambda: platform.observe()[0].status == "degraded", after=TIMINGS.asg_reaction)
         changed = pools.platform(max_nodes=9)
         changed.apply(changed.plan(1), said.append)
-        assert said[-1].endswith("EKS updates no such group: it is made anew once it has no machines")
+        assert said[-1].endswith("EKS cannot update it; it will be recreated once it is empty")
 
         platform.shrink_unfilled([GROUP_A])
         account.advance(hours=1)
         assert account.describe(GROUP_A)["status"] == "DEGRADED"
         with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
             changed.apply(changed.plan(1), said.append)
-        assert said[-2].endswith("and EKS updates no such group: it is made anew")
+        assert said[-2].endswith("EKS cannot update it; it is recreated")
         account.advance_until(lambda: not platform.observe(), after=TIMINGS.nodegroup_delete)
         pools.applied(changed)
         assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9

@@ -66,8 +66,8 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for that only a real night has to wait for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
 
 
 def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:

@@ -146,7 +146,7 @@ def test_a_night_on_several_nodes_needs_their_roles_too(pool: EksGpuPool, admini
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=several, nodes=2))
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=several))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PermissionDenied, "borne_for", timedelta(0))
+        patch.setattr(PermissionDenied, "tolerated_for", timedelta(0))
         with pytest.raises(PermissionDenied, match="jobs"):
             train(several, nodes=2)
     give(administrator, "several-nodes.yaml")

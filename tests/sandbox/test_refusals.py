@@ -256,7 +256,7 @@ def exec_is_refused(sandbox: Sandbox, namespace: str) -> bool:
 def test_result_that_a_policy_keeps_is_lost_and_not_the_training_run_again(
     pool: EksGpuPool, namespace: str, ask: Ask, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PodResultLost, "borne_for", timedelta(seconds=5))
+    monkeypatch.setattr(PodResultLost, "tolerated_for", timedelta(seconds=5))
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CONNECT"], "resources": ["pods/exec"]}
     spec = {
         "matchConstraints": {"resourceRules": [rule]},
@@ -279,7 +279,7 @@ def test_result_that_a_policy_keeps_is_lost_and_not_the_training_run_again(
 def test_no_pod_is_created_whose_result_a_role_keeps(
     pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=5))
+    monkeypatch.setattr(PermissionDenied, "tolerated_for", timedelta(seconds=5))
     core = ["pods", "pods/log", "nodes", "events", "namespaces", "configmaps"]
     rules = [
         {"apiGroups": [""], "resources": core, "verbs": ["*"]},
@@ -336,7 +336,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     gpu_sandbox: Sandbox, pool: EksGpuPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS refuses to end machines, or the cluster to be read: what is there, its price and its switch are told."""
-    monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=3))
+    monkeypatch.setattr(PermissionDenied, "tolerated_for", timedelta(seconds=3))
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
     terminate = "airflow_gpu_provider.platforms.aws.autoscaling.AutoScaling.terminate"
 
@@ -385,7 +385,7 @@ def test_an_api_server_that_does_not_come_back_ends_a_scale_down_at_its_timeout(
     began = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", away)
-        patch.setattr("airflow_gpu_provider.scaling.keeper.open_pool", away)
+        patch.setattr("airflow_gpu_provider.scaling.pool_loop.open_pool", away)
         with pytest.raises(PoolNotReleased, match=r"The API server is away\. The remaining machines could not be read"):
             run(ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=10))
     assert time.monotonic() - began >= 10

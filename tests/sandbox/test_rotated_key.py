@@ -58,7 +58,7 @@ class Key:
 
 @pytest.fixture
 def key(gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Key]:
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
     key = Key(gpu_sandbox, monkeypatch)
     yield key
     key.delete()

@@ -41,7 +41,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.google import GoogleTimings
@@ -60,7 +60,7 @@ USER_DATA = "/etc/eks/bootstrap.sh k8s --kubelet-extra-args '--node-labels=owner
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
 
 
 def give_roles(administrator: client.ApiClient, *files: str) -> None:
@@ -294,7 +294,7 @@ class Spot:
         """Take the machines of the first two attempts when their containers have ended, before a worker judges why."""
         collect = PodAttempt.collect
 
-        def taken(attempt: PodAttempt, watched: Watched, setbacks: Setbacks) -> Any:
+        def taken(attempt: PodAttempt, watched: WaitOutcome, setbacks: Setbacks) -> Any:
             pod = self._core.read_namespaced_pod(watched.name, watched.namespace)
             if _attempt(pod) in ("1", "2"):
                 self._take(pod)
@@ -337,7 +337,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     deferrable: bool,
 ) -> None:
     """Of a machine that is shut down under its pod, the kubelet may have told the container's answer to SIGTERM."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
     name = f"spot-{'deferred' if deferrable else 'blocking'}"
     owner.auto_scaling_group(name, spot=True)
     pool = eks_pool(gpu_sandbox, name=name, asg_names=[name], max_nodes=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import errors
 from airflow_gpu_provider.cluster import api_errors
-from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.tolerance import Tolerance
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 DEADLINE = START + timedelta(minutes=30)
@@ -24,11 +24,11 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def borne_for(error: errors.GpuError, *, worked: bool = False) -> float:
+def tolerated_for(error: errors.GpuError, *, worked: bool = False) -> float:
     """Return for how many seconds an error that comes each second is borne."""
-    patience = Patience(DEADLINE, worked=worked)
+    patience = Tolerance(DEADLINE, worked=worked)
     seconds = 0
-    while patience.bears(error, at(seconds)):
+    while patience.allows(error, at(seconds)):
         seconds += 1
     return seconds
 
@@ -60,23 +60,23 @@ def borne_for(error: errors.GpuError, *, worked: bool = False) -> float:
 def test_how_long_an_error_is_borne_is_part_of_its_type(
     cls: type[errors.GpuError], at_first: float, worked: float
 ) -> None:
-    assert borne_for(cls("It broke.")) == at_first
-    assert borne_for(cls("It broke."), worked=True) == worked
+    assert tolerated_for(cls("It broke.")) == at_first
+    assert tolerated_for(cls("It broke."), worked=True) == worked
 
 
 def test_a_success_or_another_error_in_between_starts_it_anew() -> None:
     denied, away = errors.PermissionDenied("No."), errors.ClusterUnreachable("Away.")
     for between in ("success", "another error"):
-        patience = Patience(DEADLINE)
-        assert patience.bears(denied, at(0))
-        assert patience.bears(denied, at(299))
+        patience = Tolerance(DEADLINE)
+        assert patience.allows(denied, at(0))
+        assert patience.allows(denied, at(299))
         if between == "success":
             patience.succeeded()
         else:
-            patience.bears(away, at(299.5))
-        assert patience.bears(denied, at(300))
-        assert patience.bears(denied, at(599))
-        assert not patience.bears(denied, at(600))
+            patience.allows(away, at(299.5))
+        assert patience.allows(denied, at(300))
+        assert patience.allows(denied, at(599))
+        assert not patience.allows(denied, at(600))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_success_or_another_error_in_between_starts_it_anew() -> None:
     ],
 )
 def test_an_error_is_told_with_the_time_until_which_it_is_borne(error: errors.GpuError, until: str) -> None:
-    patience = Patience(DEADLINE)
+    patience = Tolerance(DEADLINE)
     for seconds in (20, 200):
-        assert patience.bears(error, at(seconds))
+        assert patience.allows(error, at(seconds))
         line = f"{type(error).__name__}: No. Allow it. Trying again until {until} at the latest."
         assert patience.in_words(error) == line
 
@@ -103,15 +103,15 @@ def test_the_table_of_refusals_is_what_the_types_say() -> None:
     for names, says, minutes in rows:
         for name in re.findall(r"`(\w+)`", names):
             cls: type[errors.GpuError] = getattr(errors, name, None) or getattr(api_errors, name)
-            assert cls.borne_for == (timedelta(minutes=int(minutes)) if minutes else None), name
-            with_access = cls.borne_for is None or (cls.retryable and cls.borne_for != ZERO)
+            assert cls.tolerated_for == (timedelta(minutes=int(minutes)) if minutes else None), name
+            with_access = cls.tolerated_for is None or (cls.retryable and cls.tolerated_for != ZERO)
             assert ("whole wait" in says) == with_access, name
     named = {name for names, _, _ in rows for name in re.findall(r"`(\w+)`", names)}
     assert named >= {cls.__name__ for cls in vars(errors).values() if isinstance(cls, type) and _is_borne(cls)}
 
 
 def _is_borne(cls: type) -> bool:
-    return issubclass(cls, errors.GpuError) and cls.borne_for != ZERO
+    return issubclass(cls, errors.GpuError) and cls.tolerated_for != ZERO
 
 
 KINDS = st.sampled_from(errors.error_types())
@@ -121,7 +121,7 @@ KINDS = st.sampled_from(errors.error_types())
 def test_nothing_is_borne_past_the_deadline_and_nothing_longer_than_its_type_says(
     calls: list[tuple[float, type[errors.GpuError] | None]],
 ) -> None:
-    patience, worked = Patience(DEADLINE), False
+    patience, worked = Tolerance(DEADLINE), False
     since: datetime | None = None
     before: type[errors.GpuError] | None = None
     for seconds, kind in sorted(calls, key=lambda call: call[0]):
@@ -132,6 +132,6 @@ def test_nothing_is_borne_past_the_deadline_and_nothing_longer_than_its_type_say
             continue
         since = now if since is None or kind is not before else since
         before = kind
-        goes_on = patience.bears(kind("It broke."), now)
-        longest = DEADLINE - since if kind.borne_for is None or (worked and kind.retryable) else kind.borne_for
-        assert goes_on == (now < DEADLINE and now - since < longest and kind.borne_for != ZERO)
+        goes_on = patience.allows(kind("It broke."), now)
+        longest = DEADLINE - since if kind.tolerated_for is None or (worked and kind.retryable) else kind.tolerated_for
+        assert goes_on == (now < DEADLINE and now - since < longest and kind.tolerated_for != ZERO)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider import run_identity
 from airflow_gpu_provider.run_identity import INSTALLATION_VARIABLE, installation_id
 
-SETTLE = 0.1
+CORDON_TO_RECHECK = 0.1
 
 
 class Variables:
@@ -58,7 +58,7 @@ def patched(patch: pytest.MonkeyPatch) -> Variables:
     variables = Variables()
     patch.delenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", raising=False)
     patch.setattr("airflow.sdk.Variable", variables)
-    patch.setattr(run_identity, "_SETTLE_SECONDS", SETTLE)
+    patch.setattr(run_identity, "_PROPOSALS_WRITTEN_IN", CORDON_TO_RECHECK)
     return variables
 
 
@@ -94,7 +94,7 @@ def test_nor_when_it_fails_for_longer_and_the_task_fails_then(variables: Variabl
 
 
 @settings(max_examples=15, deadline=None)
-@given(late=st.lists(st.floats(0, 4 * SETTLE), min_size=2, max_size=4))
+@given(late=st.lists(st.floats(0, 4 * CORDON_TO_RECHECK), min_size=2, max_size=4))
 def test_workers_that_begin_together_agree_also_when_writes_of_proposals_are_held_up(late: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         variables = patched(patch)

@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling import keeper, wait_loop
+from airflow_gpu_provider.scaling import pool_loop, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.run_bill import not_released
@@ -81,12 +81,12 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
 
     def use(played: Played) -> None:
         monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", played.open)
-        monkeypatch.setattr(keeper, "open_pool", played.open)
+        monkeypatch.setattr(pool_loop, "open_pool", played.open)
 
-    monkeypatch.setattr(keeper, "SOONEST", 0.0)
+    monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
     monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
-    monkeypatch.setattr(deferral_delay, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(keeper, "watching", _refuses)
+    monkeypatch.setattr(deferral_delay, "EVENT_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(pool_loop, "watching", _refuses)
     return use
 
 

@@ -11,7 +11,7 @@ from airflow.providers.standard.operators.python import ShortCircuitOperator
 from airflow.sdk import DAG
 
 from airflow_gpu_provider.errors import BlockFailed
-from airflow_gpu_provider.operators.verdict import BlockVerdictOperator, by_task, failed_tasks, summary
+from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator, by_task, failed_tasks, summary
 
 UNMAPPED = -1
 ZERO = {"gpu.scale_down": {UNMAPPED: "success"}}

@@ -191,10 +191,10 @@ class OwnedGroups(GroupSource):
             self._update(spec, group, say)
             return {}
         elif self._has_machines(group):
-            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew once it has no machines")
+            say(f"{name} is DEGRADED ({why}). EKS cannot update it; it will be recreated once it is empty")
             return {}
         else:
-            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew")
+            say(f"{name} is DEGRADED ({why}). EKS cannot update it; it is recreated")
         self._eks.groups.delete(name, say)
         return {name: why}
 

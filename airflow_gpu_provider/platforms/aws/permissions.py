@@ -94,7 +94,7 @@ def ask(iam: AwsService, caller: str, asked: Sequence[Question]) -> Refusals:
             unasked=f"whether it may also change things is not known without {action} (docs/iam.md)", fix=fix
         )
     except (CloudError, CredentialsError, QuotaExceeded) as error:
-        return Refusals(unasked=f"whether it may also change things IAM does not say: {error.what}", fix=fix)
+        return Refusals(unasked=f"write permissions could not be checked with IAM: {error.what}", fix=fix)
     return Refusals(refused=tuple(dict.fromkeys(refused)), fix=fix)
 
 

@@ -31,7 +31,7 @@ from airflow_gpu_provider.training.life.machine import PodMachine
 from airflow_gpu_provider.training.life.task_cluster import TaskCluster
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
 _SHOWN, _SAID = 100, 300
@@ -149,7 +149,7 @@ def _sidecar(state: PodState | None, status: str) -> ContainerState | None:
     return next((one for one in others if one.name == XCOM_SIDECAR and one.status == status), None)
 
 
-def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
+def explained(error: GpuError | None, watched: WaitOutcome, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
     """Return how a pod ended, from its own state (`error`), its machine, its last log lines and its node.
 
     A node whose GPU proves to be broken is marked.
@@ -171,7 +171,7 @@ def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, clust
     return cause
 
 
-def result_of_gone(watched: Watched) -> Any:
+def result_of_gone(watched: WaitOutcome) -> Any:
     """Return the result of a pod that succeeded and is gone.
 
     Raises:
@@ -186,7 +186,7 @@ def read_result(
     pod: V1Pod,
     state: PodState,
     error: GpuError | None,
-    watched: Watched,
+    watched: WaitOutcome,
     *,
     cluster: TaskCluster,
     extract: Callable[[V1Pod], Any],

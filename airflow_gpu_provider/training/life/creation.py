@@ -12,7 +12,7 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.errors import GpuError, PermissionDenied
-from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
+from airflow_gpu_provider.scaling.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.store import attempt_of

@@ -28,7 +28,7 @@ from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.first_failure import of_rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.wait.workload_state import JobState, rank_of
 from airflow_gpu_provider.training.watch.object_following import GangFollowing
 
@@ -118,7 +118,7 @@ class GangAttempt(ObjectAttempt):
 
     # -- its end ---------------------------------------------------------------------------------------------
 
-    def _listed(self, watched: Watched) -> list[Workload]:
+    def _listed(self, watched: WaitOutcome) -> list[Workload]:
         meta = {"name": watched.name, "namespace": watched.namespace, "uid": watched.uid}
         return self._objects.pods_of({"metadata": meta})
 
@@ -135,7 +135,7 @@ class GangAttempt(ObjectAttempt):
         snapshot = GangSnapshot(job=JobState.of_job(self._workload), ranks=ranks)
         return self.wait().step(snapshot, self._cluster.now())
 
-    def _end(self, watched: Watched, states: Mapping[Any, PodState], setbacks: Setbacks) -> GpuError | None:
+    def _end(self, watched: WaitOutcome, states: Mapping[Any, PodState], setbacks: Setbacks) -> GpuError | None:
         error = super()._end(watched, states, setbacks)
         rank = error.details.get("rank") if error is not None else None
         if type(error) is PodFailed and rank is not None:
@@ -143,7 +143,7 @@ class GangAttempt(ObjectAttempt):
         return error
 
     def _result(
-        self, pods: Mapping[Any, V1Pod], states: Mapping[Any, PodState], error: GpuError | None, watched: Watched
+        self, pods: Mapping[Any, V1Pod], states: Mapping[Any, PodState], error: GpuError | None, watched: WaitOutcome
     ) -> tuple[Any, GpuError | None]:
         """Return rank 0's result, and how the gang ended."""
         if not self._task.has_result:

@@ -35,7 +35,7 @@ from airflow_gpu_provider.training.life.task_cluster import TaskCluster
 from airflow_gpu_provider.training.log.object_logs import shown_as
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.wait.first_failure import Rank, of_rank
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 _RELEASE_WITHIN = timedelta(minutes=1)
 
@@ -53,7 +53,7 @@ class ObjectAttempt(TaskAttempt):
         """Return the reader and writer of such objects."""
 
     @abstractmethod
-    def _listed(self, watched: Watched) -> list[Workload]:
+    def _listed(self, watched: WaitOutcome) -> list[Workload]:
         """Return the attempt's pods, as JSON, whether or not the object still exists."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class ObjectAttempt(TaskAttempt):
     def _words(self, workload: Workload) -> str:
         return f"{self._objects.kind.kind} {workload['metadata']['name']}"
 
-    def take_up(self, watched: Watched) -> None:
+    def adopt(self, watched: WaitOutcome) -> None:
         self._workload = {"metadata": {"name": watched.name, "namespace": watched.namespace, "uid": watched.uid}}
 
     # -- what is there already -------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class ObjectAttempt(TaskAttempt):
 
     # -- its end ---------------------------------------------------------------------------------------------
 
-    def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
+    def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> Any:
         """Collect the object: all pods' logs and the result are read before it is deleted."""
         self._workload = self._objects.read(watched.name, watched.namespace, uid=watched.uid or None)
         raw = self._newest(watched)
@@ -171,7 +171,7 @@ class ObjectAttempt(TaskAttempt):
             raise error
         return result
 
-    def let_go(self) -> None:
+    def release_uncollected(self) -> None:
         """Delete the object if it is known and not deleted yet."""
         if self._workload is not None and self._workload["metadata"].get("uid") and not self.is_released:
             self._release(succeeded=False)
@@ -190,7 +190,7 @@ class ObjectAttempt(TaskAttempt):
         except GpuError as error:
             self._task.log.error("%s could not be deleted: %s", self._words(self._workload), error)
 
-    def _newest(self, watched: Watched) -> dict[Rank, Workload]:
+    def _newest(self, watched: WaitOutcome) -> dict[Rank, Workload]:
         """Return the newest pod of each rank, as it is now, the lowest rank first."""
         listed = self._listed(watched)
         self._uids = frozenset(pod["metadata"]["uid"] for pod in listed)
@@ -198,7 +198,7 @@ class ObjectAttempt(TaskAttempt):
         found: dict[Any, Workload] = {rank: pod for pod in in_order if (rank := self._rank_of(pod)) is not None}
         return dict(sorted(found.items(), key=lambda item: item[0]))
 
-    def _end(self, watched: Watched, states: Mapping[Rank, PodState], setbacks: Setbacks) -> GpuError | None:
+    def _end(self, watched: WaitOutcome, states: Mapping[Rank, PodState], setbacks: Setbacks) -> GpuError | None:
         """Return how it ended: as the watchers saw it, otherwise as it and its pods say now."""
         if watched.saw_end:
             return watched.error
@@ -211,7 +211,7 @@ class ObjectAttempt(TaskAttempt):
         return watched.error
 
     def _explained(
-        self, error: GpuError, rank: Rank, raw: Workload | None, pod: V1Pod | None, watched: Watched
+        self, error: GpuError, rank: Rank, raw: Workload | None, pod: V1Pod | None, watched: WaitOutcome
     ) -> GpuError | None:
         """Return a rank's error, explained by its machine and its last log lines."""
         cluster: TaskCluster = self._cluster
@@ -220,11 +220,11 @@ class ObjectAttempt(TaskAttempt):
         found = explained(error, self._of_pod(watched, pod), pod, cluster)
         return of_rank(found, rank) if found is not None else None
 
-    def _of_pod(self, watched: Watched, pod: V1Pod | None) -> Watched:
+    def _of_pod(self, watched: WaitOutcome, pod: V1Pod | None) -> WaitOutcome:
         return replace(watched, name=pod.metadata.name) if pod is not None else watched
 
     def _result(
-        self, pods: Mapping[Any, V1Pod], states: Mapping[Any, PodState], error: GpuError | None, watched: Watched
+        self, pods: Mapping[Any, V1Pod], states: Mapping[Any, PodState], error: GpuError | None, watched: WaitOutcome
     ) -> tuple[Any, GpuError | None]:
         """Return the result, and how it ended. Default: no result."""
         return None, error

@@ -18,7 +18,7 @@ from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.training.wait.end import PodEnd, end_of
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.following import PodFollowing
 
 
@@ -38,7 +38,7 @@ class PodAttempt(TaskAttempt):
         known = (self.pod, self._to_collect)
         return {pod.metadata.uid for pod in known if pod is not None and pod.metadata.uid}
 
-    def take_up(self, watched: Watched) -> None:
+    def adopt(self, watched: WaitOutcome) -> None:
         meta = V1ObjectMeta(name=watched.name, namespace=watched.namespace, uid=watched.uid)
         self._to_collect = V1Pod(metadata=meta)
 
@@ -100,7 +100,7 @@ class PodAttempt(TaskAttempt):
             **self._limits(self.pod.metadata.creation_timestamp),
         )
 
-    def watch_here(self) -> Watched:
+    def watch_here(self) -> WaitOutcome:
         wait = self.wait("started")
         narrator = Narrator(self._task.log.info, started=wait.started)
         watched = self._watch(wait, narrator)
@@ -111,7 +111,7 @@ class PodAttempt(TaskAttempt):
 
     # -- its end ---------------------------------------------------------------------------------------------
 
-    def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
+    def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> Any:
         pod = self._cluster.pods.read(watched.name, watched.namespace, uid=watched.uid or None)
         self._set_pod(pod)
         state = self._cluster.state(pod) if pod is not None else None
@@ -131,12 +131,12 @@ class PodAttempt(TaskAttempt):
             if error is None or is_collected_again or isinstance(failure, AirflowSkipException):
                 raise
             self._task.log.exception("After the end of pod %s", watched.name)
-            self.let_go()
+            self.release_uncollected()
         if error is not None:
             raise error
         return result
 
-    def _conclude(self, pod: V1Pod, state: PodState, error: GpuError | None, result: Any, watched: Watched) -> None:
+    def _conclude(self, pod: V1Pod, state: PodState, error: GpuError | None, result: Any, watched: WaitOutcome) -> None:
         """Tell what is known of a pod whose end is decided, and release it."""
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.use, [pod])
@@ -149,7 +149,7 @@ class PodAttempt(TaskAttempt):
             self._cluster.pods.delete(pod)
         self._release(pod, result)
 
-    def let_go(self) -> None:
+    def release_uncollected(self) -> None:
         if self.pod is None or not self.pod.metadata.uid or self.is_released:
             return
         try:
@@ -159,7 +159,7 @@ class PodAttempt(TaskAttempt):
         except Exception:
             self._task.log.exception("After the release of pod %s", self.pod.metadata.name)
 
-    def _end(self, watched: Watched, state: PodState | None, setbacks: Setbacks) -> PodEnd:
+    def _end(self, watched: WaitOutcome, state: PodState | None, setbacks: Setbacks) -> PodEnd:
         end = watched.end(state, self._cluster.now())
         if end is None:
             assert watched.error is not None
@@ -168,7 +168,7 @@ class PodAttempt(TaskAttempt):
             end = PodEnd(error=watched.error)
         return end
 
-    def _collect_gone(self, error: GpuError | None, watched: Watched) -> Any:
+    def _collect_gone(self, error: GpuError | None, watched: WaitOutcome) -> Any:
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.use, [])
         if error is not None:

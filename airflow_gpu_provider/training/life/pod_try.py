@@ -20,16 +20,16 @@ from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
+from airflow_gpu_provider.scaling.release_now import WHEN_KILLED, release_now
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.life.preemptions import Attempt
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from airflow_gpu_provider.training.life.task import PodTask
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.kept_lines import write_again
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, Watched
+from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
 
 _DEFER_MARGIN = timedelta(minutes=5)
 
@@ -47,7 +47,7 @@ class PodTry:
         self._cluster = task.cluster
         self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
         self._owner: Ownership | None = None
-        self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
+        self.attempt = self._attempt(AttemptRecord.from_record(event.get("attempt") or {}))
         self.is_resuming = False
         """The first pod was waited for elsewhere and was preempted; the next one is to run here."""
         self.has_timed_out = False
@@ -65,18 +65,18 @@ class PodTry:
         with self._heeding_timeout(), self._leaving_no_nodes():
             return self._run_attempts()
 
-    def go_on(self, watched: Watched) -> Any:
+    def resume(self, watched: WaitOutcome) -> Any:
         """Collect a pod that was waited for, wait for it again, or run the next one.
 
         Raises:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
-        self.attempt.take_up(watched)
+        self.attempt.adopt(watched)
         with self._heeding_timeout():
-            return self._go_on(watched)
+            return self._resume(watched)
 
-    def go_on_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
+    def resume_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
         """Collect a pod that has ended; delete one that has not, since nothing can wait for it."""
         late = PodDeadline(
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
@@ -86,9 +86,9 @@ class PodTry:
             self._known_owner()
             found = self.attempt.newest_of_try(namespace := find_namespace())
             if found is not None:
-                self.attempt = self._attempt(Attempt(number=found.number))
+                self.attempt = self._attempt(AttemptRecord(number=found.number))
                 name, uid = found.name, found.uid
-                return self._go_on(Watched(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
+                return self._resume(WaitOutcome(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
             self._release_nodes(*self.attempt.delete_left(namespace))
             raise late from error
 
@@ -101,7 +101,7 @@ class PodTry:
 
     # -- its attempts ----------------------------------------------------------------------------------------
 
-    def _go_on(self, watched: Watched) -> Any:
+    def _resume(self, watched: WaitOutcome) -> Any:
         self._task.pod_log.followed = watched.logs
         self._known_owner()
         with self._leaving_no_nodes():
@@ -135,23 +135,23 @@ class PodTry:
         except TaskDeferred:
             raise
         except BaseException:
-            self.attempt.let_go()
+            self.attempt.release_uncollected()
             raise
 
-    def _collect_or_defer(self, watched: Watched) -> Any:
+    def _collect_or_defer(self, watched: WaitOutcome) -> Any:
         try:
             return self._collect(watched)
         except LOST:
             raise
         except Exception as error:
             if not (isinstance(error, GpuError) and self._take_setback(error)):
-                self.attempt.let_go()
+                self.attempt.release_uncollected()
                 raise
         is_cleared = bool(watched.logs.get("streamed"))
         self._task.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
         self._defer(watched.wait or self.attempt.wait())
 
-    def _collect(self, watched: Watched) -> Any:
+    def _collect(self, watched: WaitOutcome) -> Any:
         return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
 
     def _take_setback(self, error: GpuError) -> bool:
@@ -191,7 +191,7 @@ class PodTry:
         self._task.pod_log.followed = {}
         self.attempt = self._attempt(following)
 
-    def _attempt(self, record: Attempt) -> TaskAttempt:
+    def _attempt(self, record: AttemptRecord) -> TaskAttempt:
         self._task.on_pod(None)
         return (self._task.new_attempt or PodAttempt)(self._task, self._known_owner, record)
 
@@ -290,7 +290,7 @@ class PodTry:
                 return
             reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
             within = WHEN_KILLED if self._task.stop.error is not None else None
-            release_without_sensor(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
+            release_now(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
         except GpuError as error:
             self._task.log.warning(
                 "Unwanted nodes of pool %s could not be released and may keep running for now: %s", pool.name, error

@@ -1,4 +1,4 @@
-"""What a preempted pod passes on to the next one of its try (Attempt), and when there is a next one. Pure.
+"""What a preempted pod passes on to the next one of its try (AttemptRecord), and when there is a next one. Pure.
 
 A try of a task has one pod after another if preemption is not failure. Everything that must outlive a worker and a
 triggerer in between travels in the trigger's event; the number is also on the pod.
@@ -22,7 +22,7 @@ Phases = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt(Record):
+class AttemptRecord(Record):
     """One pod of a try.
 
     Attributes:
@@ -65,7 +65,7 @@ class Preemptions:
         resume = has_checkpoint if on_preemption is None else on_preemption == "resume"
         return cls(resume=resume, at_most=max_preemptions)
 
-    def why_not(self, attempt: Attempt, *, deadline: datetime, now: datetime) -> str:
+    def why_not(self, attempt: AttemptRecord, *, deadline: datetime, now: datetime) -> str:
         """Return why no other attempt follows this one; empty if one does."""
         if not self.resume:
             return "on_preemption is 'fail'"

@@ -11,7 +11,7 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import Attempt, Preemptions
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
 from airflow_gpu_provider.training.life.task_cluster import TaskCluster
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
@@ -94,7 +94,7 @@ class PodTask:
     nodes: int = 1
     log_ranks: Sequence[int] | None = None
     hang_seconds: float | None = None
-    new_attempt: Callable[[PodTask, Callable[[], Ownership], Attempt], TaskAttempt] | None = None
+    new_attempt: Callable[[PodTask, Callable[[], Ownership], AttemptRecord], TaskAttempt] | None = None
     manifest: Callable[[], dict[str, Any]] | None = None
     skips: Container[int] = ()
     keeps: Callable[[bool], bool] = bool

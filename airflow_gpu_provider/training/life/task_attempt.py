@@ -18,13 +18,13 @@ from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import Attempt
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from airflow_gpu_provider.training.life.task import PodTask
 from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, Watched
-from airflow_gpu_provider.training.watch.following import Following, follow_here
+from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.watch.following import Following, wait_in_worker
 from airflow_gpu_provider.training.watch.gpu_sampler import sampled_time
 
 
@@ -53,7 +53,7 @@ class TaskAttempt(ABC):
 
     following: ClassVar[Following]
 
-    def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: Attempt) -> None:
+    def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
         self._task = task
         self._cluster = task.cluster
         self._owner_of_try = owner
@@ -74,7 +74,7 @@ class TaskAttempt(ABC):
         """The uids of its pods, as far as known."""
 
     @abstractmethod
-    def take_up(self, watched: Watched) -> None:
+    def adopt(self, watched: WaitOutcome) -> None:
         """Take over by name what was waited for elsewhere: it may have to be killed before it is read."""
 
     @abstractmethod
@@ -104,21 +104,21 @@ class TaskAttempt(ABC):
     def wait(self) -> AttemptWait:
         """Return the wait for it; it is known at this point."""
 
-    def watch_here(self) -> Watched:
+    def watch_here(self) -> WaitOutcome:
         """Wait in this process until it has ended, writing its log."""
         wait = self.wait()
         return self._watch(wait, Narrator(self._task.log.info, started=wait.started))
 
-    def _watch(self, wait: AttemptWait, narrator: Narrator) -> Watched:
+    def _watch(self, wait: AttemptWait, narrator: Narrator) -> WaitOutcome:
         log, owner = self._task.pod_log, self.owner.writer
         watch = partial(
-            follow_here, self.following, wait, self.to_stream, self._cluster, log, owner=owner, narrator=narrator
+            wait_in_worker, self.following, wait, self.to_stream, self._cluster, log, owner=owner, narrator=narrator
         )
         setbacks = Narrator(self._task.log.warning, started=wait.started)
         return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     @abstractmethod
-    def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
+    def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> Any:
         """Decide how it ended, collect what it left, release it, then return its result or raise.
 
         Args:
@@ -134,7 +134,7 @@ class TaskAttempt(ABC):
         return ""
 
     @abstractmethod
-    def let_go(self) -> None:
+    def release_uncollected(self) -> None:
         """Release what is not collected, if it is known and not released yet."""
 
     @abstractmethod

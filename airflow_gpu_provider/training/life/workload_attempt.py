@@ -20,7 +20,7 @@ from airflow_gpu_provider.training.log.object_logs import EACH
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest_placement import place_workload, training_pods
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState, main_container
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
 from airflow_gpu_provider.training.watch.object_following import WorkloadFollowing
@@ -96,7 +96,7 @@ class WorkloadAttempt(ObjectAttempt):
 
     # -- its end ---------------------------------------------------------------------------------------------
 
-    def _listed(self, watched: Watched) -> list[Workload]:
+    def _listed(self, watched: WaitOutcome) -> list[Workload]:
         return self._objects.pods_of_attempt(watched.namespace, self.owner)
 
     def _rank_of(self, pod: Json) -> str | None:

@@ -32,7 +32,7 @@ class Silence:
     last_lines: Mapping[int, str]
 
 
-SETTLED_AFTER = timedelta(seconds=2)
+ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long after a rank's end it counts as the first to end: kubelets report within a second or two."""
 
 _CLOCKS_DIFFER = timedelta(seconds=30)  # at most; a gang that is suspended again had two minutes
@@ -139,13 +139,13 @@ class GangWait(ObjectWait):
             times.append(snapshot.refused.ends_at(self.schedule_seconds))
         if (silent := self._silent_for(snapshot, now)) is not None:
             times.append(now + timedelta(seconds=self.hang_seconds or 0) - silent)
-        times += [at + SETTLED_AFTER for end in look.ends.values() if (at := ended_at(end))]
+        times += [at + ENDS_REPORTED_WITHIN for end in look.ends.values() if (at := ended_at(end))]
         return min(times)
 
     def _failed(self, ends: Mapping[int, RankEnd], look: _Look, lines: tuple[str, ...]) -> Progress:
         rank = first_failure(ends)
         at = ended_at(ends[rank])
-        if at is not None and look.now < at + SETTLED_AFTER and len(ends) < self.nodes:
+        if at is not None and look.now < at + ENDS_REPORTED_WITHIN and len(ends) < self.nodes:
             return Progress(lines=lines)
         return Progress(error=of_rank(ends[rank].error, rank), lines=lines, result=look.result(rank))
 

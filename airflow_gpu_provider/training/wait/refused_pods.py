@@ -44,7 +44,7 @@ class Refusal:
 
     def ends_at(self, schedule_seconds: float) -> datetime:
         """Return when it has lasted too long."""
-        longest, borne = timedelta(seconds=schedule_seconds), self.error.borne_for
+        longest, borne = timedelta(seconds=schedule_seconds), self.error.tolerated_for
         at_least = timedelta(0) if isinstance(self.error, ReferenceNotFound) else AT_LEAST
         return self.since + (longest if borne is None else min(longest, max(borne, at_least)))
 

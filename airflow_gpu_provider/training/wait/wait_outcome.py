@@ -40,7 +40,7 @@ class AttemptWait(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class WaitOutcome:
     """The outcome of the wait for a pod.
 
     Attributes:

@@ -24,7 +24,7 @@ from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.refused_pods import Refusal
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState
 
-SETTLED_AFTER = timedelta(seconds=2)
+ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""
 
 _RETRY = "Retry the task: the next try waits for new capacity."
@@ -106,7 +106,7 @@ class WorkloadWait(ObjectWait):
         """Return when `step` may return something else although nothing has changed."""
         times = [self.deadline]
         if snapshot.ended_at:
-            times.append(snapshot.ended_at + SETTLED_AFTER)
+            times.append(snapshot.ended_at + ENDS_REPORTED_WITHIN)
         if snapshot.workload is not None and not snapshot.workload.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
             times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
@@ -187,7 +187,7 @@ def _has_settled(snapshot: WorkloadSnapshot, now: datetime) -> bool:
 
 
 def _is_late(snapshot: WorkloadSnapshot, now: datetime) -> bool:
-    return snapshot.ended_at is None or now >= snapshot.ended_at + SETTLED_AFTER
+    return snapshot.ended_at is None or now >= snapshot.ended_at + ENDS_REPORTED_WITHIN
 
 
 def _is_over(seen: PodSnapshot) -> bool:

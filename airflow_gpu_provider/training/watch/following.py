@@ -14,7 +14,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, each
 from airflow_gpu_provider.training.watch.pod_view import PodView
 from airflow_gpu_provider.training.watch.watch_loop import watch
@@ -72,7 +72,7 @@ class PodFollowing(Following):
             await logs.drain(LAST_WORDS_WITHIN)
 
 
-async def follow_here(
+async def wait_in_worker(
     following: Following,
     wait: Any,
     to_stream: Callable[[], Wanted],
@@ -81,7 +81,7 @@ async def follow_here(
     *,
     owner: str,
     narrator: Narrator,
-) -> Watched:
+) -> WaitOutcome:
     """Wait in a worker, for a task that does not defer, and write the log meanwhile.
 
     Raises:
@@ -101,4 +101,4 @@ async def follow_here(
                 progress = await following.follow(api, pool, wait, logs, gpus, say, **how)
         finally:
             log.followed = logs.rest()
-    return Watched.of_progress(wait, progress, log.followed, gpus.use)
+    return WaitOutcome.of_progress(wait, progress, log.followed, gpus.use)

@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.watched import (
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.place.kinds import KINDS
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, Silence
 from airflow_gpu_provider.training.wait.refused_pods import RefusedPods
@@ -38,7 +38,7 @@ class GangView(View):
     """What the feed has reported about one gang: its Job, its pods, their events and its pool's nodes.
 
     All ranks share one watch of pods and one of events, with all gangs of the namespace. Until the gang is admitted,
-    the pool's keeper reconciles the pool, and admits it. `silence` returns for how long no rank has printed anything.
+    the pool's loop reconciles the pool, and admits it. `silence` returns for how long no rank has printed anything.
     """
 
     shortest = 0.1
@@ -100,7 +100,7 @@ class GangView(View):
         return self._job is not None and not self._is_gone and bool(self._job.is_suspended)
 
     @property
-    def needs_keeper(self) -> bool:
+    def needs_pool_loop(self) -> bool:
         if self._job is None or self._is_gone:
             return False
         if self._job.is_suspended and not self.is_admitted_here:
@@ -135,7 +135,7 @@ class GangView(View):
         if self._job is not None and self._known:
             error = None
         if self.is_suspended:
-            error = error or self.pool_news.gang_error(self._gang)
+            error = error or self.pool_updates.gang_error(self._gang)
         return self._lasting(error, now)
 
     async def believes(self, error: GpuError, now: datetime) -> bool:
@@ -168,10 +168,10 @@ class GangView(View):
         else:
             super()._take(change)
 
-    def take_news(self, news: PoolNews) -> None:
-        known = self.pool_news
+    def take_news(self, news: PoolUpdates) -> None:
+        known = self.pool_updates
         is_new = (news.said, news.gangs, news.gang_errors) != (known.said, known.gangs, known.gang_errors)
-        self.pool_news = news
+        self.pool_updates = news
         if is_new:
             self._feed.wake()
 
@@ -186,11 +186,11 @@ class GangView(View):
             gone=self._is_gone,
             is_unseen=self._is_unseen,
             ranks={rank: self._seen(uid, now) for rank, uid in self._newest().items()},
-            queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
+            queued=self._queue.in_words or self.pool_updates.gangs.get(self._gang, ""),
             evicted=self._evicted,
             is_queued=is_queued,
             queued_at=self._queued_at if self._knows_nodes else now,
-            no_capacity=self.pool_news.no_capacity,
+            no_capacity=self.pool_updates.no_capacity,
             to_widen=how_to_widen(self._pool),
             silence=self._silence(),
             refused=self._refused.now(),
@@ -310,7 +310,7 @@ class WorkloadView(GangView):
         self.is_admitted_here = False  # its own controller, or Kueue, admits a workload
 
     @property
-    def needs_keeper(self) -> bool:
+    def needs_pool_loop(self) -> bool:
         """Whether the pool has to be checked: pods wait for nodes; while suspended, it is not demand."""
         if self._job is None or self._is_gone or self._job.is_suspended or self._job.end is not None:
             return False

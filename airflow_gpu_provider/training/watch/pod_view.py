@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
 from airflow_gpu_provider.errors import GpuError, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.training.watch.view import View
@@ -49,7 +49,7 @@ class PodView(View):
         return self._waits_for_node(self._wait.uid)
 
     @property
-    def needs_keeper(self) -> bool:
+    def needs_pool_loop(self) -> bool:
         """Whether the pool has to be reconciled.
 
         A pod that no demand Lease covers is its own demand, which the switch does not cover until the pool is
@@ -66,12 +66,12 @@ class PodView(View):
         outdated: `confirm` reads the pod before a refusal is believed.
         """
         path = f"{self._pods.path}/{self._wait.name}"
-        error = self._unshown.failures.get(path) or self._trouble.get(self._pods)
+        error = self._direct.failures.get(path) or self._trouble.get(self._pods)
         return self._lasting(None if self._pod is not None or self._is_gone else error, now)
 
-    def take_news(self, news: PoolNews) -> None:
-        is_new = news.said != self.pool_news.said
-        self.pool_news = news
+    def take_news(self, news: PoolUpdates) -> None:
+        is_new = news.said != self.pool_updates.said
+        self.pool_updates = news
         if not self.waits_for_node and not self._looked_at:
             self._looked_at = is_new = True
         if is_new:
@@ -112,7 +112,7 @@ class PodView(View):
             is_unseen=self._is_unseen,
             events=self._events_of(self._wait.uid),
             full_at=now if self._may_be_queued else None,
-            no_capacity=self.pool_news.no_capacity,
+            no_capacity=self.pool_updates.no_capacity,
         )
 
     def _take(self, change: Change) -> None:

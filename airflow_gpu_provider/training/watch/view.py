@@ -14,15 +14,15 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import NODES, Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
-from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
+from airflow_gpu_provider.tolerance import Tolerance
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
+from airflow_gpu_provider.training.watch.direct_reads import AFTER_FAILURE, DirectReads
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
-from airflow_gpu_provider.training.watch.unshown import AFTER_FAILURE, Unshown
 
 LONGEST = 60.0
 """Seconds after which to check again although nothing was received."""
@@ -38,8 +38,8 @@ class View(ABC):
     any more, is asked for, and is gone once the API server says so (see `unshown`): the object, its pods, their nodes.
 
     A subclass says what else to watch (`wants`), in which form the wait takes it (`snapshot`), and when the pool has to
-    be reconciled (`needs_keeper`). It takes the keeper's news (`take_news`), and says why nothing can be observed, once
-    that has lasted (`refusal`).
+    be reconciled (`needs_pool_loop`). It takes that loop's news (`take_news`), and says why nothing can be observed,
+    once that has lasted (`refusal`).
 
     Args:
         wait: What is waited for.
@@ -48,7 +48,7 @@ class View(ABC):
         on_pod: Called with each state of a pod, and its JSON.
 
     Attributes:
-        is_admitted_here: The pool's keeper admits it while it is suspended; otherwise Kueue or its controller does.
+        is_admitted_here: The pool's loop admits it while it is suspended; otherwise Kueue or its controller does.
         shortest: Seconds within which not to check again, although a deadline has passed.
         queues_pods: A pod of it that meets a full pool waits for its turn. Otherwise it has its nodes before its pods.
         end_together: Its controller deletes the other pods as soon as one has failed.
@@ -66,7 +66,9 @@ class View(ABC):
         self._feed = feed
         self._on_pod = on_pod
         self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
-        self._patience = Patience(wait.deadline, worked=True)  # the object of the wait was created with the same access
+        self._patience = Tolerance(
+            wait.deadline, worked=True
+        )  # the object of the wait was created with the same access
         self._events: dict[str, PodEvent] = {}
         self._known: dict[str, PodState] = {}  # pods by uid, those too that are gone
         self._raw: dict[str, Json] = {}  # the same
@@ -83,10 +85,10 @@ class View(ABC):
         self._node_watches = pool_nodes(pool.node_selector).keys()
         self._nodes_synced: set[Resource] = set()
         self._trouble: dict[Resource, GpuError] = {}
-        self._unshown = Unshown(feed)
+        self._direct = DirectReads(feed)
         self._full_at: dict[str, datetime] = {}  # by a pod's uid
         self._now = wait.started
-        self.pool_news = PoolNews()
+        self.pool_updates = PoolUpdates()
         self.is_kept = False
 
     @property
@@ -121,7 +123,7 @@ class View(ABC):
     @property
     def longest(self) -> float:
         """Seconds after which to check again although nothing was received."""
-        again = AFTER_FAILURE.total_seconds() if self._unshown.failures else LONGEST
+        again = AFTER_FAILURE.total_seconds() if self._direct.failures else LONGEST
         return min(again, NEW.total_seconds()) if self._has_new_nodes() else again
 
     @property
@@ -144,7 +146,7 @@ class View(ABC):
     def _has_no_answer(self, resource: Resource, names: Iterable[str]) -> bool:
         """Return True if the watch of a resource is broken, or its objects with these names could not be read."""
         is_away = isinstance(self._trouble.get(resource), ClusterUnreachable)
-        return is_away or any(f"{resource.path}/{name}" in self._unshown.failures for name in names)
+        return is_away or any(f"{resource.path}/{name}" in self._direct.failures for name in names)
 
     # -- what is reported ------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class View(ABC):
     def _note_recovery(self, change: Change) -> None:
         """Drop what was read directly where a watch of what is read shows anew what there is."""
         if change.kind in ("synced", "recovered"):
-            self._unshown.forget_all()
+            self._direct.forget_all()
             self._lost_label.clear()
 
     def _show(self, change: Change) -> None:
@@ -240,7 +242,7 @@ class View(ABC):
 
     async def _read(self, resource: Resource, name: str, uid: str, now: datetime) -> Json | None:
         """Read what a watch does not show; None where it is gone, or cannot be read, or was a short while ago."""
-        answer = await self._unshown.ask(path := f"{resource.path}/{name}", uid, now)
+        answer = await self._direct.get(path := f"{resource.path}/{name}", uid, now)
         if answer is None:
             return None
         if answer.raw is None:
@@ -253,7 +255,7 @@ class View(ABC):
         return answer.raw
 
     async def _confirm_node(self, name: str, now: datetime) -> None:
-        answer = await self._unshown.ask(path := f"{NODES}/{name}", self._hidden_nodes[name], now)
+        answer = await self._direct.get(path := f"{NODES}/{name}", self._hidden_nodes[name], now)
         if answer is None:
             return
         if answer.raw is None:
@@ -266,7 +268,7 @@ class View(ABC):
     def _forget(self, path: str) -> None:
         """Drop what was read directly: there is news of the object."""
         self._lost_label.pop(path, None)
-        self._unshown.forget(path)
+        self._direct.forget(path)
 
     # -- what the wait is told -------------------------------------------------------------------------------
 
@@ -286,22 +288,22 @@ class View(ABC):
             full_at=now if is_queued or self._may_be_queued else self._full_at.get(uid),
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
-            no_capacity=self.pool_news.no_capacity,
+            no_capacity=self.pool_updates.no_capacity,
             to_widen=how_to_widen(self._pool),
         )
 
     @property
     def _remarks(self) -> tuple[str, ...]:
         """Remarks on the present state."""
-        troubles = [*self._trouble.values(), *self._unshown.failures.values()]
-        return (*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(troubles))
+        troubles = [*self._trouble.values(), *self._direct.failures.values()]
+        return (*self.pool_updates.said, *self._lost_label.values(), *troubles_in_words(troubles))
 
     def _lasting(self, error: GpuError | None, now: datetime) -> GpuError | None:
         """Return a refusal that has lasted longer than it is tolerated."""
         if error is None:
             self._patience.succeeded()
             return None
-        return None if self._patience.bears(error, now) else error
+        return None if self._patience.allows(error, now) else error
 
     def _events_of(self, uid: str) -> tuple[PodEvent, ...]:
         return tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
@@ -345,7 +347,7 @@ class View(ABC):
         wanted = self._selector(uid).items()
         ready = {node.name for node in self._ready_nodes() if wanted <= node.labels.items()}
         has_none = self.queues_pods and bool(self._no_node_has(uid))
-        return has_none or is_left_out(said, ready=ready, empty=self.pool_news.empty_nodes)
+        return has_none or is_left_out(said, ready=ready, empty=self.pool_updates.empty_nodes)
 
     def _no_node_has(self, uid: str) -> str:
         return not_on_any(self._selector(uid), self._ready_nodes()) if self._waits_for_node(uid) else ""

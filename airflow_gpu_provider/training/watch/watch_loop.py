@@ -17,8 +17,8 @@ from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling import pool_news
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling import pool_updates
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
@@ -41,7 +41,7 @@ async def watch(
 ) -> Progress:
     """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
 
-    While a pod has no node, the pool is kept at its size (see pool_news).
+    While a pod has no node, the pool is kept at its size (see pool_updates).
 
     Args:
         view_of: What the watches show, in the form that `wait` needs.
@@ -82,7 +82,7 @@ async def watch(
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
                 view.take(changes, await feed.api.now())
         finally:
-            await pool_news.leave(pool, owner, view.take_news)
+            await pool_updates.leave(pool, owner, view.take_news)
 
 
 async def _is_believed(progress: Progress, view: Any, now: datetime) -> bool:
@@ -104,10 +104,10 @@ def _note_use(
 
 async def _keep_pool(view: Any, pool: GpuPool, owner: str) -> None:
     """Keep the pool reconciled exactly while the view needs it."""
-    if view.needs_keeper and not view.is_kept:
+    if view.needs_pool_loop and not view.is_kept:
         view.is_kept = True
-        pool_news.keep(pool, owner, view.take_news, admits=view.is_admitted_here)
-    elif view.is_kept and not view.needs_keeper:
+        pool_updates.keep(pool, owner, view.take_news, admits=view.is_admitted_here)
+    elif view.is_kept and not view.needs_pool_loop:
         view.is_kept = False
-        view.pool_news = PoolNews()
-        await pool_news.leave(pool, owner, view.take_news)
+        view.pool_updates = PoolUpdates()
+        await pool_updates.leave(pool, owner, view.take_news)

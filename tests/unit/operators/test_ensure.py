@@ -138,7 +138,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     passed = iter(range(0, 10**6, 5))
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.release_without_sensor.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.release_now.time.sleep", lambda seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.shortage.check_autoscaler", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
@@ -171,7 +171,7 @@ def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, e
     with pytest.raises(type(error)):
         ensure(pool)
     times = pool.calls.count(step) - (step == "plan" and "apply" in pool.calls)
-    assert times == 1 if error.borne_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
+    assert times == 1 if error.tolerated_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
     assert ("delete_demand_and_reconcile" in pool.calls) == (step in ("apply", "want"))
 
 

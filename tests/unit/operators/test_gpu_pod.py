@@ -20,7 +20,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.records import handed_back
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.preemptions import Attempt
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from tests.sandbox.running import context_of
 from tests.unit.training.test_pod_placement import a_pool, limits
 
@@ -154,7 +154,7 @@ def test_what_a_trigger_handed_back_counts_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(PodTry, "_known_owner", lambda _: None)
     monkeypatch.setattr(PodTry, "run", lambda self: numbers.append(self.attempt.record.number))
     operator = GpuPodOperator(task_id="train", gpu_pool=a_pool(), image="busybox")
-    event = {**handed_back({"version": 99}, 1), "attempt": Attempt(number=3).to_record()}
+    event = {**handed_back({"version": 99}, 1), "attempt": AttemptRecord(number=3).to_record()}
     operator._go_on_here(event, context_of(operator))
     operator.execute(context_of(operator))
     assert numbers == [3, 1]

@@ -19,7 +19,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.admission import WHOLE_WITHIN, GangQueue, admission
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
@@ -337,7 +337,7 @@ def test_a_missing_permission_is_told_to_those_whose_gangs_it_keeps_waiting() ->
     server.refuse()
     queue = GangQueue(cluster, state, decide(state))
     assert queue.is_empty
-    error = PoolNews(gang_errors=queue.news.errors).gang_error("ml/train")
+    error = PoolUpdates(gang_errors=queue.news.errors).gang_error("ml/train")
     assert isinstance(error, PermissionDenied)
 
     job = raw_job()
@@ -349,7 +349,7 @@ def test_a_missing_permission_is_told_to_those_whose_gangs_it_keeps_waiting() ->
     queue = GangQueue(cluster, state, decide(replace(state, leases=(lease(nodes=2),))))
     assert not queue.is_empty
     queue.move_on(lambda: None)
-    news = PoolNews(gang_errors=queue.news.errors)
+    news = PoolUpdates(gang_errors=queue.news.errors)
     assert isinstance(news.gang_error("ml/train"), PermissionDenied)
     assert news.gang_error("ml/another") is None
     assert queue.news.said == ()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.errors import OutOfStock, PoolSpecError
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.gangs import seats
+from airflow_gpu_provider.scaling.gangs import gang_placements
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
@@ -258,7 +258,7 @@ def with_gangs(draw: Any) -> PoolSnapshot:
 @given(with_gangs())
 def test_no_gang_has_nodes_of_two_zones(state: PoolSnapshot) -> None:
     machines = supply(state)
-    found = seats(state, machines)
+    found = gang_placements(state, machines)
     sizes = {each.key: each.gang for each in state.leases}
     for owner, seat in found.by_key.items():
         assert {ZONE_OF[each.machine.group] for each in seat.machines} | {ZONE_OF[name] for name in seat.placed} <= {
@@ -272,7 +272,7 @@ def test_no_gang_has_nodes_of_two_zones(state: PoolSnapshot) -> None:
 @given(with_gangs())
 def test_never_more_than_wanted_with_gangs(state: PoolSnapshot) -> None:
     machines = supply(state)
-    found = seats(state, machines)
+    found = gang_placements(state, machines)
     assert found.wanted <= state.pool.max_nodes
     assert found.wanted <= max(state.pool.min_nodes, sum(each.nodes for each in state.leases) + len(state.pods))
     decision = decide(state)

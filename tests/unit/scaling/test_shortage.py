@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
-from airflow_gpu_provider.scaling.hard_to_get import tried
+from airflow_gpu_provider.scaling.scarce_capacity import tried
 from airflow_gpu_provider.scaling.shortage import missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, NOW, dry, lease, machine, pod, pool, snapshot

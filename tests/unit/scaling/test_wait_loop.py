@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolDrift,
 )
-from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling import pool_loop
 from airflow_gpu_provider.scaling import wait_loop as module
 from airflow_gpu_provider.scaling.wait_loop import Narrator, run_wait
 from airflow_gpu_provider.scaling.waits import Progress
@@ -38,9 +38,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hears_nothing(*_: Any) -> None:
         """Stands for the feed of node changes, which has tests of its own."""
 
-    monkeypatch.setattr(keeper, "SOONEST", 0.0)
+    monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
     monkeypatch.setattr(module, "SOONEST", 0.0)
-    monkeypatch.setattr(keeper, "report_changes", hears_nothing)
+    monkeypatch.setattr(pool_loop, "report_changes", hears_nothing)
 
 
 class Script:

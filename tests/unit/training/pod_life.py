@@ -25,7 +25,7 @@ from airflow_gpu_provider.training.life.preemptions import Preemptions
 from airflow_gpu_provider.training.life.task import PodTask
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.training.test_pod_end import START, disrupted, ended, lost, pod
 from tests.unit.training.test_pod_placement import a_pool
@@ -139,9 +139,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     monkeypatch.setattr(deadline, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: None)
-    monkeypatch.setattr(pod_try, "release_without_sensor", lambda *_, own, **__: released.append(own))
+    monkeypatch.setattr(pod_try, "release_now", lambda *_, own, **__: released.append(own))
     return released
 
 
-def event(status: str, error: Any = None) -> Watched:
+def event(status: str, error: Any = None) -> WaitOutcome:
     return watched(status, error, timeline=PHASES)

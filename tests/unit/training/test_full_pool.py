@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline
-from airflow_gpu_provider.scaling.pool_news import PoolNews
+from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.watch.view import NEW
 from tests.unit.training.test_pod_wait import WAIT
 from tests.unit.training.test_pod_watch import NODES, NOW, PODS, a_view, present, raw_node, raw_pod, synced, trouble
@@ -66,7 +66,7 @@ def test_pod_for_which_an_empty_node_has_too_little_room_is_not_queued() -> None
         [present(PODS, unschedulable(NO_ROOM)), present(NODES, raw_node("n1")), present(NODES, raw_node("n2"))], NOW
     )
     for empty, passed_over in (((), False), (("n2",), True), (("n1", "n2"), True), (("left",), False)):
-        view.take_news(PoolNews(empty_nodes=frozenset(empty)))
+        view.take_news(PoolUpdates(empty_nodes=frozenset(empty)))
         snapshot = view.snapshot(NOW)
         assert (snapshot.is_full, snapshot.passed_over) == (not passed_over, passed_over), empty
 

@@ -17,9 +17,9 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed,
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.training.life import gang_attempt, object_attempt
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
-from airflow_gpu_provider.training.life.preemptions import Attempt
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from tests.unit.training.test_pod_end import START, ended, pod, running
 
 RUNS = pod(running())
@@ -73,7 +73,7 @@ class Gang:
             "push": self.pushed.__setitem__,
             "extract_result": self._step("read rank 0's result", [1]),
         }
-        self.attempt = GangAttempt(SimpleNamespace(**(arguments | task)), lambda: None, Attempt())  # type: ignore[arg-type]
+        self.attempt = GangAttempt(SimpleNamespace(**(arguments | task)), lambda: None, AttemptRecord())  # type: ignore[arg-type]
         jobs = SimpleNamespace(
             read=lambda *_, **__: JOB,
             pods_of=lambda job: pods[:1] if job is JOB else pods,
@@ -90,7 +90,7 @@ class Gang:
         monkeypatch.setattr(gang_attempt, "lost_peer", lambda *_: None)
 
     def collect(self, error: GpuError | None = None, *, saw_end: bool = True) -> Any:
-        watched = Watched(namespace="ml", name="train", uid="j1", saw_end=saw_end, error=error)
+        watched = WaitOutcome(namespace="ml", name="train", uid="j1", saw_end=saw_end, error=error)
         return self.attempt.collect(watched, Setbacks().one_more(START))
 
     @staticmethod

@@ -16,7 +16,7 @@ from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDea
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
 from airflow_gpu_provider.training.wait.gang_lines import ranks_in_words
-from airflow_gpu_provider.training.wait.gang_wait import SETTLED_AFTER, GangSnapshot, GangWait, Silence
+from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait, Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.workload_state import JobState
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, waiting
@@ -147,9 +147,9 @@ def test_job_that_failed_without_a_pod_to_show() -> None:
 
 
 def test_first_failure_ends_it_once_no_earlier_one_can_come() -> None:
-    early = step(RUNS, failed(), RUNS, now=60 + SETTLED_AFTER.total_seconds() - 0.1)
+    early = step(RUNS, failed(), RUNS, now=60 + ENDS_REPORTED_WITHIN.total_seconds() - 0.1)
     assert (early.done, early.error) == (False, None)
-    late = step(RUNS, failed(), RUNS, now=60 + SETTLED_AFTER.total_seconds())
+    late = step(RUNS, failed(), RUNS, now=60 + ENDS_REPORTED_WITHIN.total_seconds())
     assert type(late.error) is PodFailed
     assert late.error.details["rank"] == 1
     assert str(late.error).startswith("Rank 1: ")

@@ -10,7 +10,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Idleness, Sample, parse
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 PERCENTS = st.integers(0, 100)
 UNKNOWN = st.sampled_from(["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "", "nan", "-1"])
@@ -92,7 +92,7 @@ def test_earlier_record_asks_nothing() -> None:
     assert asks.gpus == GpuWatching(warn_seconds=900)
     assert PodWait.from_record(asks.to_record()) == asks
     event = {"namespace": "default", "name": "train", "status": "success"}
-    assert not Watched.of_event(event).use.is_known
+    assert not WaitOutcome.of_event(event).use.is_known
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_failed_pod_with_a_broken_result_is_not_said_to_have_succeeded(
     life = Life(extract_result=extract)
     caplog.set_level(logging.INFO)
     with pytest.raises(PodFailed, match="It failed"):
-        life.tries.go_on(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
+        life.tries.resume(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
     (line,) = [line for line in caplog.messages if "result is left out" in line]
     assert "The result of pod train-x, /airflow/xcom/return.json, is not valid JSON" in line
     assert "succeeded" not in line
@@ -52,7 +52,7 @@ def test_result_that_exec_does_not_give_ends_the_try_after_five_minutes(
     before = Setbacks(times=9, since=LATER - timedelta(minutes=minutes), last=LATER - timedelta(seconds=30))
     life.tries = PodTry(life.tries._task, {"setbacks": before.to_record()})
     with pytest.raises(PodResultLost, match="Pod train-x succeeded") if ends else pytest.raises(TaskDeferred):
-        life.tries.go_on(watched("success", timeline=PHASES))
+        life.tries.resume(watched("success", timeline=PHASES))
     assert ("release the pod" in life.steps) is ends
 
 
@@ -63,7 +63,7 @@ def collected(life: Life, error: PodFailed | None, *, deferred: bool, monkeypatc
     """Collect the pod in a worker to which the wait came back, or in the one that has waited."""
     outcome = event("failed", error) if error else watched("success", timeline=PHASES, result="[1]")
     if deferred:
-        return life.tries.go_on(outcome)
+        return life.tries.resume(outcome)
     monkeypatch.setattr(PodAttempt, "watch_here", lambda _: outcome)
     return life.tries.run()
 
@@ -85,7 +85,7 @@ def test_result_that_cannot_be_pushed(deferred: bool, key: str, monkeypatch: pyt
 def test_success_stands_without_its_timeline() -> None:
     life = Life(ENDED_WELL)
     life.fails["push timeline"] = BROKEN
-    assert life.tries.go_on(watched("success", timeline=PHASES, result="[1]")) == [1]
+    assert life.tries.resume(watched("success", timeline=PHASES, result="[1]")) == [1]
 
 
 @pytest.mark.parametrize("result", [[1], {"loss": 0.1}])
@@ -93,7 +93,7 @@ def test_result_of_a_failed_pod_is_pushed_as_a_returned_one(result: Any) -> None
     pushed: dict[str, Any] = {}
     life = Life(extract_result=lambda _: result, multiple_outputs=True, push=pushed.__setitem__)
     with pytest.raises(PodFailed):
-        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+        life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))
     assert {key: value for key, value in pushed.items() if key != "timeline"} == {
         "return_value": result,
         **(result if isinstance(result, dict) else {}),
@@ -126,4 +126,4 @@ def test_skip_by_exit_code_is_the_outcome() -> None:
     life = Life()
     life.fails["release the pod"] = AirflowSkipException("Exit code 3.")
     with pytest.raises(AirflowSkipException):
-        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+        life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))

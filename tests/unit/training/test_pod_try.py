@@ -22,7 +22,7 @@ from airflow_gpu_provider.training.life import pod_try, task_attempt
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.preemptions import Preemptions
 from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from tests.unit.training.pod_life import AWAY, ENDED_WELL, EVICTED, FAILED, PHASES, UNSEEN, Life, event
 from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_end import pod, running
@@ -35,10 +35,10 @@ def test_pod_is_read_before_it_is_released_and_released_before_the_task_ends(
 ) -> None:
     life = Life(state)
     if error is None:
-        assert life.tries.go_on(watched("success", timeline=PHASES, result="[1]")) == [1]
+        assert life.tries.resume(watched("success", timeline=PHASES, result="[1]")) == [1]
     else:
         with pytest.raises(PodFailed, match="It failed"):
-            life.tries.go_on(event("failed", error))
+            life.tries.resume(event("failed", error))
     read = "end the sidecar" if error is None else "read the result"
     pushed = [] if error is None else ["push return_value"]  # Airflow pushes what a successful task returns
     callbacks = ["on_pod_completion", "on_pod_teardown"]
@@ -49,7 +49,7 @@ def test_pod_is_read_before_it_is_released_and_released_before_the_task_ends(
 def test_pod_that_may_still_run_is_untouched_and_watched_again_later(nodes: list[set[str]]) -> None:
     life = Life(pod(running()))
     with pytest.raises(TaskDeferred):
-        life.tries.go_on(event("error", AWAY))
+        life.tries.resume(event("error", AWAY))
     assert life.steps == []
     assert life.records[0]["pause"] > 0
     assert life.records[0]["extra"]["setbacks"]["times"] == 1
@@ -68,7 +68,7 @@ def test_pod_is_released_where_the_task_fails_after_its_creation(nodes: list[set
 def test_timeout_ends_the_pod_before_its_node(monkeypatch: pytest.MonkeyPatch, nodes: list[set[str]]) -> None:
     life = Life(deferrable=False)
 
-    def times_out(_: PodAttempt) -> Watched:
+    def times_out(_: PodAttempt) -> WaitOutcome:
         raise AirflowTaskTimeout
 
     monkeypatch.setattr(PodAttempt, "watch_here", times_out)
@@ -89,7 +89,7 @@ def test_timeout_before_the_pod_was_read_ends_it_too(nodes: list[set[str]]) -> N
     cluster.pods.delete_from_signal_handler = lambda pod, **_: deleted.append(pod)
     cluster.pods.read = times_out
     with pytest.raises(AirflowTaskTimeout):
-        life.tries.go_on(event("error", AWAY))
+        life.tries.resume(event("error", AWAY))
     assert [(pod.metadata.name, pod.metadata.uid) for pod in deleted] == [("train-x", "u1")]
     assert nodes == [{"u1"}]
     assert life.tries.has_timed_out
@@ -104,9 +104,9 @@ def test_timeout_may_come_while_the_node_is_released(monkeypatch: pytest.MonkeyP
         if len(tries) == 1:
             raise AirflowTaskTimeout
 
-    monkeypatch.setattr(pod_try, "release_without_sensor", times_out_once)
+    monkeypatch.setattr(pod_try, "release_now", times_out_once)
     with pytest.raises(AirflowTaskTimeout):
-        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+        life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))
     assert life.steps[-1] == "delete the pod"
     assert len(tries) == 2
     assert life.tries.has_timed_out
@@ -116,7 +116,7 @@ def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: l
     life = Life(EVICTED, preemptions=Preemptions(resume=True, at_most=3))
     life.stop.error = TaskKilled("Told to stop.")
     with pytest.raises(TaskKilled):
-        life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
+        life.tries.resume(event("timeout", PodPreempted("It was deleted.", machine="m")))
     assert "create" not in life.steps
     assert nodes
 
@@ -151,10 +151,10 @@ def test_why_a_task_releases_nodes_is_said_where_it_releases_any(
         for line in lines:
             say(line)
 
-    monkeypatch.setattr(pod_try, "release_without_sensor", release)
+    monkeypatch.setattr(pod_try, "release_now", release)
     life = Life()
     with caplog.at_level(logging.INFO), pytest.raises(PodFailed):
-        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+        life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))
     assert ("No block's demand covers this task" in caplog.text) == bool(lines)
 
 
@@ -165,7 +165,7 @@ def test_what_may_have_finished_is_not_run_again_by_itself(
     monkeypatch.setattr(PodAttempt, "why_not_again", WorkloadAttempt.why_not_again)
     life = Life(UNSEEN, preemptions=Preemptions(resume=True, at_most=3))
     with pytest.raises(EndUnknown):
-        life.tries.go_on(event("failed", EndUnknown("Nobody saw it.", machine="m")))
+        life.tries.resume(event("failed", EndUnknown("Nobody saw it.", machine="m")))
     assert "create" not in life.steps
     assert nodes
 
@@ -182,7 +182,7 @@ def test_lost_pod_is_followed_by_the_next_with_the_same_deadline(
 ) -> None:
     life = Life(state, preemptions=Preemptions(resume=True, at_most=3))
     with pytest.raises(TaskDeferred):
-        life.tries.go_on(event(status, error))
+        life.tries.resume(event(status, error))
     assert life.steps.index("release the pod") < life.steps.index("create")
     attempt = life.records[0]["extra"]["attempt"]
     assert attempt["number"] == 2

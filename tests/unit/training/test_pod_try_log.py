@@ -39,7 +39,7 @@ def test_log_that_could_not_be_read_may_still_repeat_a_line(monkeypatch: pytest.
     life = with_a_log(Life(pod(ended(0), phase="Succeeded")), monkeypatch, away)
     followed = {"positions": {"base": [1, 2, 3]}, "may_repeat": True}
     with pytest.raises(TaskDeferred):
-        life.tries.go_on(watched("success", logs=followed))
+        life.tries.resume(watched("success", logs=followed))
     assert life.records[0]["logs"]["positions"] == followed["positions"]
     assert life.records[0]["logs"]["may_repeat"]
 
@@ -52,7 +52,7 @@ def test_what_a_triggerer_has_streamed_is_wanted_again_where_the_task_waits_ther
     life = with_a_log(Life(ENDED_WELL if has_ended else pod(running())), monkeypatch, away)
     followed = {"positions": {"base": [1, 2, 3]}, "may_repeat": False, "streamed": True}
     with pytest.raises(TaskDeferred):
-        life.tries.go_on(watched("success" if has_ended else "error", None if has_ended else AWAY, logs=followed))
+        life.tries.resume(watched("success" if has_ended else "error", None if has_ended else AWAY, logs=followed))
     logs = life.records[0]["logs"]
     assert (logs["positions"], logs["anew"]) == ({}, True)
     assert logs["containers"] == ([] if has_ended else ["base"])
@@ -60,7 +60,7 @@ def test_what_a_triggerer_has_streamed_is_wanted_again_where_the_task_waits_ther
     again = with_a_log(Life(ENDED_WELL), monkeypatch, away)
     own = {"positions": {"base": [4, 5, 6]}, "may_repeat": False, "streamed": False}
     with pytest.raises(TaskDeferred):
-        again.tries.go_on(watched("success", logs=own))
+        again.tries.resume(watched("success", logs=own))
     assert again.records[0]["logs"]["positions"] == own["positions"], "what the worker wrote stays where it is"
 
 
@@ -82,7 +82,7 @@ def test_what_the_triggerer_logged_of_a_lost_pod_is_logged_before_the_next_one_i
     kept = KeptLines(lambda *_: None)
     kept.log(logging.INFO, "[%s] %s", "base", "step 15")
     with caplog.at_level(logging.INFO), pytest.raises(TaskDeferred):
-        life.tries.go_on(watched(status, error, lines=kept.packed(), timeline=PHASES, machine="m"))
+        life.tries.resume(watched(status, error, lines=kept.packed(), timeline=PHASES, machine="m"))
     said = caplog.text
     assert said.index("[base] step 15") < said.index("Attempt 2 starts") < said.index("Waiting in the triggerer")
 

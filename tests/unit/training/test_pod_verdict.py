@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.training.wait.wait_outcome import Watched
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running
 
 LATER = START + timedelta(minutes=10)
@@ -27,10 +27,10 @@ STATES = {
 }
 
 
-def watched(status: str, error: GpuError | None = None, **more: Any) -> Watched:
+def watched(status: str, error: GpuError | None = None, **more: Any) -> WaitOutcome:
     record = error.to_record() if error else None
     event = {"status": status, "name": "train-x", "namespace": "ml", "uid": "u1", "message": "", "error": record}
-    return Watched.of_event(event | more)
+    return WaitOutcome.of_event(event | more)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def watched(status: str, error: GpuError | None = None, **more: Any) -> Watched:
         (watched("failed", PodPreempted("Its node is being removed.")), "killed", PodPreempted),
     ],
 )
-def test_end(event: Watched, state: str, error_type: type[GpuError] | None) -> None:
+def test_end(event: WaitOutcome, state: str, error_type: type[GpuError] | None) -> None:
     end = event.end(STATES[state], LATER)
     assert end is not None
     assert type(end.error) is (error_type or type(None))
@@ -87,6 +87,6 @@ def test_what_ended_well_is_a_success_and_what_runs_is_none(status: str, error: 
 
 def test_event_of_the_release_before_is_read() -> None:
     event = {"status": "error", "name": "train-x", "namespace": "ml", "message": "boom", "stack_trace": "..."}
-    old = Watched.of_event(event)
+    old = WaitOutcome.of_event(event)
     assert (old.uid, old.wait, old.saw_end) == ("", None, False)
     assert "boom" in str(old.error)

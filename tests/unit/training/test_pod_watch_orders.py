@@ -19,7 +19,8 @@ from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.training.watch import unshown, view
+from airflow_gpu_provider.training.watch import direct_reads as unshown
+from airflow_gpu_provider.training.watch import view
 from airflow_gpu_provider.training.watch import watch_loop as pod_watch
 from airflow_gpu_provider.training.watch.pod_view import PodView
 from tests.fakes.api_server import ApiServer

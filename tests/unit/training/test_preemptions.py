@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.training.life.preemptions import Attempt, Preemptions
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
 
 NOW = datetime(2026, 1, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 
 
 def test_record_survives_a_triggers_row() -> None:
-    attempt = Attempt().following(deadline=LATER, phases=[{"phase": "ran", "seconds": 3.0}])
-    assert Attempt.from_record(json.loads(json.dumps(attempt.to_record()))) == attempt
+    attempt = AttemptRecord().following(deadline=LATER, phases=[{"phase": "ran", "seconds": 3.0}])
+    assert AttemptRecord.from_record(json.loads(json.dumps(attempt.to_record()))) == attempt
 
 
 def test_event_of_an_earlier_release_is_a_first_attempt() -> None:
-    assert Attempt.from_record({}) == Attempt()
+    assert AttemptRecord.from_record({}) == AttemptRecord()
 
 
 def test_timeline_tells_attempts_apart() -> None:
-    second = Attempt().following(deadline=LATER, phases=[{"phase": "ran", "seconds": 3.0}])
+    second = AttemptRecord().following(deadline=LATER, phases=[{"phase": "ran", "seconds": 3.0}])
     assert second.whole_timeline([{"phase": "ran", "seconds": 4.0}]) == (
         {"phase": "ran", "seconds": 3.0, "attempt": 1},
         {"phase": "ran", "seconds": 4.0, "attempt": 2},
@@ -36,7 +36,7 @@ def test_timeline_tells_attempts_apart() -> None:
 @given(at_most=st.integers(0, 20))
 def test_a_try_has_one_pod_more_than_it_may_be_preempted(at_most: int) -> None:
     preemptions = Preemptions.of("resume", max_preemptions=at_most, has_checkpoint=False)
-    attempt = Attempt()
+    attempt = AttemptRecord()
     while not preemptions.why_not(attempt, deadline=LATER, now=NOW):
         attempt = attempt.following(deadline=LATER, phases=[])
     assert attempt.number == at_most + 1
@@ -48,12 +48,12 @@ def test_a_try_has_one_pod_more_than_it_may_be_preempted(at_most: int) -> None:
 )
 def test_a_checkpoint_is_what_resuming_is_for(on_preemption: str | None, has_checkpoint: bool, resumes: bool) -> None:
     preemptions = Preemptions.of(on_preemption, max_preemptions=3, has_checkpoint=has_checkpoint)
-    assert (not preemptions.why_not(Attempt(), deadline=LATER, now=NOW)) is resumes
+    assert (not preemptions.why_not(AttemptRecord(), deadline=LATER, now=NOW)) is resumes
 
 
 def test_nothing_starts_after_the_deadline() -> None:
     preemptions = Preemptions.of("resume", max_preemptions=3, has_checkpoint=True)
-    assert "deadline" in preemptions.why_not(Attempt(), deadline=NOW, now=NOW)
+    assert "deadline" in preemptions.why_not(AttemptRecord(), deadline=NOW, now=NOW)
 
 
 @pytest.mark.parametrize(("on_preemption", "max_preemptions"), [("retry", 3), ("resume", -1), ("resume", True)])

@@ -12,7 +12,7 @@ from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFa
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState, main_container
-from airflow_gpu_provider.training.wait.workload_wait import SETTLED_AFTER, WorkloadSnapshot, WorkloadWait
+from airflow_gpu_provider.training.wait.workload_wait import ENDS_REPORTED_WITHIN, WorkloadSnapshot, WorkloadWait
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WAIT = WorkloadWait(
@@ -79,8 +79,8 @@ def test_success_waits_a_moment_for_its_pods_ends_which_its_time_line_tells() ->
     for pods in ({}, {**told, "workers 1": a_pod("b", RUNS)}):
         snapshot = seen(succeeded, pods, ended_at=at(45))
         assert not WAIT.step(snapshot, at(46)).done
-        assert WAIT.next_deadline(snapshot, at(46)) <= at(45) + SETTLED_AFTER
-        assert WAIT.step(snapshot, at(45) + SETTLED_AFTER).done
+        assert WAIT.next_deadline(snapshot, at(46)) <= at(45) + ENDS_REPORTED_WITHIN
+        assert WAIT.step(snapshot, at(45) + ENDS_REPORTED_WITHIN).done
     both = {**told, "workers 1": a_pod("b", ended(0, 40))}
     assert WAIT.step(seen(succeeded, both, ended_at=at(45)), at(46)).done
 
@@ -99,7 +99,7 @@ def test_error_is_of_the_pod_that_failed_first() -> None:
 def test_pods_ends_are_waited_for_a_moment_and_then_its_own_word_counts() -> None:
     snapshot = seen(replace(STATE, end=FAILED), ended_at=at(45))
     assert WAIT.step(snapshot, at(46)).error is None
-    assert WAIT.next_deadline(snapshot, at(46)) == at(45) + SETTLED_AFTER
+    assert WAIT.next_deadline(snapshot, at(46)) == at(45) + ENDS_REPORTED_WITHIN
     error = WAIT.step(snapshot, at(47)).error
     assert type(error) is PodFailed
     assert "FailedJobs: a job has failed" in error.what
@@ -110,7 +110,7 @@ def test_a_pod_that_has_not_told_its_end_yet_may_be_the_one_that_failed_first() 
     snapshot = seen(replace(STATE, end=FAILED), {**told, "workers 1": a_pod("b", RUNS)}, ended_at=at(45))
     assert WAIT.step(snapshot, at(46)).error is None
     (rank,) = told
-    last = WAIT.step(snapshot, at(45) + SETTLED_AFTER).error
+    last = WAIT.step(snapshot, at(45) + ENDS_REPORTED_WITHIN).error
     assert last is not None
     assert last.details["rank"] == rank
     both = {**told, "workers 1": a_pod("b", ended(3, 30), phase="Failed")}

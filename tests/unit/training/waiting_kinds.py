@@ -293,8 +293,8 @@ def run(kind: Kind, what: Callable[[Night], Awaitable[None]]) -> None:
             patched.setattr(informer, "_pause", lambda *_, **__: 0.001)
             patched.setattr(view, "LONGEST", 0.002)
             patched.setattr(view, "AFTER_FAILURE", timedelta(seconds=0.002))
-            patched.setattr(watch.pool_news, "keep", lambda *_, **__: None)
-            patched.setattr(watch.pool_news, "leave", leave)
+            patched.setattr(watch.pool_updates, "keep", lambda *_, **__: None)
+            patched.setattr(watch.pool_updates, "leave", leave)
             try:
                 async with asyncio.timeout(DONE_WITHIN):
                     await what(night)

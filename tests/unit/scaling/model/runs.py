@@ -10,9 +10,9 @@ from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
 from airflow_gpu_provider.errors import GpuError, NodesNotReady
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.scaling.writes import Outcome
 from tests.fakes.objects import Raw
@@ -90,7 +90,7 @@ class Run:
         self._world.ends[self._key.hash] = until
         return outcome
 
-    def _look(self, ask: Ask | None) -> Outcome:
+    def _look(self, ask: DemandChange | None) -> Outcome:
         outcome = self._reconciler.amend(ask) if ask else self._reconciler.reconcile()
         if ask and ask.after in outcome.snapshot.leases:
             self._world.ends[self._key.hash] = ask.after.until
@@ -163,7 +163,7 @@ def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
         try:
             outcome = work()
         except GpuError as error:
-            if error.borne_for is not None:
+            if error.tolerated_for is not None:
                 raise
             world.actors.note(type(error).__name__)
             world.actors.clock.sleep(5)
@@ -176,10 +176,10 @@ def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
 def counting_decisions(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
     """Count an actor's decisions, so that it can be made to stall in the middle of one."""
 
-    class Watched(reconciler):  # type: ignore[misc, valid-type]
+    class WaitOutcome(reconciler):  # type: ignore[misc, valid-type]
         def _lock(self) -> Any:
             if actors.current:
                 actors.current.decisions += 1
             return super()._lock()
 
-    return Watched
+    return WaitOutcome

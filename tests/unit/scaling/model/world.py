@@ -30,7 +30,9 @@ TOLD_BY = ("installation", "block")
 """What tells demand with equal DAG and run ids apart."""
 
 BINDING_LAG = 0.9
-"""Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound; less than SETTLE."""
+"""Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound.
+
+Less than CORDON_TO_RECHECK."""
 
 
 class World(Cluster):

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider.errors import CloudError, PoolNotEnsured
-from airflow_gpu_provider.scaling import release_without_sensor as module
+from airflow_gpu_provider.scaling import release_now as module
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come, release_without_sensor
+from airflow_gpu_provider.scaling.release_now import check_nodes_can_come, release_now
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.writes import Outcome
 from tests.unit.scaling.pools import EARLIER, NOW, A, key, machine, pod, pool, snapshot
@@ -49,9 +49,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Looks]:
     def release(*snapshots: PoolSnapshot, within: timedelta | None = None) -> Looks:
         looks = Looks(snapshots)
         monkeypatch.setattr(module.time, "sleep", looks.sleep)
-        release_without_sensor(
-            cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within
-        )
+        release_now(cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within)
         return looks
 
     return release

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, GpuError
-from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.keeper import Subscription
+from airflow_gpu_provider.scaling import pool_loop
+from airflow_gpu_provider.scaling.pool_loop import Subscription
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.wait_loop import run_wait
 from airflow_gpu_provider.scaling.waits import Progress
 from benchmarks.waiting_runs import WaitingRuns
@@ -46,7 +46,7 @@ class Played:
     def reconcile(self, *, admits: bool = False) -> Any:
         return self._answer("reconcile")
 
-    def amend(self, *asks: Ask) -> Any:
+    def amend(self, *asks: DemandChange) -> Any:
         return self._answer(f"amend: {', '.join(ask.why for ask in asks)}")
 
     def _answer(self, call: str) -> Any:
@@ -80,15 +80,15 @@ class Feed:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     stand_in = Played()
-    monkeypatch.setattr(keeper, "open_pool", lambda *_, **__: stand_in)
-    monkeypatch.setattr(keeper, "SOONEST", 0.01)
+    monkeypatch.setattr(pool_loop, "open_pool", lambda *_, **__: stand_in)
+    monkeypatch.setattr(pool_loop, "SOONEST", 0.01)
     return stand_in
 
 
 @pytest.fixture(autouse=True)
 def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
     stand_in = Feed()
-    monkeypatch.setattr(keeper, "report_changes", stand_in)
+    monkeypatch.setattr(pool_loop, "report_changes", stand_in)
     yield stand_in
     assert not stand_in.open
 
@@ -96,7 +96,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
 class Waits:
     """A wait that ends when it is told to, and asks for something once."""
 
-    def __init__(self, *, deadline_in: float = 600.0, ask: Ask | None = None) -> None:
+    def __init__(self, *, deadline_in: float = 600.0, ask: DemandChange | None = None) -> None:
         self.started = datetime.now(UTC)
         self.deadline = self.started + timedelta(seconds=deadline_in)
         self.is_over = False
@@ -115,11 +115,11 @@ class Waits:
 
 @asynccontextmanager
 async def subscribed(subscription: Subscription) -> AsyncIterator[None]:
-    keeper.subscribe(subscription, POOL, OWNER)
+    pool_loop.subscribe(subscription, POOL, OWNER)
     try:
         yield
     finally:
-        await keeper.leave(subscription, POOL, OWNER)
+        await pool_loop.leave(subscription, POOL, OWNER)
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
@@ -149,7 +149,7 @@ async def test_who_is_cancelled_leaves_the_others_their_keeper(played: Played) -
 
 
 async def test_what_some_ask_for_is_done_once_and_told_to_all(played: Played) -> None:
-    one, other = (Ask(before=lease(run), after=lease(run), why=f"{run} wants more time") for run in "ab")
+    one, other = (DemandChange(before=lease(run), after=lease(run), why=f"{run} wants more time") for run in "ab")
     waits = [Waits(), Waits(ask=one), Waits(ask=other)]
     running = [asyncio.create_task(wait.run()) for wait in waits]
     what = "amend: a wants more time, b wants more time"
@@ -260,7 +260,7 @@ async def test_the_most_impatient_sets_the_pace_and_a_change_of_nodes_is_seen_at
             for _ in range(3):
                 await patient.next()
         feed.report()
-        (of_the_pool,) = keeper._keepers[asyncio.get_running_loop()].values()
+        (of_the_pool,) = pool_loop._pool_loops[asyncio.get_running_loop()].values()
         assert not of_the_pool._is_due
         async with subscribed(changing):
             await changing.next()

@@ -57,7 +57,7 @@ def check_nodes_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]
     )
 
 
-def release_without_sensor(
+def release_now(
     reconciler: Reconciler,
     key: DemandKey,
     *,

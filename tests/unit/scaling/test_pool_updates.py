@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import CloudError, OutOfStock
-from airflow_gpu_provider.scaling import keeper, pool_news
+from airflow_gpu_provider.scaling import pool_loop, pool_updates
 from tests.unit.scaling.pools import NOW, dry, lease, machine, node, pod, snapshot
 from tests.unit.training.test_pod_placement import a_pool
 
@@ -44,10 +44,10 @@ async def hears_nothing(*_: Any) -> None:
 @pytest.fixture
 def reconciles(monkeypatch: pytest.MonkeyPatch) -> Reconciles:
     stand_in = Reconciles()
-    monkeypatch.setattr(keeper, "open_pool", stand_in.open)
-    monkeypatch.setattr(keeper, "report_changes", hears_nothing)
-    monkeypatch.setattr(keeper, "SOONEST", 0.0)
-    monkeypatch.setattr(pool_news, "EVERY", 0.01)
+    monkeypatch.setattr(pool_loop, "open_pool", stand_in.open)
+    monkeypatch.setattr(pool_loop, "report_changes", hears_nothing)
+    monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
+    monkeypatch.setattr(pool_updates, "EVERY", 0.01)
     return stand_in
 
 
@@ -61,40 +61,40 @@ async def test_all_who_wait_hear_of_the_same_reconcile(reconciles: Reconciles) -
     first: list[Any] = []
     second: list[Any] = []
     pool = a_pool()
-    pool_news.keep(pool, "me/dag", first.append)
-    pool_news.keep(a_pool(), "me/dag", second.append)
+    pool_updates.keep(pool, "me/dag", first.append)
+    pool_updates.keep(a_pool(), "me/dag", second.append)
     await heard(second, 2)
     assert reconciles.opened == ["train-gpu for me/dag"]
     assert first[:2] == second[:2]
     assert [news.said for news in first[:2]] == [("reconcile 1",), ("reconcile 2",)]
-    await pool_news.leave(pool, "me/dag", first.append)
-    await pool_news.leave(pool, "me/dag", second.append)
+    await pool_updates.leave(pool, "me/dag", first.append)
+    await pool_updates.leave(pool, "me/dag", second.append)
 
 
 async def test_it_ends_with_the_last_one(reconciles: Reconciles) -> None:
     lines: list[Any] = []
     pool = a_pool()
-    pool_news.keep(pool, "me/dag", lines.append)
+    pool_updates.keep(pool, "me/dag", lines.append)
     await heard(lines, 1)
-    await pool_news.leave(pool, "me/dag", lines.append)
+    await pool_updates.leave(pool, "me/dag", lines.append)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     count = reconciles.count
     await asyncio.sleep(0.05)
     assert reconciles.count <= count + 1
-    await pool_news.leave(pool, "me/dag", lines.append)  # a second time is fine
+    await pool_updates.leave(pool, "me/dag", lines.append)  # a second time is fine
 
 
 async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
     lines: list[Any] = []
     pool = a_pool()
     reconciles.error = CloudError("Throttled.")
-    pool_news.keep(pool, "me/dag", lines.append)
+    pool_updates.keep(pool, "me/dag", lines.append)
     await heard(lines, 1)
     assert lines[0].said == ("CloudError: Throttled.",)
     reconciles.error = None
     await heard(lines, len(lines) + 2)
     assert lines[-1].said[0].startswith("reconcile")
-    await pool_news.leave(pool, "me/dag", lines.append)
+    await pool_updates.leave(pool, "me/dag", lines.append)
 
 
 async def test_one_that_cannot_take_its_news_keeps_them_from_nobody(
@@ -106,53 +106,53 @@ async def test_one_that_cannot_take_its_news_keeps_them_from_nobody(
         raise ValueError("a bug of one wait")
 
     for listener in (breaks, news.append):
-        pool_news.keep(a_pool(), "me/dag", listener)
+        pool_updates.keep(a_pool(), "me/dag", listener)
     await heard(news, 2)
     for listener in (breaks, news.append):
-        await pool_news.leave(a_pool(), "me/dag", listener)
+        await pool_updates.leave(a_pool(), "me/dag", listener)
     assert "a bug of one wait" in caplog.text
 
 
 async def test_a_stock_out_is_told_with_its_type(reconciles: Reconciles) -> None:
-    news: list[pool_news.PoolNews] = []
+    news: list[pool_updates.PoolUpdates] = []
     failed = dry()
     reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (failed,)})
-    pool_news.keep(a_pool(), "me/dag", news.append)
+    pool_updates.keep(a_pool(), "me/dag", news.append)
     await heard(news, 1)
-    await pool_news.leave(a_pool(), "me/dag", news.append)
+    await pool_updates.leave(a_pool(), "me/dag", news.append)
     assert not news[0].no_capacity, "that was before anybody waited"
     newer = replace(failed, at=datetime.now(UTC) + timedelta(seconds=1))
     reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (newer,)})
     news.clear()
-    pool_news.keep(a_pool(), "me/dag", news.append)
+    pool_updates.keep(a_pool(), "me/dag", news.append)
     await heard(news, 1)
-    await pool_news.leave(a_pool(), "me/dag", news.append)
+    await pool_updates.leave(a_pool(), "me/dag", news.append)
     assert isinstance(news[0].no_capacity, OutOfStock)
 
 
 async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> None:
     lines: list[Any] = []
     for owner in ("me/a", "me/b"):
-        pool_news.keep(a_pool(), owner, lines.append)
+        pool_updates.keep(a_pool(), owner, lines.append)
     await heard(reconciles.opened, 2)
     assert sorted(reconciles.opened) == ["train-gpu for me/a", "train-gpu for me/b"]
     for owner in ("me/a", "me/b"):
-        await pool_news.leave(a_pool(), owner, lines.append)
+        await pool_updates.leave(a_pool(), owner, lines.append)
 
 
 async def test_the_first_look_comes_sooner(reconciles: Reconciles, monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps nodes from coming, like an autoscaler that is dead, is told in seconds."""
-    assert pool_news.FIRST <= 5.0
-    monkeypatch.setattr(pool_news, "EVERY", 3600.0)
-    monkeypatch.setattr(pool_news, "FIRST", 0.01)
+    assert pool_updates.FIRST <= 5.0
+    monkeypatch.setattr(pool_updates, "EVERY", 3600.0)
+    monkeypatch.setattr(pool_updates, "FIRST", 0.01)
     lines: list[Any] = []
-    pool_news.keep(a_pool(), "me/dag", lines.append)
+    pool_updates.keep(a_pool(), "me/dag", lines.append)
     await heard(lines, 1)
-    await pool_news.leave(a_pool(), "me/dag", lines.append)
+    await pool_updates.leave(a_pool(), "me/dag", lines.append)
 
 
 async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(reconciles: Reconciles) -> None:
-    news: list[pool_news.PoolNews] = []
+    news: list[pool_updates.PoolUpdates] = []
     machines = [machine(number) for number in range(1, 6)]
     nodes = (*(node(number) for number in range(1, 5)), node(5, cordoned=True))
     pods = (
@@ -163,7 +163,7 @@ async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(r
         pod("plugin", on=4, daemon=True),
         pod("waits"),
     )
-    pool_news.keep(a_pool(), "me/dag", news.append)
+    pool_updates.keep(a_pool(), "me/dag", news.append)
     for seconds, others, empty in (
         (0, (), set()),  # the scheduler may not have looked yet
         (59, (), set()),
@@ -177,4 +177,4 @@ async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(r
         news.clear()
         await heard(news, 2)  # the first may be of the snapshot before
         assert news[1].empty_nodes == empty, seconds
-    await pool_news.leave(a_pool(), "me/dag", news.append)
+    await pool_updates.leave(a_pool(), "me/dag", news.append)

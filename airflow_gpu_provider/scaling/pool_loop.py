@@ -22,9 +22,9 @@ from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.writes import Outcome
 
 SOONEST = 2.0
@@ -35,14 +35,14 @@ _LONGEST = 3600.0
 
 _log = logging.getLogger(__name__)
 
-_MEETS_ALL = (ClusterUnreachable, DemandLockBusy)
+_SHARED_FAILURES = (ClusterUnreachable, DemandLockBusy)
 """Errors that all waits would meet, each after a request's or the lock's timeout."""
 
 Write = Callable[[Reconciler], Outcome]
 
 
 class Subscription:
-    """What one wait wants from the pool's keeper, and the news that it gets.
+    """What one wait wants from the pool's loop, and the news that it gets.
 
     Args:
         pause: Returns the seconds after which it wants the next check.
@@ -69,7 +69,7 @@ class Subscription:
         self.is_eager = is_eager
         self.over_quota = None if over_quota is None else frozenset(over_quota)
         self.admits = False
-        self.asked: Ask | Write | None = None
+        self.asked: DemandChange | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
         self._say = say
         self._begins = asyncio.get_running_loop().time() + first
@@ -78,7 +78,7 @@ class Subscription:
         self._told: Outcome | Exception | None = None
         self._news = asyncio.Event()
 
-    def ask(self, what: Ask | Write) -> None:
+    def ask(self, what: DemandChange | Write) -> None:
         """Have something written at once, and again with the next checks until it succeeds; the newest request counts.
 
         Until then `next` returns nothing else. The others also get its outcome, but only those errors that they would
@@ -91,7 +91,7 @@ class Subscription:
         """Return what the newest check saw and did, once there is a new one.
 
         Raises:
-            GpuError: It failed; the keeper tries again.
+            GpuError: It failed; the pool's loop tries again.
         """
         await self._news.wait()
         self._news.clear()
@@ -114,7 +114,7 @@ class Subscription:
         return max(self._begins, last + SOONEST) if self._is_new else last + self.pause()
 
 
-_keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Keeper]] = WeakKeyDictionary()
+_pool_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _PoolLoop]] = WeakKeyDictionary()
 
 
 def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None) -> None:
@@ -126,28 +126,28 @@ def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler:
         owner: Who writes the groups' spec, "<installation>/<dag>".
         reconciler: The pool's, if the first subscriber already has it open.
     """
-    keepers = _keepers.setdefault(asyncio.get_running_loop(), {})
-    if (pool, owner) not in keepers:
-        keepers[pool, owner] = _Keeper(pool, owner, reconciler)
-    keepers[pool, owner].add(subscription)
+    loops = _pool_loops.setdefault(asyncio.get_running_loop(), {})
+    if (pool, owner) not in loops:
+        loops[pool, owner] = _PoolLoop(pool, owner, reconciler)
+    loops[pool, owner].add(subscription)
 
 
 def subscriptions(pool: GpuPool, owner: str) -> tuple[Subscription, ...]:
-    keeper = _keepers.get(asyncio.get_running_loop(), {}).get((pool, owner))
-    return tuple(keeper.subscriptions) if keeper else ()
+    loop = _pool_loops.get(asyncio.get_running_loop(), {}).get((pool, owner))
+    return tuple(loop.subscriptions) if loop else ()
 
 
 async def leave(subscription: Subscription, pool: GpuPool, owner: str) -> None:
-    """Undo `subscribe`. The last to leave ends the keeper; a reconcile in progress finishes."""
-    keepers = _keepers[asyncio.get_running_loop()]
-    keeper = keepers[pool, owner]
-    keeper.subscriptions.remove(subscription)
-    if not keeper.subscriptions:
-        del keepers[pool, owner]
-        await keeper.stop()
+    """Undo `subscribe`. The last to leave ends the pool's loop; a reconcile in progress finishes."""
+    loops = _pool_loops[asyncio.get_running_loop()]
+    loop = loops[pool, owner]
+    loop.subscriptions.remove(subscription)
+    if not loop.subscriptions:
+        del loops[pool, owner]
+        await loop.stop()
 
 
-class _Keeper:
+class _PoolLoop:
     """The task that reconciles one pool."""
 
     def __init__(self, pool: GpuPool, owner: str, reconciler: Reconciler | None) -> None:
@@ -214,24 +214,24 @@ class _Keeper:
         is_seen = False
         for write, asked in self._asked_for():
             told = await self._carry_out(write, asked)
-            if isinstance(told, _MEETS_ALL):
+            if isinstance(told, _SHARED_FAILURES):
                 return
             is_seen |= not isinstance(told, Exception)
         if not is_seen and not all(each.asked for each in self.subscriptions):
             admits = any(each.admits for each in self.subscriptions)
             await self._carry_out(lambda reconciler: reconciler.reconcile(admits=admits), {})
 
-    def _asked_for(self) -> Iterator[tuple[Write, Mapping[Subscription, Ask | Write]]]:
+    def _asked_for(self) -> Iterator[tuple[Write, Mapping[Subscription, DemandChange | Write]]]:
         """Yield what is to be written and its subscribers, one after another: each write may change what follows."""
-        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
+        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, DemandChange)}
         if amending:  # all at once: each takes the lock, and reads the pool
             yield lambda reconciler: reconciler.amend(*amending.values()), amending
         for each in tuple(self.subscriptions):
             write = each.asked
-            if write is not None and not isinstance(write, Ask) and each in self.subscriptions:
+            if write is not None and not isinstance(write, DemandChange) and each in self.subscriptions:
                 yield write, {each: write}
 
-    async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> Outcome | Exception:
+    async def _carry_out(self, write: Write, asked: Mapping[Subscription, DemandChange | Write]) -> Outcome | Exception:
         """Call `write`, which does what was requested, and report it; return what was reported."""
         there = tuple(self.subscriptions)
         told: Outcome | Exception
@@ -245,7 +245,7 @@ class _Keeper:
         said, self._said = self._said, []
         is_theirs_alone = bool(asked) and isinstance(told, Exception)
         for each in there:
-            if each in asked or isinstance(told, _MEETS_ALL) or not (each.asked or is_theirs_alone):
+            if each in asked or isinstance(told, _SHARED_FAILURES) or not (each.asked or is_theirs_alone):
                 each.notify(told, said)
         return told
 

@@ -14,7 +14,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.base import COMING, Group
-from airflow_gpu_provider.scaling.gangs import gang_of, seats
+from airflow_gpu_provider.scaling.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.placement import place
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
@@ -28,7 +28,7 @@ _CLOCKS_APART = timedelta(seconds=2)  # a wait's time is the API server's, in wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class DemandChange:
     """What a run wants from now on, in place of `before`, and why."""
 
     before: DemandLease
@@ -48,17 +48,17 @@ def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -
         return False
     over = backoff.passed_over(snapshot.groups, snapshot.now)
     if over and gang_of(lease):
-        return lease.key not in seats(snapshot, machines).by_key
+        return lease.key not in gang_placements(snapshot, machines).by_key
     return bool(over) and not place(snapshot.groups, missing, snapshot.now)
 
 
-def fewer(lease: DemandLease, got: int) -> Ask:
+def fewer(lease: DemandLease, got: int) -> DemandChange:
     """Ask for no more than the nodes that came."""
     why = f"{got} of {lease.nodes} nodes have come; that is enough, so the wait for the others ends"
-    return Ask(before=lease, after=replace(lease, nodes=got), why=why)
+    return DemandChange(before=lease, after=replace(lease, nodes=got), why=why)
 
 
-def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
+def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> DemandChange:
     """Ask for nothing for a while: the nodes that came are released, and other runs can use them."""
     attempts = lease.attempts + 1
     resume_at = next_attempt(snapshot, lease, attempts)
@@ -66,10 +66,10 @@ def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
         f"attempt {attempts}: {got} of {lease.nodes} nodes have come; all or nothing, so they are released, and the"
         f" next attempt is at {resume_at:%H:%M:%S}Z"
     )
-    return Ask(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
+    return DemandChange(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
 
 
-def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> Ask:
+def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> DemandChange:
     """Ask for all nodes again, behind the runs that got theirs meanwhile, and with the full max_runtime.
 
     `latest` is when the run ends at the latest.
@@ -82,16 +82,16 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
         attempt_since=snapshot.now,
         resume_at=None,
     )
-    return Ask(before=lease, after=after, why=f"attempt {lease.attempts + 1} at {nodes} nodes begins")
+    return DemandChange(before=lease, after=after, why=f"attempt {lease.attempts + 1} at {nodes} nodes begins")
 
 
-def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> Ask | None:
+def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> DemandChange | None:
     """Ask for the full max_runtime, or until `latest`, if the wait has used up too much of it."""
     after = replace(lease, until=_until(snapshot, latest))
     is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
         return None
-    return Ask(before=lease, after=after, why=f"the run's time starts anew, until {after.until:%H:%M}Z")
+    return DemandChange(before=lease, after=after, why=f"the run's time starts anew, until {after.until:%H:%M}Z")
 
 
 def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:

@@ -1,4 +1,4 @@
-"""What a pool's keeper reports to pods that wait for a node, once for all of them.
+"""What a pool's loop reports to pods that wait for a node, once for all of them.
 
 A machine that Ensure got may be lost before its pod is placed, and a stock-out may happen after Ensure is done.
 """
@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling import pool_loop
 from airflow_gpu_provider.scaling.admission import GangNews
-from airflow_gpu_provider.scaling.keeper import Subscription, subscribe, subscriptions
+from airflow_gpu_provider.scaling.pool_loop import Subscription, subscribe, subscriptions
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.writes import Outcome
@@ -31,7 +31,7 @@ EMPTY_FOR = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolNews:
+class PoolUpdates:
     """What a reconcile reports to the tasks that wait for a node.
 
     Attributes:
@@ -54,7 +54,7 @@ class PoolNews:
         return self.gang_errors.get(job) or self.gang_errors.get("")
 
 
-Listener = Callable[[PoolNews], None]
+Listener = Callable[[PoolUpdates], None]
 
 
 def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False) -> None:
@@ -89,7 +89,7 @@ async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
     pods.admitting = [each for each in pods.admitting if each != listener]
     pods.admits = bool(pods.admitting)
     if not pods.listeners:
-        await keeper.leave(pods, pool, owner)
+        await pool_loop.leave(pods, pool, owner)
 
 
 def _pods(pool: GpuPool, owner: str) -> _Pods | None:
@@ -117,23 +117,23 @@ class _Pods(Subscription):
         try:
             news = self._news_of(told)
         except GpuError as error:
-            news = PoolNews(said=(f"{type(error).__name__}: {error}",))
+            news = PoolUpdates(said=(f"{type(error).__name__}: {error}",))
         except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
-            news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
+            news = PoolUpdates(said=(f"the pool could not be reconciled: {error!r}",))
         for listener in tuple(self.listeners):
             try:
                 listener(news)
-            except Exception:  # noqa: BLE001 - else it would end the keeper, and with it the news of all others
+            except Exception:  # noqa: BLE001 - else it would end the pool's loop, and with it the news of all others
                 _log.exception("A pod that waits for a node could not take the news of its pool")
 
-    def _news_of(self, outcome: Outcome | Exception) -> PoolNews:
+    def _news_of(self, outcome: Outcome | Exception) -> PoolUpdates:
         if isinstance(outcome, Exception):
             raise outcome
         if self._started is None:
             self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
         if outcome.gangs is not None:
             self._gangs = outcome.gangs
-        return PoolNews(
+        return PoolUpdates(
             gangs=self._gangs.why,
             gang_errors=self._gangs.errors,
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),

@@ -1,4 +1,4 @@
-"""Unshown: asks the API server itself for an object that a watch does not show.
+"""DirectReads: asks the API server itself for an object that a watch does not show.
 
 A watch by labels says of an object that lost its label what it says of one that was deleted, and nothing of it after
 that; and a list says nothing of what came and went before it. Only a GET tells what is so.
@@ -26,7 +26,7 @@ class Answer:
     raw: Json | None
 
 
-class Unshown:
+class DirectReads:
     """What was asked about the objects that one wait's watches do not show.
 
     Attributes:
@@ -38,7 +38,7 @@ class Unshown:
         self._due: dict[str, datetime] = {}
         self.failures: dict[str, GpuError] = {}
 
-    async def ask(self, path: str, uid: str, now: datetime) -> Answer | None:
+    async def get(self, path: str, uid: str, now: datetime) -> Answer | None:
         """Ask for the object with this path and uid; None where that failed, or was done a short while ago."""
         if path in self._due and now < self._due[path]:
             return None

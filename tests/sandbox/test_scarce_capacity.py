@@ -21,8 +21,8 @@ from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.scarce_capacity import Ask
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back off for seconds instead of minutes, and send events at once: there is no scheduler to be patient for."""
     monkeypatch.setattr(backoff, "FIRST", timedelta(seconds=8))
     monkeypatch.setattr(backoff, "LONGEST", timedelta(seconds=16))
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
 
 

@@ -1,7 +1,7 @@
-"""Patience: whether a wait continues after a call that failed, or ends with its error. Pure; the time is an argument.
+"""Tolerance: whether a wait continues after a call that failed, or ends with its error. Pure; the time is an argument.
 
 Every wait uses it: for nodes, for their removal, for a pod, for its creation. How long an error is tolerated while it
-persists is part of its type (`GpuError.borne_for`).
+persists is part of its type (`GpuError.tolerated_for`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.errors import GpuError
 
 
-class Patience:
+class Tolerance:
     """Remembers since when calls fail in the same way, and forgets it when one succeeds.
 
     Args:
@@ -31,7 +31,7 @@ class Patience:
         self._worked = True
         self._kind = None
 
-    def bears(self, error: GpuError, now: datetime) -> bool:
+    def allows(self, error: GpuError, now: datetime) -> bool:
         """Record a call that failed at `now`, and return True if the wait continues."""
         if type(error) is not self._kind:
             self._kind, self._since = type(error), now
@@ -44,16 +44,16 @@ class Patience:
         )
 
     def _until(self, error: GpuError) -> datetime:
-        borne_for = _borne_for(error, worked=self._worked)
-        return self._deadline if borne_for is None else min(self._deadline, self._since + borne_for)
+        tolerated_for = _borne_for(error, worked=self._worked)
+        return self._deadline if tolerated_for is None else min(self._deadline, self._since + tolerated_for)
 
 
-def is_borne(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
-    """Return True if an error that has persisted for so long is still tolerated; `worked` as for `Patience`."""
-    borne_for = _borne_for(error, worked=worked)
-    return borne_for is None or lasted < borne_for
+def is_tolerated(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
+    """Return True if an error that has persisted for so long is still tolerated; `worked` as for `Tolerance`."""
+    tolerated_for = _borne_for(error, worked=worked)
+    return tolerated_for is None or lasted < tolerated_for
 
 
 def _borne_for(error: GpuError, *, worked: bool) -> timedelta | None:
     """Return for how long an error is tolerated; None: until the wait's deadline."""
-    return None if worked and error.retryable and error.borne_for else error.borne_for
+    return None if worked and error.retryable and error.tolerated_for else error.tolerated_for
