@@ -177,6 +177,11 @@ def _fault_autoscaler_dead(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"autoscaler_dead": True})
 
 
+def _fault_call_limit(arguments: argparse.Namespace) -> None:
+    limit = {"per_second": arguments.per_second, "burst": arguments.burst}
+    _change_faults(arguments, {"call_limits": {arguments.api: limit}})
+
+
 def _fault_throttle(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"throttle_rates": {arguments.service: arguments.rate}})
 
@@ -399,6 +404,10 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], ask
         rate = add(name, run, text)
         rate.add_argument("--service", default="*", help="eks, ec2, container, compute, ... (default: all)")
         rate.add_argument("--rate", type=float, required=True, help="0 to 1")
+    limit = add("call-limit", _fault_call_limit, "throttle calls of one of AWS's APIs beyond a rate")
+    limit.add_argument("api", help="eks:DescribeNodegroup, say, or all of a service: eks")
+    limit.add_argument("per_second", type=float)
+    limit.add_argument("--burst", type=float, default=10.0, help="so many at once (default: 10)")
     quota = add("quota", _fault_quota, "a smaller quota than the account has")
     quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
     quota.add_argument("limit", type=float)

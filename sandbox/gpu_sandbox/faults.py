@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from gpu_sandbox.call_limits import CallLimits
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.scaled_time import ScaledTime
 
@@ -50,6 +51,7 @@ class Faults:
         self._lock = threading.Lock()
         self._seed = seed
         self._deadline_time = ScaledTime()
+        self._clock: Clock | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -66,6 +68,9 @@ class Faults:
         self._error_rates: dict[str, float] = {}
         self._throttle_rates: dict[str, float] = {}
         self._quotas: dict[str, float] = {}
+        self._call_limits = CallLimits()
+        if self._clock is not None:
+            self._call_limits.follow(self._clock)
 
     @property
     def stockouts(self) -> list[Stockout]:
@@ -137,8 +142,11 @@ class Faults:
         self._deadline_speed = speed
 
     def follow(self, clock: Clock) -> None:
-        """Those deadlines come by this clock from now on: their cloud's."""
+        """Those deadlines come, and limits of calls fill, by this clock from now on: their cloud's."""
         self._deadline_time.follow(clock)
+        with self._lock:
+            self._clock = clock
+            self._call_limits.follow(clock)
 
     def deadline_seconds(self) -> float:
         """The count by which those deadlines come, in seconds; only differences are meaningful."""
@@ -204,10 +212,18 @@ class Faults:
     def _codes(self, **launch: str) -> list[str | None]:
         return [stockout.code for stockout in self._stockouts if stockout.covers(**launch)]
 
-    def draw_throttle(self, service: str) -> bool:
-        """Whether this one call to `service` is to be throttled; each call is a new draw."""
+    def draw_throttle(self, service: str, api: str = "") -> bool:
+        """Whether this one call to `service` is to be throttled; each call is a new draw.
+
+        `api` is its name by which calls may be limited, `eks:DescribeNodegroup`.
+        """
         with self._lock:
-            return self._draw(self._throttle_rates, service)
+            return self._draw(self._throttle_rates, service) or not self._call_limits.take(api or service)
+
+    def limit_calls(self, api: str, *, per_second: float, burst: float) -> None:
+        """Throttle calls of an API (`eks:DescribeNodegroup`) or service (`eks`) beyond this rate, until `clear`."""
+        with self._lock:
+            self._call_limits.set(api, per_second=per_second, burst=burst)
 
     def draw_error(self, service: str) -> bool:
         """Whether this one call to `service` is to fail with a 5xx; each call is a new draw."""
@@ -271,6 +287,7 @@ class Faults:
                 "error_rates": dict(self._error_rates),
                 "throttle_rates": dict(self._throttle_rates),
                 "quotas": dict(self._quotas),
+                "call_limits": self._call_limits.describe(),
             }
 
     def apply(self, changes: Mapping[str, Any]) -> None:
@@ -297,6 +314,8 @@ class Faults:
             self.set_throttle_rate(rate, service=service)
         for name, limit in changes.get("quotas", {}).items():
             self.set_quota(name, limit)
+        for api, limit in changes.get("call_limits", {}).items():
+            self.limit_calls(api, **limit)
 
 
 def _share(rate: float) -> float:

@@ -163,6 +163,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
     fault("throttle", "--service", "eks", "--rate", "0.5")
     fault("errors", "--rate", "0.25")
     fault("quota", "L-DB2E81BA", "4")
+    fault("call-limit", "eks:DescribeNodegroup", "0.5")
     fault("driver-never-ready")
     fault("token-seconds", "60")
     fault("deadline-speed", "20")
@@ -179,6 +180,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
         "throttle_rates": {"eks": 0.5},
         "error_rates": {"*": 0.25},
         "quotas": {"L-DB2E81BA": 4.0},
+        "call_limits": {"eks:DescribeNodegroup": {"per_second": 0.5, "burst": 10.0}},
     }
     fault("clear")
     assert not any(faults().values())

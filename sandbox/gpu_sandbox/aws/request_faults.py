@@ -55,11 +55,11 @@ _BAD_SIGNATURE = (
 _EXPIRED = "The security token included in the request is expired"
 
 
-def drawn(faults: Faults, service: str) -> AwsError | None:
-    """The fault that this one call meets, if any."""
+def drawn(faults: Faults, service: str, action: str) -> AwsError | None:
+    """The fault that this one call (of `eks:DescribeNodegroup`, say) meets, if any."""
     if faults.draw_error(service):
         return _FAILED.get(service, _ANY_FAILED)
-    if faults.draw_throttle(service):
+    if faults.draw_throttle(service, action):
         return _THROTTLED.get(service, _ANY_THROTTLED)
     return None
 

@@ -153,7 +153,7 @@ class AwsApi:
         denied = self._access.refusal(
             known.identity.arn, action, lambda: parameters_of(environ, call.service, operation)
         )
-        return denied or request_faults.drawn(self._faults, call.service)
+        return denied or request_faults.drawn(self._faults, call.service, action)
 
     def _call(self, response: BaseResponse, request: WsgiRequest) -> Answer:
         try:

@@ -55,6 +55,26 @@ def test_errors_are_server_errors(account: Account, call: tuple[Any, ...]) -> No
     assert code
 
 
+def test_a_limit_of_calls_is_a_bucket_that_fills_with_the_cloud_s_time(account: Account) -> None:
+    """ "Request throttling for the Amazon EC2 API" """
+    account.faults.limit_calls("eks:ListClusters", per_second=0.5, burst=2)
+    eks = account.client("eks")
+    for _ in range(2):
+        eks.list_clusters()
+    assert failure(account, "eks", "list_clusters", {})[0] == "ThrottlingException"
+    eks.describe_cluster(name=CLUSTER)
+    account.advance(2)
+    eks.list_clusters()
+    assert failure(account, "eks", "list_clusters", {})[0] == "ThrottlingException"
+    account.advance(60)
+    for _ in range(2):
+        eks.list_clusters()
+    assert failure(account, "eks", "list_clusters", {})[0] == "ThrottlingException"
+    account.faults.limit_calls("eks", per_second=1, burst=1)
+    eks.describe_cluster(name=CLUSTER)
+    assert failure(account, "eks", "describe_cluster", {"name": CLUSTER})[0] == "ThrottlingException"
+
+
 def test_rates_are_by_service(account: Account) -> None:
     account.faults.set_error_rate(1.0, service="eks")
     account.client("sts").get_caller_identity()
