@@ -23,7 +23,8 @@ def one_night(pool: KubernetesGpuPool, *, deferrable: bool) -> dict[str, Any]:
     ):
         GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=[*SMI])
     tasks = [task for task in dag.topological_sort() if not task.task_id.endswith(".done")]
-    return {task.task_id.removeprefix(f"{pool.name}."): run(task, context_of(task)) for task in tasks}
+    night = {task.task_id: run(task, context_of(task, run_id=pool.name)) for task in tasks}
+    return {name.removeprefix(f"{pool.name}."): result for name, result in night.items()}
 
 
 @BOTH_WAYS
