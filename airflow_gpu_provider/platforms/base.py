@@ -271,8 +271,9 @@ class Refusals:
 class Platform(ABC):
     """One pool on one cloud.
 
-    Every method makes fresh calls; nothing is cached between them but clients and what cannot change (subnets,
-    the cluster's endpoint). All raise errors of `airflow_gpu_provider.errors`, never a cloud SDK's own.
+    Every method makes fresh calls; nothing is cached between them but clients, what cannot change (subnets, the
+    cluster's endpoint), and for `observe` what shows to be as it was. All raise errors of
+    `airflow_gpu_provider.errors`, never a cloud SDK's own.
 
     Attributes:
         releases_at_once: How many machines `release` removes in about the time of one.

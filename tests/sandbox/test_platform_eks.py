@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,7 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
 from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG, SWITCH
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
-from airflow_gpu_provider.platforms.base import Plan, platform_for
+from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
@@ -731,7 +732,66 @@ class TestObserve:
         before = account.cloud.calls
         platform.observe()
         made = account.cloud.calls - before
-        assert made.total() == 5, made
+        assert made.total() == 3, made
+
+    def test_a_look_at_24_groups_takes_few_calls(self, account: Account, pools: Pools) -> None:
+        """The first one of a process asks about each; then what has changed, and some of the others in turn."""
+        types = ["g6.xlarge", "g5.xlarge", "g4dn.xlarge", "g6.2xlarge"]
+        spec: dict[str, Any] = {
+            "zones": [A, B, "us-west-2c"],
+            "instance_types": types,
+            "capacity_types": ["ON_DEMAND", "SPOT"],
+        }
+        pools.ready(**spec)
+        platform = pools.platform(**spec)
+        assert len(platform.observe()) == 24
+        made = list[Counter[str]]()
+
+        def look() -> tuple[Group, ...]:
+            before = account.cloud.calls
+            found = platform.observe()
+            made.append(account.cloud.calls - before)
+            account.advance(15)
+            return found
+
+        account.advance(15)
+        for _ in range(20):
+            look()
+        assert sum(each["eks:DescribeNodegroup"] for each in made) >= 24  # each has had its turn
+        platform.grow({GROUP_A: 1})
+        account.stock_out(zone=B)
+        platform.grow({GROUP_B: 1})
+        for _ in range(8):
+            (first, second, *_) = look()
+        assert (first.name, len(first.live), first.launching) == (GROUP_A, 1, False)
+        assert (second.name, second.launch_failure is not None, second.unfilled) == (GROUP_B, True, 1)
+        assert max(each.total() for each in made) <= 8, made
+
+    def test_what_another_process_gives_up_meanwhile_is_seen_by_who_asked_for_it(
+        self, account: Account, pools: Pools
+    ) -> None:
+        platform = pools.ready()
+        platform.observe()
+        account.stock_out()
+        platform.grow({GROUP_A: 1})
+        account.advance(TIMINGS.asg_reaction)
+        assert pools.platform().shrink_unfilled([GROUP_A]) == {GROUP_A: 0}
+        (group,) = platform.observe()
+        assert (group.desired, group.launch_failure is not None) == (0, True)
+
+    def test_a_limit_that_a_look_at_all_groups_would_meet_is_not_met(self, account: Account, pools: Pools) -> None:
+        """Two processes of a pool of six groups, by buckets of the account."""
+        spec: dict[str, Any] = {"zones": [A, B, "us-west-2c"], "instance_types": ["g6.xlarge", "g5.xlarge"]}
+        pools.ready(**spec)
+        both = [pools.platform(**spec) for _ in range(2)]
+        for platform in both:
+            platform.observe()
+        for api in ("eks:DescribeNodegroup", "autoscaling:DescribeScalingActivities"):
+            account.faults.limit_calls(api, per_second=0.3, burst=4)
+        for _ in range(20):
+            for platform in both:
+                assert len(platform.observe()) == 6
+            account.advance(15)
 
     @pytest.mark.parametrize("market", ["ON_DEMAND", "SPOT"])
     def test_out_of_stock(self, account: Account, pools: Pools, market: str) -> None:

@@ -37,6 +37,10 @@ class AutoScaling:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    def now(self) -> datetime:
+        """Return AWS's time, by its last answer."""
+        return self._service.now()
+
     def groups(self, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
         """Return DescribeAutoScalingGroups' answers by name, of those that exist."""
         wanted = sorted(names)

@@ -43,7 +43,7 @@ class AsgState:
 
 
 class EksCluster:
-    """The cluster of one pool. Nothing is cached but clients and what cannot change.
+    """The cluster of one pool. Nothing is cached but clients, what cannot change, and for `look` what it last saw.
 
     Args:
         pool: The rendered spec.
@@ -118,17 +118,56 @@ class EksCluster:
         raw = self.groups.describe(group)
         return f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
 
+    def look(
+        self, names: Collection[str], besides: Collection[str] = ()
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, AsgState]]:
+        """Return node groups, and what there is of Auto Scaling groups, those behind them and those `besides`, by name.
+
+        `names` are in the order of preference. Node groups and activities are read anew only where they may have
+        changed: see `LastLook`.
+        """
+        last = self.groups.last_look
+        self._describe(last.unknown(names), {})
+        groups = last.groups()
+        asgs = self.scaling.groups({*filter(None, map(asg_name, groups.values())), *besides})
+        behind = _by_group(groups, asgs)
+        last.note(behind)
+        changed, now = last.changed(behind), self.scaling.now()
+        busy = {name for name, asg in behind.items() if self._may_have_more(asg, now)}
+        turns = last.due(now, changed=changed, busy=busy)
+        self._describe([*changed, *turns], behind)
+        groups = last.groups()
+        its_turn = {found for name in turns if (found := asg_name(groups.get(name, {})))}
+        wanted = {*filter(None, map(asg_name, groups.values())), *besides}
+        return groups, self._read_asgs(wanted, asgs, its_turn)
+
     def read_asgs(self, names: Collection[str]) -> dict[str, AsgState]:
         """Return what there is of Auto Scaling groups, by name."""
+        return self._read_asgs(names, self.scaling.groups(names), names)
+
+    def _describe(self, names: Collection[str], asgs: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, raw in zip(names, in_parallel(self.groups.describe, names), strict=True):
+            self.groups.last_look.describe(name, raw, asgs.get(name), self.scaling.now())
+
+    def _may_have_more(self, asg: Mapping[str, Any], now: datetime) -> bool:
+        return self.groups.last_look.may_have_more(asg["AutoScalingGroupName"], asg, now)
+
+    def _read_asgs(
+        self, names: Collection[str], asgs: Mapping[str, Mapping[str, Any]], its_turn: Collection[str]
+    ) -> dict[str, AsgState]:
+        """Return what there is of Auto Scaling groups that were just read, with activities that may be of before."""
+        last, now = self.groups.last_look, self.scaling.now()
+        again = [name for name in names if name in its_turn or name not in asgs or self._may_have_more(asgs[name], now)]
         # Activities before instances: a launch is then seen in the one or in the other.
-        activities = self.scaling.activities(names)
-        asgs = self.scaling.groups(names)
+        for name, activities in self.scaling.activities(again).items():
+            last.read(name, activities, asgs.get(name, {}), now)
+        asgs = {name: asg for name, asg in asgs.items() if name not in again} | self.scaling.groups(again)
         switches = self.scaling.switches() if names else {}
         suspended = self.scaling.left_suspended(asgs.values())
         return {
             name: AsgState(
                 asg=asgs.get(name, {}),
-                activities=activities.get(name, ()),
+                activities=last.activities(name),
                 switch_at=switches.get(name),
                 left_suspended=name in suspended,
             )
@@ -142,6 +181,13 @@ class EksCluster:
             change = tag_change(self.pool, instance_type, found)
             self.scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
             self.scaling.remove_tags(asg, change.remove)
+
+
+def _by_group(
+    groups: Mapping[str, Mapping[str, Any]], asgs: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the Auto Scaling groups that are there, by their node groups' names."""
+    return {name: asgs[asg] for name, raw in groups.items() if (asg := asg_name(raw)) and asg in asgs}
 
 
 def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: AsgState) -> Group:

@@ -12,7 +12,6 @@ from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, Po
 from airflow_gpu_provider.platforms.aws import fractional_gpus
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
-from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
@@ -166,12 +165,10 @@ class ExternalGroups(GroupSource):
 
     def _read(self) -> list[_Named]:
         """Return the groups that exist and have an Auto Scaling group, in the spec's order."""
-        described = in_parallel(self._eks.groups.describe, self._existing())
-        managed = {raw["nodegroupName"]: raw for raw in described if raw}
+        managed, states = self._eks.look(self._existing(), besides=self._pool.asg_names)
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
         self._eks.behind = dict(behind)
         behind |= {name: name for name in self._pool.asg_names}
-        states = self._eks.read_asgs(behind.values())
         return [
             _Named(name=name, node_group=managed.get(name), state=states[asg])
             for name, asg in behind.items()

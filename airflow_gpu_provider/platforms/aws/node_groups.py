@@ -17,6 +17,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.aws.last_look import LastLook
 from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, UPDATE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import EksGpuPool
@@ -26,11 +27,16 @@ _REFUSED = ("InvalidParameterException", "InvalidRequestException")
 
 
 class NodeGroups:
-    """The managed node groups of one pool's cluster. Every method makes fresh calls; `examples` are read once."""
+    """The managed node groups of one pool's cluster. Every method makes fresh calls; `examples` are read once.
+
+    Attributes:
+        last_look: What was last seen of them; those that are written to are forgotten.
+    """
 
     def __init__(self, eks: AwsService, pool: EksGpuPool) -> None:
         self._eks = eks
         self._pool = pool
+        self.last_look = LastLook()
 
     def cluster(self) -> Mapping[str, Any]:
         """Return DescribeCluster's answer.
@@ -62,9 +68,13 @@ class NodeGroups:
 
         `names` are all those of the cluster, where they are known.
         """
-        all_of_them = self.names() if names is None else names
-        names = [name for name in all_of_them if name.startswith(f"{self._pool.name}-")]
+        names = self.of_pool(names)
         return {group["nodegroupName"]: group for group in in_parallel(self.describe, names) if group}
+
+    def of_pool(self, names: Iterable[str] | None = None) -> list[str]:
+        """Return the names that begin with the pool's; of those given, or of all of the cluster."""
+        all_of_them = self.names() if names is None else names
+        return [name for name in all_of_them if name.startswith(f"{self._pool.name}-")]
 
     def owned(self) -> dict[str, Mapping[str, Any]]:
         """Return those of `read` that this package created for the pool, today's spec or an earlier one's."""
@@ -125,6 +135,7 @@ class NodeGroups:
     def update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""
         name = spec.candidate.group
+        self.last_look.forget(name)
         request = spec.update_request(group)
         try:
             with refusals_of("EKS", self._pool, f"update {name}", *_REFUSED):
@@ -147,6 +158,7 @@ class NodeGroups:
         The group is left as it is then, and serves as before.
         """
         name = group["nodegroupName"]
+        self.last_look.forget(name)
         try:
             answer = self._eks.call("update_nodegroup_version", **request)
         except (CloudError, PermissionDenied, QuotaExceeded) as error:
@@ -175,6 +187,7 @@ class NodeGroups:
 
     def delete(self, name: str, say: Say) -> None:
         """Start to delete a group; fine if it is gone or being deleted."""
+        self.last_look.forget(name)
         try:
             self._eks.call("delete_nodegroup", clusterName=self._pool.cluster_name, nodegroupName=name)
         except CloudError as error:

@@ -44,6 +44,7 @@ class OwnedGroups(GroupSource):
     def __init__(self, eks: EksCluster, owner: str) -> None:
         self._eks = eks
         self._pool = eks.pool
+        self._order: tuple[str, ...] = ()  # of the groups, as last observed
         self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
 
     # -- where its groups can be -----------------------------------------------------------------------------
@@ -266,18 +267,25 @@ class OwnedGroups(GroupSource):
         return dict.fromkeys(asgs, 0)
 
     def observe(self) -> tuple[Group, ...]:
-        return self._observe(self._eks.groups.owned())
+        order = {name: number for number, name in enumerate(self._order)}
+        names = sorted(self._eks.groups.of_pool(), key=lambda name: order.get(name, len(order)))
+        groups, states = self._eks.look(names)
+        return self._observe({name: raw for name, raw in groups.items() if is_owned(raw, self._pool)}, states)
 
-    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
-        """Read the Auto Scaling side of node groups.
+    def _observe(
+        self, groups: Mapping[str, Mapping[str, Any]], states: Mapping[str, AsgState] | None = None
+    ) -> tuple[Group, ...]:
+        """Return node groups with their Auto Scaling side, which is read where it is not given.
 
         Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
         they come last, and their limit is the machines that they have.
         """
         self._eks.behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
-        states = self._eks.read_asgs(list(self._eks.behind.values()))
+        states = self._eks.read_asgs(list(self._eks.behind.values())) if states is None else states
         found = [self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values()]
-        return tuple(sorted(found, key=lambda group: self._pool.preferences.rank(group.candidate)))
+        found.sort(key=lambda group: self._pool.preferences.rank(group.candidate))
+        self._order = tuple(group.name for group in found)
+        return tuple(found)
 
     def _group(self, raw: Mapping[str, Any], state: AsgState) -> Group:
         asg, pool = state.asg, self._pool

@@ -92,6 +92,7 @@ class EksPlatform(CloudPlatform):
     def grow(self, sizes: Mapping[str, int]) -> None:
         for group, name in self._eks.asgs_of(sizes).items():
             self._eks.scaling.grow(name, sizes[group])
+            self._eks.groups.last_look.was_sized(name)
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         behind = self._eks.asgs_of(groups)

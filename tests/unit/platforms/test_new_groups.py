@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling as Scaling
+from airflow_gpu_provider.platforms.aws.last_look import LastLook
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups as Managed
 from airflow_gpu_provider.platforms.google.instances import InstanceGroup
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
@@ -47,9 +50,27 @@ class NodeGroups:
         return None
 
 
+class OwnNodeGroups(NodeGroups):
+    """Describes its node group once."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        super().__init__(raw)
+        self.last_look = LastLook()
+        self._answers = [raw]
+
+    def of_pool(self) -> list[str]:
+        return [GROUP]
+
+    def describe(self, name: str) -> Any:
+        return self._answers.pop() if self._answers else None
+
+
 class AutoScaling:
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
 
     def activities(self, names: Collection[str]) -> Mapping[str, Any]:
         return {}
@@ -80,7 +101,8 @@ class InstanceGroups:
 
 def test_of_eks() -> None:
     platform, scaling = EksPlatform(pool()), AutoScaling()
-    platform._eks.__dict__.update(groups=NodeGroups(NODE_GROUP), scaling=scaling)
+    ours = {**NODE_GROUP, "tags": {POOL_TAG: pool().name}}
+    platform._eks.__dict__.update(groups=OwnNodeGroups(ours), scaling=scaling)
     platform.observe()
 
     platform.grow({GROUP: 1})
