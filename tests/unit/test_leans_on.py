@@ -27,7 +27,7 @@ def names_in(file: str) -> frozenset[str]:
 
 
 def test_there_are_pages() -> None:
-    assert all(len(rows(page)) > 40 for page in PAGES)
+    assert all(len(rows(page)) > 30 for page in PAGES)
     assert PAGES
 
 
