@@ -114,6 +114,12 @@ def test_a_label_of_kubernetes_that_karpenter_does_not_know_is_refused(cluster: 
     )
 
 
+def test_machines_without_gpus_by_their_category_are_refused(cluster: Cluster) -> None:
+    category = "karpenter.k8s.aws/instance-category"
+    requirements = [requirement(category, "In", "c"), requirement(CAPACITY_TYPE, "In", "on-demand")]
+    assert f"its {category} has no GPUs: c" in refusal(cluster.node_pool("compute", requirements=requirements))
+
+
 @pytest.mark.parametrize(
     ("types", "gpus", "words"),
     [
