@@ -119,7 +119,7 @@ def idle_gpus_warning(pool: GpuPool, gpus: int) -> str:
     It goes by the smallest machine of the pool that the pod fits on for sure.
     """
     each = pool.gpus_per_node
-    if each is None or gpus >= each:
+    if each is None or gpus >= each or pool.shares_gpus:
         return ""
     return (
         f"A pod with {gpus} of the {each} GPUs of its node leaves {each - gpus} idle"

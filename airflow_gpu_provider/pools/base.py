@@ -181,6 +181,11 @@ class GpuPool(ABC):
         return None
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether several pods share a GPU: what a node offers are shares, and others' pods take the rest."""
+        return False
+
+    @property
     def needs_host_ipc(self) -> bool:
         """Whether its pods have to be in their host's IPC namespace."""
         return False
@@ -268,13 +273,17 @@ class GpuPool(ABC):
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
+        self._check("price_per_hour", _are_prices, "a price of 0 or more, or one for each capacity type")
         self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
         self._check("taints", are_strings, "a list of taints in kubectl's notation")
         if not is_template(self.taints):
-            _ = self.parsed_taints
+            try:
+                _ = self.parsed_taints
+            except PoolSpecError as error:
+                raise self._error(f"taints: {error.what.rstrip('.')}", error.fix) from error
 
     def _check_manage(self, *, shape: tuple[str, ...], machine_types: str) -> None:
         """Check that groups are named if they are external, and only then.
@@ -365,6 +374,11 @@ class GpuPool(ABC):
                 f"{name} holds a {type(value).__name__}",
                 "Use plain values; for a value that is known only at run time, use a Jinja expression.",
             )
+
+
+def _are_prices(prices: Any) -> bool:
+    by_market = prices if isinstance(prices, dict) else {"": prices}
+    return all(price is None or is_template(price) or price >= 0 for price in by_market.values())
 
 
 def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:

@@ -25,6 +25,8 @@ _CONSOLES = {
 GPU_FAMILY = re.compile(r"(g|gr|p)\d")
 """How the names of EC2's families with GPUs begin, those too that are newer than the catalogue."""
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+# botocore, LaunchTemplateSpecification: a number, $Latest or $Default.
+_TEMPLATE = re.compile(r"[\w().\-/]{3,128}(:([1-9]\d*|\$Latest|\$Default))?")
 _MARKETS = ("ON_DEMAND", "SPOT")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
 # The fields that shape a node group; the device plugin's operator also learns from ami_type what nodes have.
@@ -210,6 +212,9 @@ class EksGpuPool(GpuPool):
             )
         self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
+        if self.launch_template is not None:
+            said = "a launch template's name or id, with :3, :$Latest or :$Default where a version is meant"
+            self._check("launch_template", _TEMPLATE.fullmatch, said)
         self._check_manage(shape=SHAPE, machine_types="instance_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()

@@ -24,6 +24,7 @@ DRIVERS = ("default", "latest", "disabled", "daemonset")
 LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_RESERVED_LABELS = ("cloud.google.com/gke-", "kubernetes.io/", "k8s.io/")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -172,6 +173,10 @@ class GkeGpuPool(GpuPool):
         return 1 if self.gpu_sharing and not is_of_one else None
 
     @property
+    def shares_gpus(self) -> bool:
+        return bool(self.gpu_sharing)
+
+    @property
     def needs_host_ipc(self) -> bool:
         """Whether pods need the host's IPC namespace: MPS's clients and its daemon talk through /dev/shm."""
         return self.gpu_sharing.get("strategy") == "MPS"
@@ -284,6 +289,8 @@ class GkeGpuPool(GpuPool):
         self._check_manage(shape=SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
+        self._refuse(gke_machines.node_problems(self.image_type, self.disk_type, self.disk_size, self.tags))
+        self._check_reserved_labels()
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()
         self._check_zones()
@@ -292,6 +299,12 @@ class GkeGpuPool(GpuPool):
         self._check_lifetime()
         self._check_capacity()
         self._check_taints()
+
+    def _check_reserved_labels(self) -> None:
+        """Reject labels that GKE keeps for itself: it would refuse the node pool at night."""
+        for key in self.node_labels if self.manage == "full" else ():
+            if key.startswith(_RESERVED_LABELS):
+                raise self._error(f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own.")
 
     def _check_machine_types(self) -> None:
         said = (self.machine_types, self.accelerator_type, self.accelerator_count)

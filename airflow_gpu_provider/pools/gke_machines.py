@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.pools.values import is_template
 
 _GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
 _MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
@@ -120,6 +121,26 @@ RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
 _TYPES = ("NO_RESERVATION", "ANY_RESERVATION", *RESERVED_ONLY)
 _AFFINITY = ("consume_reservation_type", "key", "values")
 _SHIELDED = ("enable_secure_boot", "enable_integrity_monitoring")
+
+
+# "Node images", and container_v1's NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
+_IMAGES = ("COS_CONTAINERD", "UBUNTU_CONTAINERD")
+_DISKS = ("pd-balanced", "pd-ssd", "pd-standard")
+_SMALLEST_DISK = 10
+_NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine, "Add network tags"
+
+
+def node_problems(image: str, disk: str | None, size: int | None, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what GKE would refuse of a node pool's image, boot disk or network tags, and what to do about it."""
+    if not is_template(image) and image.upper() not in _IMAGES:
+        yield f"image_type={image!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
+    if disk and not is_template(disk) and disk not in _DISKS and not disk.startswith("hyperdisk-"):
+        yield f"disk_type={disk!r} is no type of boot disk", f"Give one of {', '.join(_DISKS)}, or a hyperdisk type."
+    if size is not None and not is_template(size) and size < _SMALLEST_DISK:
+        yield f"disk_size={size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
+    for tag in () if is_template(tags) else tags:
+        if not is_template(tag) and not _NETWORK_TAG.fullmatch(tag):
+            yield f"tags: {tag!r} is no network tag", "Use lower-case letters, digits and '-', a letter first."
 
 
 def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[str]) -> Iterator[tuple[str, str]]:

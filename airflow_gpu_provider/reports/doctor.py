@@ -165,7 +165,7 @@ class _Doctor:
         for action in answer.refused:
             yield "problem", f"may not {action}", f"Allow it: {answer.fix}"
         if answer.unasked:
-            yield "ok", f"what only reads is tried by the other checks; {answer.unasked}", ""
+            yield "warning", f"what only reads is tried by the other checks; {answer.unasked}", answer.fix
         elif not answer.refused:
             yield "ok", "all that a run changes in the cloud", ""
         try:
@@ -192,7 +192,7 @@ class _Doctor:
         for issue, names in with_issue.items():
             yield "warning", f"{', '.join(names)}: {issue}", "See the group in the cloud's console."
         if not (plan.changes or plan.brought or plan.notes):
-            yield "ok", f"{len(self._seen.groups)} groups, as the spec has them", ""
+            yield "ok", f"{plural(len(self._seen.groups), 'group')}, as the spec has them", ""
 
     def _quota(self) -> Said:
         most, notes = self._pool.max_nodes, list[str]()

@@ -80,6 +80,10 @@ def pool(**fields: Any) -> EksGpuPool:
             {"name": "x" * 40, "instance_types": ["p6-b200.48xlarge"], "capacity_types": ["SPOT"]},
             "longer than EKS allows",
         ),
+        ({"launch_template": "gpu:latest"}, r"launch_template='gpu:latest' must be"),
+        ({"launch_template": "gpu:"}, r"launch_template='gpu:' must be"),
+        ({"price_per_hour": -1}, "price_per_hour=-1 must be"),
+        ({"price_per_hour": {"SPOT": -0.1}}, "price_per_hour"),
     ],
 )
 def test_refuses_what_cannot_work_and_says_why(fields: dict[str, Any], says: str) -> None:

@@ -14,7 +14,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
 from airflow_gpu_provider.training.place.pod_placement import check_gpus
-from airflow_gpu_provider.workload_placement import placement
+from airflow_gpu_provider.workload_placement import idle_gpus_warning, placement
 
 ZONES = ("us-central1-a", "us-central1-b")
 RESERVED = {
@@ -105,6 +105,12 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"scaling": "by hand"}, '"direct" or "autoscaler"'),
         ({"location_policy": "nearest"}, "any, balanced"),
         ({"service_account": object()}, "holds a object"),
+        ({"image_type": "COS_CONTAINERDD"}, "no node image for GPUs"),
+        ({"image_type": "WINDOWS_LTSC_CONTAINERD"}, "no node image for GPUs"),
+        ({"disk_type": "pd-fast"}, "no type of boot disk"),
+        ({"disk_size": 5}, "less than GKE allows"),
+        ({"tags": ["GPU"]}, "no network tag"),
+        ({"node_labels": {"cloud.google.com/gke-accelerator": "x"}}, "GKE rejects cloud.google.com/gke-accelerator"),
     ],
 )
 def test_refuses_what_cannot_work(fields: dict[str, Any], says: str) -> None:
@@ -307,3 +313,8 @@ def test_is_rendered_before_it_is_checked() -> None:
     assert rendered.node_locations == ("us-central1-a",)
     reserved = pool(reservation_affinity=RESERVED)
     assert deserialize_pool(json.loads(json.dumps(reserved.serialize()))) == reserved
+
+
+def test_shares_that_a_pod_leaves_are_others() -> None:
+    shared = pool(machine_types=["g2-standard-4"], gpu_sharing={"strategy": "MPS", "max_shared_clients": 4})
+    assert idle_gpus_warning(shared, 2) == ""
