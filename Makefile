@@ -143,8 +143,8 @@ compat-%: .venv
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
 	@$(BIN)/uv pip check --quiet --python build/compat/$*/bin/python
-	@build/compat/$*/bin/python -m pytest tests/unit -q -n $(or $(JOBS),2) --dist loadfile
-	@build/compat/$*/bin/python -m pytest $(OPERATORS:%=tests/sandbox/test_%.py) -m "not nightly" -q -n $(or $(SANDBOXES),9) --dist loadfile
+	@build/compat/$*/bin/python -m pytest tests/unit -q -n $(or $(JOBS),2) --dist loadfile; unit=$$?; \
+	build/compat/$*/bin/python -m pytest $(OPERATORS:%=tests/sandbox/test_%.py) -m "not nightly" -q -n $(or $(SANDBOXES),9) --dist loadfile && exit $$unit
 
 # The page in Airflow's web UI: checks it, tests its arithmetic, and writes the bundle that the package carries.
 ui:
