@@ -22,6 +22,7 @@ from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.later_arguments import KEEP_POD, LaterArguments
 from airflow_gpu_provider.operators.pod_arguments import (
     MovedArguments,
+    check_checkpoint_is_mounted,
     check_nodes,
     check_partial_nodes,
     check_pod_arguments,
@@ -155,6 +156,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
+        check_checkpoint_is_mounted(checkpoint, vars(self))
 
     @property
     def _run_kind(self) -> RunKind:

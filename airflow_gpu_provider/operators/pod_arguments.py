@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[\w.-]{1,220}")  # as KubernetesPodOperator checks it at run time (validate_key)
+
+
+_GIVE_VOLUMES = ("volume_mounts", "pod_template_file", "pod_template_dict", "full_pod_spec")
+"""The arguments by which a pod gets a volume in its base container."""
+
+
+def check_checkpoint_is_mounted(checkpoint: str | None, given: Mapping[str, Any]) -> None:
+    """Raise CheckpointUnusable if `checkpoint` is a path in a container that no argument gives a volume.
+
+    What volume is there is looked at before the pod is created.
+    """
+    is_path = isinstance(checkpoint, str) and not is_template(checkpoint) and checkpoint.startswith("/")
+    if is_path and not any(given.get(name) for name in _GIVE_VOLUMES):
+        raise CheckpointUnusable(
+            f"checkpoint={checkpoint!r} would be lost when the pod restarts: the task mounts no volume.",
+            "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
+        )
 
 
 def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, GpuWorkloadOperator, gpu_nodes
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pool_operator import duration
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.training.manifests import a
@@ -151,3 +151,10 @@ def test_a_wrong_duration_is_shown_as_it_was_given(seconds: float) -> None:
 @given(st.floats(min_value=0, max_value=86_399_999_999_999))
 def test_any_other_number_is_a_duration(seconds: float) -> None:
     assert duration("hang_timeout", seconds) == timedelta(seconds=seconds)
+
+
+def test_a_checkpoint_on_the_containers_own_disk_is_refused_before_it_costs_a_node() -> None:
+    with pytest.raises(CheckpointUnusable, match="mounts no volume"):
+        pod(checkpoint="/checkpoints")
+    for other in ("s3://bucket/folder", "{{ var.value.checkpoint }}"):
+        pod(checkpoint=other)
