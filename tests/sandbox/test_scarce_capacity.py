@@ -22,7 +22,7 @@ from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.scarce_capacity import Ask
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -179,7 +179,7 @@ def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(
 
     operator._give_up(context)  # type: ignore[arg-type]
     late = open_pool(pool, owner="tests/nightly", holder="a triggerer that was thought dead", say=print)
-    late.amend(Ask(before=after, after=replace(after, nodes=1), why="it asks for what it wanted before"))
+    late.amend(DemandChange(before=after, after=replace(after, nodes=1), why="it asks for what it wanted before"))
     assert demand(gpu_sandbox, pool) is None, "who has given up does not want again"
 
 
