@@ -333,8 +333,8 @@ def test_maintenance_of_the_host_ends_a_machine_with_gpus(
     project.advance()
     assert project.events.names("terminated") == [name]
     told = project.compute("GET", "zones/us-central1-a/operations")["items"]
-    events = [each["operationType"] for each in told if each["targetLink"].endswith(f"/instances/{name}")]
-    assert events[:2] == ["insert", "compute.instances.terminateOnHostMaintenance"]
+    events = {each["operationType"] for each in told if each["targetLink"].endswith(f"/instances/{name}")}
+    assert {"insert", "compute.instances.terminateOnHostMaintenance"} <= events
     assert ("compute.instances.automaticRestart" in events) is is_the_same
     project.advance(REAL.instance_delete + REAL.instance_create)
     (_, first), _, (_, second) = project.events.seen
