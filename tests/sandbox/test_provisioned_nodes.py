@@ -81,11 +81,10 @@ def test_karpenter_brings_another_node_for_a_pod_that_avoids_a_broken_one(
 
 def test_autopilot_admits_the_next_try_though_it_may_meet_the_broken_gpu_again(gpu_sandbox: Sandbox) -> None:
     pool = replace(a_pool("train-ap"), provisioner="autopilot", node_selector_labels=dict(AUTOPILOT.labels))
-    with Provisioner(gpu_sandbox, AUTOPILOT, keep_seconds=3600) as there:
+    with Provisioner(gpu_sandbox, AUTOPILOT, keep_seconds=3600):
         with pytest.raises(BadGpu):
             run(pod(pool, "sh", "-c", f"echo '{ECC}'; exit 1"))
         assert run(pod(pool, "true"), try_number=2) is None
-        assert len(there.brought) == 1
 
 
 def test_a_pod_that_karpenter_takes_away_says_why(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
