@@ -28,10 +28,15 @@ NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"
 """The API group of Auto Mode's NodeClasses; a Karpenter that somebody installed uses its cloud's own."""
 
+KARPENTERS = ("karpenter", "auto-mode")
+"""The provisioners of a pool that have NodePools and NodeClaims."""
+
+EVENTS = "/api/v1/namespaces/default/events"
+"""Where events about objects without a namespace are, NodePools and NodeClaims among them."""
+
 _EC2_GROUP = "karpenter.k8s.aws"
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
-_EVENTS = "/api/v1/namespaces/default/events"  # where events about objects without a namespace live
 # What its catalogue of machines knows (labels.go), beside the clouds' own; any other label has to stand in a NodePool.
 _WELL_KNOWN = (
     "karpenter.sh/capacity-type",
@@ -186,9 +191,7 @@ class NodePool:
             node_class=(spec.get("nodeClassRef") or {}).get("name") or "",
             labels=(template.get("metadata") or {}).get("labels") or {},
             requirements=tuple(spec.get("requirements") or ()),
-            taints=tuple(
-                Taint(key=t["key"], value=t.get("value") or "", effect=t["effect"]) for t in spec.get("taints") or ()
-            ),
+            taints=tuple(map(Taint.of_json, spec.get("taints") or ())),
             ignored=_why_ignored(raw, conditions),
             unhealthy=str(healthy) if healthy and healthy.status == "False" else "",
             limits=raw["spec"].get("limits") or {},
@@ -315,7 +318,7 @@ def list_node_claims(api: ApiClient, selector: Mapping[str, str]) -> tuple[NodeC
 
 def list_launches(api: ApiClient) -> list[Launch]:
     """Return the launches that events still tell of (an hour, where nobody has set otherwise), oldest first."""
-    raw = list_items(api, _EVENTS, resource="events", fieldSelector="involvedObject.kind=NodeClaim")
+    raw = list_items(api, EVENTS, resource="events", fieldSelector="involvedObject.kind=NodeClaim")
     return sorted(filter(None, map(_launch, raw)), key=lambda each: each.at)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
-from airflow_gpu_provider.cluster.karpenter import NODE_POOL_LABEL, NodeClaim, list_node_claims, list_node_pools
+from airflow_gpu_provider.cluster.karpenter import EVENTS, NODE_POOL_LABEL, NodeClaim, list_node_claims, list_node_pools
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.rest import list_items
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 Event = Mapping[str, Any]
 
-KARPENTERS = ("karpenter", "auto-mode")
-"""The provisioners of a pool that have NodePools and NodeClaims."""
-
-_EVENTS = "/api/v1/namespaces/default/events"  # where events about objects without a namespace live
 # How long each holds: as long as it is so, it is said again after two minutes, or fifteen (its pkg/events/recorder.go).
 _HOLD = {"DisruptionBlocked": timedelta(minutes=3), "Unconsolidatable": timedelta(minutes=16)}
 
@@ -83,7 +79,7 @@ def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event], is_an
 
 def _events(api: ApiClient, reason: str, now: datetime) -> list[dict[str, Any]]:
     """Return the events of this reason that still hold, but those about disruption for another one than emptiness."""
-    found = list_items(api, _EVENTS, resource="events", fieldSelector=f"reason={reason}")
+    found = list_items(api, EVENTS, resource="events", fieldSelector=f"reason={reason}")
     hold = (each for each in found if now - time_of(each) <= _HOLD[reason])
     return [each for each in hold if "disruption reason" not in _words(each) or "reason Empty" in _words(each)]
 

@@ -32,6 +32,7 @@ DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 ZONE_LABEL = "topology.kubernetes.io/zone"
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 # Taints of those who take nodes away: aws-node-termination-handler, GKE, Karpenter, cloud-controller-managers.
@@ -152,9 +153,11 @@ class Node:
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
             do_not_disrupt=(meta.get("annotations") or {}).get(DO_NOT_DISRUPT) == "true",
             leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
-            taints=tuple(_taint(each) for each in spec.get("taints") or () if each["effect"] != "PreferNoSchedule"),
+            taints=tuple(
+                Taint.of_json(each) for each in spec.get("taints") or () if each["effect"] != "PreferNoSchedule"
+            ),
             zone=labels.get(ZONE_LABEL, ""),
-            instance_type=labels.get("node.kubernetes.io/instance-type", ""),
+            instance_type=labels.get(INSTANCE_TYPE_LABEL, ""),
             created_at=created_at,
             not_ready_reason="" if is_ready else words,
             bad_gpu=why_bad(raw),
@@ -287,10 +290,6 @@ def label_node(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Co
         return {"metadata": {"uid": node.uid, "labels": dict(labels)}, **spec}
 
     write_node(api, lambda: call(api, "get", f"{_NODES}/{node.name}", resource="nodes"), patch_for)
-
-
-def _taint(raw: Mapping[str, str]) -> Taint:
-    return Taint(key=raw["key"], value=raw.get("value") or "", effect=raw["effect"])
 
 
 def _has(there: Collection[Mapping[str, str]], taint: Taint) -> bool:

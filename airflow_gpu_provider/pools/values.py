@@ -134,6 +134,11 @@ class Taint:
             )
         return cls(key=key, value=value, effect=effect)
 
+    @classmethod
+    def of_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read a taint as Kubernetes' objects have it."""
+        return cls(key=raw["key"], value=raw.get("value") or "", effect=raw["effect"])
+
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
-from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS
+from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
@@ -128,8 +128,9 @@ class _Doctor:
         }
         if self._provisioner:
             del found["quota"]  # the provisioner meets it, and tells of it
-            found["stock"] = self._launches
-            if self._provisioner not in KARPENTERS:
+            if self._provisioner in KARPENTERS:
+                found["stock"] = self._launches
+            else:
                 del found["stock"]  # others tell their pods only
         if self._pool.needs_cluster_autoscaler:
             found["autoscaler"] = self._autoscaler

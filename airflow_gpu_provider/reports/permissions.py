@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:
 
 def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
     provisioner = getattr(pool, "provisioner", None)
-    if provisioner in ("karpenter", "auto-mode"):
+    if provisioner in KARPENTERS:
         for resource in ("nodepools", "nodeclaims"):
             yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))
         # Events of cluster-scoped objects are kept there.

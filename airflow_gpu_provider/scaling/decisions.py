@@ -21,12 +21,11 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import MachineStatus, supply
 from airflow_gpu_provider.scaling.wanted import (
     pending_nodes,
-    usable_needed,
     wanted_nodes,
     wanted_until,
 )
 
-__all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
+__all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "wanted_nodes"]
 
 SWITCH_MARGIN = timedelta(minutes=15)
 """How long after the last demand ends the cloud scales the groups to zero by itself."""

@@ -12,11 +12,9 @@ from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFaile
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import scarce_capacity
-from airflow_gpu_provider.scaling.decisions import usable_needed
 from airflow_gpu_provider.scaling.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.shortage import (
-    autoscaler_lines,
     groups_are_ready,
     launches_refused,
     no_capacity,
@@ -25,7 +23,7 @@ from airflow_gpu_provider.scaling.shortage import (
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
-from airflow_gpu_provider.scaling.wanted import own_lease
+from airflow_gpu_provider.scaling.wanted import own_lease, usable_needed
 
 WaitFor = Literal["ready", "gpus", "groups"]
 
@@ -65,7 +63,7 @@ class NodesWait(Record):
             return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
-        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *autoscaler_lines(snapshot))
+        lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
         gang = GangNodes.of(snapshot, lease, usable)
         if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
@@ -195,8 +193,7 @@ class NodesWait(Record):
             )
         if error := no_capacity(snapshot, found, have=have, more_time_by="give_up_after"):
             return error
-        reasons = [*(failure.message for failure in failures), *autoscaler_lines(snapshot)]
-        said = "; ".join(reasons) or "the cloud gives no reason"
+        said = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
         return NodesNotReady(
             f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
         )

@@ -11,7 +11,8 @@ from functools import cached_property
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.cluster.jobs import delete_job, list_gang_jobs
-from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS, why_kept
+from airflow_gpu_provider.cluster.karpenter import KARPENTERS
+from airflow_gpu_provider.cluster.karpenter_keeps import why_kept
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods

@@ -50,7 +50,7 @@ def groups_are_ready(snapshot: PoolSnapshot) -> bool:
     return bool(snapshot.groups) and not (are_coming or decision.update_tags or decision.switch)
 
 
-def autoscaler_lines(snapshot: PoolSnapshot) -> Iterator[str]:
+def _autoscaler_lines(snapshot: PoolSnapshot) -> Iterator[str]:
     """Yield what prevents the autoscaler from adding nodes."""
     status = snapshot.autoscaler
     if status is None:
@@ -151,7 +151,7 @@ def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ..
             lines.append(f"no {group.candidate}: {failure.message}")
         elif not _is_past(group, failure, snapshot.now):
             lines.append(f"{group.provisioner} got no machine: {failure.message}")
-    return (*lines, *autoscaler_lines(snapshot))
+    return (*lines, *_autoscaler_lines(snapshot))
 
 
 def _is_past(group: Group, failure: LaunchFailure, now: datetime) -> bool:

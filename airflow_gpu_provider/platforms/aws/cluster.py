@@ -13,7 +13,14 @@ from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import tag_change
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling, SuspensionMarks
 from airflow_gpu_provider.platforms.aws.clients import AwsClients, in_parallel
-from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
+from airflow_gpu_provider.platforms.aws.group_state import (
+    failures,
+    has_machines,
+    is_launching,
+    last_end,
+    launch_failure,
+    machines,
+)
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.spec import issues
@@ -217,5 +224,5 @@ def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: 
 def _status(node_group: Mapping[str, Any] | None, asg: Mapping[str, Any]) -> GroupStatus:
     if node_group is None:
         return "deleting" if asg.get("Status") else "active"
-    is_empty = not (asg.get("DesiredCapacity") or asg.get("Instances"))
+    is_empty = not has_machines(asg)
     return "upgrading" if node_group["status"] == "UPDATING" and is_empty else _STATUS[node_group["status"]]

@@ -68,6 +68,11 @@ def machine_state(lifecycle_state: str) -> MachineState:
     return "running"
 
 
+def has_machines(asg: Mapping[str, Any]) -> bool:
+    """Return True if an Auto Scaling group has instances, or is to have some."""
+    return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
+
+
 def machines(group: str, asg: Mapping[str, Any], activities: Iterable[Mapping[str, Any]] = ()) -> tuple[Machine, ...]:
     """Return the instances of an Auto Scaling group; the activities say when each was launched.
 

@@ -16,6 +16,7 @@ from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_te
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.group_state import has_machines
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
@@ -203,7 +204,7 @@ class OwnedGroups(GroupSource):
         return node_versions.is_to_be_made_anew(group, self._eks.description["version"])
 
     def _has_machines(self, group: Mapping[str, Any]) -> bool:
-        return _has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
+        return has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
 
     def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         self._eks.groups.update(spec, group, say)
@@ -250,7 +251,7 @@ class OwnedGroups(GroupSource):
         begun = []
         for name, raw in groups.items():
             request = node_versions.update_request(self._pool, raw, newest)
-            if not request or _has_machines(asgs.get(asg_name(raw) or "", {})):
+            if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
             if not node_versions.can_be_updated(raw):
                 say(f"{name} is {raw['status']}: the next run brings it up to date")
@@ -309,8 +310,3 @@ class OwnedGroups(GroupSource):
     def delete(self, say: Say) -> None:
         for name in self._eks.groups.owned():
             self._eks.groups.delete(name, say)
-
-
-def _has_machines(asg: Mapping[str, Any]) -> bool:
-    """Return True if an Auto Scaling group has instances, or is to have some."""
-    return bool(asg.get("DesiredCapacity") or asg.get("Instances"))

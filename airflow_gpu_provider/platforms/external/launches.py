@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from airflow_gpu_provider.cluster.karpenter import NO_CAPACITY, Launch, NodeClaim
+from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineState
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 
@@ -38,7 +39,6 @@ _KINDS: Mapping[FailureKind, Sequence[str]] = {
 }
 _MARKETS: Mapping[str, Market] = {"spot": "SPOT", "true": "SPOT"}
 _MARKET_LABELS = ("karpenter.sh/capacity-type", "cloud.google.com/gke-spot")
-_ZONE, _TYPE = "topology.kubernetes.io/zone", "node.kubernetes.io/instance-type"
 
 
 def failure_kind(reason: str, message: str) -> FailureKind:
@@ -101,7 +101,9 @@ def market_of(labels: Mapping[str, str]) -> Market | None:
 def place_of(labelled: Iterable[Mapping[str, str]], otherwise: Candidate) -> Candidate:
     """Return where a group's machines come from, by the labels of those that are there."""
     labelled = tuple(labelled)
-    zones, types = ({labels[name] for labels in labelled if name in labels} for name in (_ZONE, _TYPE))
+    zones, types = (
+        {labels[name] for labels in labelled if name in labels} for name in (ZONE_LABEL, INSTANCE_TYPE_LABEL)
+    )
     markets = {market for labels in labelled if (market := market_of(labels))}
     return replace(
         otherwise,

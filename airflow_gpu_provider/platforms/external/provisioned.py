@@ -12,8 +12,14 @@ from dataclasses import replace
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.karpenter import NodeClaim, NodePool, list_launches, list_node_claims, list_node_pools
-from airflow_gpu_provider.cluster.karpenter_keeps import KARPENTERS
+from airflow_gpu_provider.cluster.karpenter import (
+    KARPENTERS,
+    NodeClaim,
+    NodePool,
+    list_launches,
+    list_node_claims,
+    list_node_pools,
+)
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node, list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Say

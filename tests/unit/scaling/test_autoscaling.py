@@ -11,6 +11,7 @@ from airflow_gpu_provider.errors import GroupFailed, OutOfStock
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.release_wait import ReleaseWait
+from airflow_gpu_provider.scaling.shortage import said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, A, B, dry, key, lease, machine, node, pod, pool
 from tests.unit.scaling.pools import snapshot as take
@@ -105,17 +106,17 @@ class TestWaits:
     def test_say_what_hinders_the_autoscaler(self) -> None:
         said = snapshot(leases=(lease(),), train_b_g6_xlarge={"autoscaler_name": "eks-b"})
         status = AutoscalerStatus(updated_at=NOW, backoff={"eks-b": "AWS cannot provision"})
-        lines = self.wait().step(replace(said, autoscaler=status)).lines
+        lines = said_of_autoscaler(replace(said, autoscaler=status), EARLIER)
         assert lines == (
             "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
         )
         dead = AutoscalerStatus(updated_at=NOW - FRESH)
-        (line,) = self.wait().step(replace(said, autoscaler=dead)).lines
+        (line,) = said_of_autoscaler(replace(said, autoscaler=dead), EARLIER)
         assert "has not reported since" in line
 
     def test_say_that_no_autoscaler_has_ever_reported(self) -> None:
         waiting = snapshot(leases=(lease(),), pods=(pod("p", None, "run"),))
-        (line,) = self.wait().step(replace(waiting, autoscaler=None)).lines
+        (line,) = said_of_autoscaler(replace(waiting, autoscaler=None), EARLIER)
         assert line == "no cluster-autoscaler has ever reported from the cluster: nothing adds nodes"
 
     def test_a_stock_out_that_the_autoscaler_met_is_one(self) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.platforms.base import LaunchFailure
-from airflow_gpu_provider.scaling.decisions import Decision, decide, switch_time, usable_needed, wanted_nodes
+from airflow_gpu_provider.scaling.decisions import Decision, decide, switch_time, wanted_nodes
 from airflow_gpu_provider.scaling.supply import usable_nodes
+from airflow_gpu_provider.scaling.wanted import usable_needed
 from tests.unit.scaling.pools import (
     EARLIER,
     LATER,

@@ -14,11 +14,12 @@ from airflow_gpu_provider.cluster.karpenter_keeps import Kept
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import KubernetesGpuPool
-from airflow_gpu_provider.scaling.decisions import decide, usable_needed
+from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 from airflow_gpu_provider.scaling.shortage import missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wanted import usable_needed
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, dry, key, lease, machine, node, pod, snapshot
 
 
