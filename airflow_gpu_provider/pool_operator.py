@@ -7,16 +7,18 @@ that an operator sets in its **kwargs would win over them. So what has a default
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from airflow.providers.common.compat.sdk import redact
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
-from airflow_gpu_provider.errors import PoolSpecError, TaskKilled, error_types
+from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
+
+ERROR = "error"
+"""XCom key of the error that ended a task's last try."""
 
 _MADE_WITH = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
 
@@ -65,6 +70,11 @@ class PoolOperator(BaseOperator):
         object.__setattr__(self, "_keywords", frozenset(kwargs))
         return self
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "execute" in vars(cls):
+            setattr(cls, "execute", _leaving_its_error(vars(cls)["execute"]))  # noqa: B010 - mypy takes no assignment
+
     def __init__(
         self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, pool: str | None = None, **kwargs: Any
     ) -> None:
@@ -99,12 +109,13 @@ class PoolOperator(BaseOperator):
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on when the trigger has an event; without deferring where it has handed the task's record back."""
         event = (next_kwargs or {}).get("event")
-        if isinstance(event, Mapping) and is_handed_back(event):
-            return self._go_on_here(event, context)
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except (TaskDeferralTimeout, TaskDeferralError) as error:
-            return self._go_on_without_event(error, context)
+        with self._error_in_xcom(context):
+            if isinstance(event, Mapping) and is_handed_back(event):
+                return self._go_on_here(event, context)
+            try:
+                return super().resume_execution(next_method, next_kwargs, context)
+            except (TaskDeferralTimeout, TaskDeferralError) as error:
+                return self._go_on_without_event(error, context)
 
     def _go_on_without_event(self, error: Exception, context: Context) -> Any:
         """Go on where the trigger itself died, or Airflow's own deferral timeout came first."""
@@ -121,9 +132,37 @@ class PoolOperator(BaseOperator):
         doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
         self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
 
+    @contextmanager
+    def _error_in_xcom(self, context: Context) -> Iterator[None]:
+        """Leave the error that ends the task in XCom, for notifications and the web UI; it does not depend on that."""
+        try:
+            yield
+        except GpuError as error:
+            try:
+                _push_error(context["ti"], error)
+            except Exception:  # the task's own error counts
+                self.log.warning("The task's error could not be stored in XCom", exc_info=True)
+            raise
+
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""
         return value if name in self._keywords else otherwise
+
+
+def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def leaving_its_error(self: PoolOperator, context: Context, *args: Any, **kwargs: Any) -> Any:
+        with self._error_in_xcom(context):
+            return execute(self, context, *args, **kwargs)
+
+    return leaving_its_error
+
+
+def _push_error(ti: Any, error: GpuError) -> None:
+    # XCom masks nothing by itself, and an error may quote a line of the training's log.
+    sentences = {"what": str(redact(error.what)), "fix": str(redact(error.fix))}
+    record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}
+    ti.xcom_push(key=ERROR, value=record)
 
 
 def _refuse_gpu_pool(pool: Any) -> None:

@@ -1,0 +1,176 @@
+"""GpuNightNotifier in the callbacks that Airflow makes: a DAG's, a task's, and those of a release that answers less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from airflow.sdk import DAG, BaseNotifier, Context
+from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.comms import ErrorResponse
+
+from airflow_gpu_provider.block import gpu_nodes
+from airflow_gpu_provider.errors import GpuOutOfMemory, PoolSpecError
+from airflow_gpu_provider.notifications import GpuNightNotifier
+from airflow_gpu_provider.notifications.night import Night
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import KubernetesGpuPool
+
+XComs = dict[tuple[str, str], list[Any]]
+OOM = {"task_id": "train", "map_index": -1, "type": "GpuOutOfMemory", "what": "It is full.", "fix": "Use a larger one."}
+
+
+class TaskInstance(SimpleNamespace):
+    """What Airflow's RuntimeTaskInstance answers, from dictionaries."""
+
+    states: dict[str, str | None]
+    xcoms: XComs
+    run_id = "manual__1"
+    dag_id = "nightly"
+    task_id = "gpu.done"
+    map_index = -1
+
+    def get_task_states(self, *, dag_id: str, run_ids: list[str]) -> dict[str, Any]:
+        assert dag_id == self.dag_id
+        return {run_ids[0]: self.states}
+
+    def xcom_pull(self, *, task_ids: Iterable[str], key: str) -> list[Any]:
+        return [value for task_id in task_ids for value in self.xcoms.get((task_id, key), [None])]
+
+
+@pytest.fixture
+def dag() -> DAG:
+    with DAG("nightly", schedule=None) as dag:  # noqa: SIM117 - as a DAG's author writes it
+        with gpu_nodes(KubernetesGpuPool(name="gpu", nodes=["n1"], gpus_per_node=1), gpus=1):
+            GpuPodOperator(task_id="train", image="train:1")
+    return dag
+
+
+def context(dag: DAG, xcoms: XComs, states: dict[str, str | None], **more: Any) -> Context:
+    ti = TaskInstance(states=states, xcoms=xcoms, **more.pop("ti", {}))
+    run = SimpleNamespace(state=SimpleNamespace(value="failed"))
+    return cast("Context", {"dag": dag, "ti": ti, "run_id": ti.run_id, "dag_run": run, **more})
+
+
+def sent(context: Context) -> Night:
+    nights: list[Night] = []
+    GpuNightNotifier(nights.append)(context)
+    [night] = nights
+    return night
+
+
+def test_a_dag_that_has_failed(dag: DAG) -> None:
+    released = {"pool": "gpu", "nodes": 0, "desired": 0, "kept": []}
+    usage = {"machines": 1, "at_least": None, "cost": {"total": 2.0}, "currency": "USD"}
+    xcoms = {
+        ("train", "error"): [OOM],
+        ("gpu.scale_down", "return_value"): [released],
+        ("gpu.scale_down", "usage"): [usage],
+    }
+    night = sent(context(dag, xcoms, {"train": "failed", "gpu.scale_down": "success", "gpu.done": "failed"}))
+    assert night.what_happened == (
+        "nightly manual__1: failed. train: GpuOutOfMemory: It is full. Use a larger one. gpu.done failed."
+    )
+    assert night.what_it_took == "cost 2.00 USD; all nodes released."
+
+
+def test_an_error_before_a_try_that_succeeded_is_not_told(dag: DAG) -> None:
+    assert sent(context(dag, {("train", "error"): [OOM]}, {"train": "success"})).failures == []
+
+
+def test_mapped_tasks_are_told_apart(dag: DAG) -> None:
+    xcoms = {("train", "error"): [{**OOM, "map_index": 3}]}
+    night = sent(context(dag, xcoms, {"train_2": "success", "train_3": "failed"}))
+    assert [each.task for each in night.failures] == ["train[3]"]
+
+
+def test_a_task_of_the_authors_own_that_failed_is_named(dag: DAG) -> None:
+    assert "extract failed." in sent(context(dag, {}, {"extract": "failed"})).what_happened
+
+
+def test_a_tasks_own_callback_has_its_exception(dag: DAG) -> None:
+    """Airflow calls it while the task's state is still "running"."""
+    seen = context(
+        dag,
+        {("train", "error"): [OOM]},
+        {"train": "running"},
+        exception=GpuOutOfMemory("Full.", "Shrink it."),
+        ti={"task_id": "train"},
+    )
+    assert str(sent(seen).failures[0]) == "train: GpuOutOfMemory: Full. Shrink it."
+
+
+def test_an_exception_of_airflows_is_told_by_its_first_line(dag: DAG) -> None:
+    seen = context(dag, {}, {}, exception=ValueError("no such thing\nin no place"), ti={"task_id": "train"})
+    assert str(sent(seen).failures[0]) == "train: ValueError: no such thing"
+
+
+def test_a_scale_down_that_failed_may_have_left_machines(dag: DAG) -> None:
+    night = sent(context(dag, {}, {"gpu.scale_down": "failed"}))
+    assert night.left == "machines may be left, for gpu.scale_down failed"
+
+
+def test_nodes_that_are_kept_are_told(dag: DAG) -> None:
+    kept = {"pool": "gpu", "nodes": 2, "desired": 2, "kept": ["kept: min_nodes=2"]}
+    night = sent(context(dag, {("gpu.scale_down", "return_value"): [kept]}, {}))
+    assert night.left == "pool gpu keeps 2 of its nodes (kept: min_nodes=2)"
+
+
+def test_airflow_that_does_not_answer_stops_no_message(dag: DAG, caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(TaskInstance):
+        def get_task_states(self, **_: Any) -> dict[str, Any]:
+            raise AirflowRuntimeError(ErrorResponse(error=ErrorType.GENERIC_ERROR, detail={"message": "Unhandled"}))
+
+        xcom_pull = get_task_states
+
+    seen = context(dag, {}, {}, exception=GpuOutOfMemory("Full.", "Shrink it."))
+    cast("dict[str, Any]", seen)["ti"] = Silent(states={}, xcoms={}, task_id="train")
+    assert "train: GpuOutOfMemory: Full. Shrink it." in sent(seen).what_happened
+    assert "leaves out what Airflow did not answer" in caplog.text
+
+
+def test_a_run_whose_last_task_left_the_dag_file(dag: DAG) -> None:
+    """Airflow calls a DAG's callback without a task instance then."""
+    night = sent(cast("Context", {"dag": dag, "run_id": "manual__1", "reason": "task_failure"}))
+    assert night.what_happened == "nightly manual__1: task_failure."
+
+
+class Mail(BaseNotifier):
+    template_fields = ("text",)
+    sent: list[str] = []
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def notify(self, context: Context) -> None:
+        self.sent.append(self.text)
+
+
+def test_a_notifier_of_airflows_has_the_night_in_its_templates_each_time(dag: DAG) -> None:
+    Mail.sent.clear()
+    notifier = GpuNightNotifier(Mail("{{ night.what_happened }} {{ dag.dag_id }}"))
+    notifier(context(dag, {("train", "error"): [OOM]}, {"train": "failed"}))
+    notifier(context(dag, {}, {}))
+    assert Mail.sent == [
+        "nightly manual__1: failed. train: GpuOutOfMemory: It is full. Use a larger one. nightly",
+        "nightly manual__1: failed. nightly",
+    ]
+
+
+def test_one_that_fails_silences_no_other(dag: DAG) -> None:
+    nights: list[Night] = []
+
+    def down(_: Night) -> None:
+        raise ConnectionError("chat is down")
+
+    with pytest.raises(ExceptionGroup, match="could not be sent"):
+        GpuNightNotifier(down, nights.append)(context(dag, {}, {}))
+    assert len(nights) == 1
+
+
+def test_what_cannot_be_called_is_refused_when_the_dag_is_parsed() -> None:
+    with pytest.raises(PoolSpecError, match="'#ml'"):
+        GpuNightNotifier(cast("Any", "#ml"))

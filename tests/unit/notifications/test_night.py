@@ -1,0 +1,88 @@
+"""The two lines of a night, from what its tasks left in XCom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import GpuError, error_types
+from airflow_gpu_provider.notifications.night import Failure, Night, night
+
+RUN: dict[str, Any] = {"dag_id": "nightly", "run_id": "scheduled__2026-03-01"}
+ENSURED = {
+    "nodes": [{"name": "ip-10-0-1-7", "instance_type": "g6.xlarge", "zone": "us-west-2a"}],
+    "tried": [{"zone": "us-west-2b", "instance_type": "g6.xlarge", "times": 3, "why": "no capacity"}],
+    "timeline": [
+        {"phase": "asked", "at": "2026-03-01T02:00:00.000000Z", "seconds": 60.0},
+        {"phase": "node joined", "at": "2026-03-01T02:00:30.000000Z", "seconds": 480.0},
+    ],
+}
+TRAINED = [
+    {"phase": "waited for a node", "at": "2026-03-01T02:09:00.000000Z", "seconds": 30.0},
+    {"phase": "ran", "at": "2026-03-01T02:10:00.000000Z", "seconds": 7860.0},
+]
+USED = {"machines": 1, "at_least": None, "cost": {"total": 2.4094}, "currency": "USD"}
+
+
+def test_a_red_night_in_two_lines() -> None:
+    oom = Failure(task="train", type="GpuOutOfMemory", what="22.9 of 23 GiB were in use.", fix="Use a larger GPU.")
+    seen = night(
+        **RUN, state="failed", failures=[oom], ensured=[ENSURED], trainings=[TRAINED], usages=[USED], left=["all gone"]
+    )
+    assert seen.in_words.splitlines() == [
+        "nightly scheduled__2026-03-01: failed. train: GpuOutOfMemory: 22.9 of 23 GiB were in use. Use a larger GPU.",
+        "waited 9 min 0 s (no capacity 3 times), ran 2 h 11 min on 1 node (g6.xlarge), cost 2.41 USD; all gone.",
+    ]
+
+
+def test_attempts_after_preemptions_are_summed() -> None:
+    phases = [{**TRAINED[1], "attempt": 1}, {**TRAINED[1], "attempt": 2, "seconds": 60.0}]
+    seen = night(**RUN, state="success", trainings=[phases], usages=[USED], left=["all nodes released"])
+    assert seen.what_it_took.startswith("waited 0 s, ran 2 h 12 min on 1 node in 2 attempts, cost 2.41 USD;")
+
+
+@pytest.mark.parametrize(
+    ("usages", "words"),
+    [
+        ([{**USED, "cost": {"total": "unknown"}}], "cost unknown"),
+        ([USED, {**USED, "cost": {"total": "unknown"}}], "cost at least 2.41 USD"),
+        ([{**USED, "at_least": "a machine was seen late"}], "cost at least 2.41 USD"),
+        ([USED, USED], "cost 4.82 USD"),
+    ],
+)
+def test_a_cost_that_is_not_known_is_never_zero(usages: list[Any], words: str) -> None:
+    assert words in night(**RUN, state="success", usages=usages).what_it_took
+
+
+def test_machines_that_may_be_left_come_first_and_the_verdict_is_not_repeated() -> None:
+    failures = [
+        Failure(task="train", type="PodFailed", what="It exited with 1."),
+        Failure(task="gpu.done", type="BlockFailed", what="Tasks failed: train: failed."),
+        Failure(task="gpu.scale_down", type="PoolNotReleased", what="Still there: i-0abc."),
+    ]
+    seen = night(**RUN, state="failed", failures=failures)
+    assert [each.task for each in seen.failures] == ["gpu.scale_down", "train"]
+
+
+def test_a_verdict_alone_is_told() -> None:
+    seen = night(**RUN, state="failed", failures=[Failure(task="gpu.done", type="BlockFailed", what="It was marked.")])
+    assert "It was marked." in seen.what_happened
+
+
+def test_of_many_failures_three_are_named() -> None:
+    seen = night(**RUN, state="failed", failures=[Failure(task=f"train[{n}]") for n in range(7)])
+    assert seen.what_happened.endswith("train[0] failed. train[1] failed. train[2] failed. 4 more tasks failed.")
+
+
+def test_a_night_of_which_nothing_is_known() -> None:
+    seen = night(**RUN, state="failed")
+    assert seen.in_words == "nightly scheduled__2026-03-01: failed.\nNo scale-down has ended yet."
+
+
+@pytest.mark.parametrize("kind", error_types(), ids=lambda kind: kind.__name__)
+def test_each_type_of_error_is_named_with_its_sentences(kind: type[GpuError]) -> None:
+    error = kind("The pool has no quota.", "Ask for more.")
+    failure = Failure(task="train", type=type(error).__name__, what=error.what, fix=error.fix)
+    words = Night(**RUN, state="failed", failures=[failure]).what_happened
+    assert words.endswith(f"failed. train: {kind.__name__}: The pool has no quota. Ask for more.")
