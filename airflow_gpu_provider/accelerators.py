@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+GPU_RESOURCE = "nvidia.com/gpu"
+"""The extended resource by which a pod asks for GPUs, as NVIDIA's device plugin names it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:

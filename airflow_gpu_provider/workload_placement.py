@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.values import is_template

@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes import client
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.open_pool import open_pool

@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.scaling import pool_loop
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, GpuPool

@@ -17,7 +17,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import deserialize_pool, pool_as_written
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
 
 _DAGS_AT_ONCE = 50
 _FIELDS = ("gpu_pool", "gpu_pools")

@@ -13,11 +13,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.pools import Taint
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.broken_gpu import why_bad
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.compare_and_swap import update
-from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -30,7 +31,6 @@ CORDONED_BY = "airflow-gpu-provider/cordoned-by"
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 """Karpenter's annotation on a node or a pod."""
 
-GPU_RESOURCE = "nvidia.com/gpu"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"

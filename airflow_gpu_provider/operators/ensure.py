@@ -26,7 +26,7 @@ from airflow_gpu_provider.pool_operator import PoolOperator, duration
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.platforms.base import Plan
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.nodes_wait import NodesWait

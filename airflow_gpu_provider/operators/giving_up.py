@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 

@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.jobs import GangJob, list_gang_jobs
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.scaling.admission import admission
-from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_since, total
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import MachineStatus, supply
@@ -152,7 +152,7 @@ def read_status(reconciler: Reconciler, where: str = "") -> PoolStatus:
 
 
 def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
-    price, so_far = cost_of(snapshot, each.machine.group, each.since)
+    price = snapshot.price_of(each.machine.group)
     pods = [pod for pod in snapshot.pods if each.node and pod.node == each.node.name and not pod.finished]
     return MachineRow(
         pool=snapshot.pool.name,
@@ -165,7 +165,7 @@ def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
         pods=tuple(str(pod) for pod in (*each.holders, *each.overdue)),
         age_seconds=round((snapshot.now - each.since).total_seconds(), 1) if each.since else None,
         cost_per_hour=price,
-        cost_so_far=so_far,
+        cost_so_far=cost_since(price, each.since, snapshot.now),
     )
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.cost import UNKNOWN

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-
 UNKNOWN = "unknown"
 """The value of a cost if the spec gives no price."""
 
 
-def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> tuple[float | None, float | None]:
-    """Return what a machine of the group costs per hour, and what it has cost since then; None: unknown."""
-    markets = {group.name: group.candidate.market for group in snapshot.groups}
-    price = snapshot.pool.price(markets.get(group_name, ""))
+def cost_since(price: float | None, since: datetime | None, now: datetime) -> float | None:
+    """Return what a machine has cost since then, by its price per hour; None: unknown."""
     if price is None or since is None:
-        return price, None
-    return price, round(price * max(0.0, (snapshot.now - since).total_seconds()) / 3600, 4)
+        return None
+    return round(price * max(0.0, (now - since).total_seconds()) / 3600, 4)
 
 
 def total(costs: Iterable[float | None]) -> float | None:

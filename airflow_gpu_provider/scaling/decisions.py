@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decision_notes import notes

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, list_demand
+from airflow_gpu_provider.cluster.demand import DemandLease, list_demand
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.reconcile import Reconciler

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over

@@ -13,13 +13,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.lock import list_pool_specs
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
-from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_since, total
 from airflow_gpu_provider.scaling.decision_notes import why_released
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.reconcile import Reconciler
@@ -332,7 +333,7 @@ def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Left
     by_id = {each.machine.id: each for each in supply(without)}
     for machine in (*decision.release, *decision.later):
         each = by_id[machine.id]
-        _, cost = cost_of(snapshot, machine.group, each.since)
+        cost = cost_since(snapshot.price_of(machine.group), each.since, snapshot.now)
         age = _age(snapshot, each.since)
         yield Leftover(pool=pool, kind="machine", name=str(each), why=why_released(each), age_seconds=age, cost=cost)
     for group in snapshot.groups:

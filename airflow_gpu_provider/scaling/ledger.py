@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster import usage
-from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
-from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
 from airflow_gpu_provider.scaling.bill import Bill, bill, shares
-from airflow_gpu_provider.scaling.group_claims import claimed
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -26,12 +24,19 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """The ledger of one pool, kept in its cluster."""
+    """The ledger of one pool, kept in its cluster.
 
-    def __init__(self, api: ApiClient, pool: GpuPool, say: Say) -> None:
+    Args:
+        taken: Returns which of the pool's groups are another pool's at that time.
+    """
+
+    def __init__(
+        self, api: ApiClient, pool: GpuPool, say: Say, *, taken: Callable[[Iterable[Group], datetime], Collection[str]]
+    ) -> None:
         self._api = api
         self._pool = pool
         self._say = say
+        self._taken = taken
 
     def begin(self, key: DemandKey, at: datetime, until: datetime) -> None:
         """Record that a run wants nodes; delete the facts of runs that ended long ago."""
@@ -46,9 +51,9 @@ class Ledger:
         """Record when pods ran; before they are deleted."""
         self._quietly(lambda: usage.record_pods(self._api, pods, now))
 
-    def machines(self, snapshot: PoolSnapshot) -> None:
-        """Record the pool's machines; before any is released."""
-        self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(snapshot)))
+    def machines(self, groups: Iterable[Group], nodes: Iterable[Node], now: datetime) -> None:
+        """Record the pool's machines as they are now; before any is released."""
+        self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(groups, nodes, now)))
 
     def claim(self, key: DemandKey, by: DemandKey) -> bool:
         """Record that `by`'s scale-down bills what was used for `key`; False if another's does."""
@@ -96,7 +101,7 @@ class Ledger:
     ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
         """Return the pool's groups, and when their machines ran; None without a cloud that knows."""
         groups = platform.observe()
-        taken = claimed(self._pool, groups, list_demand(self._api), now) if self._pool.manage == "scale" else {}
+        taken = self._taken(groups, now)
         in_use = {each.group for each in seen}
         own = tuple(group for group in groups if group.name in in_use or group.name not in taken)
         return own, platform.lives(own, since, known=[each.id for each in seen])
@@ -108,14 +113,14 @@ class Ledger:
             self._say(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
 
 
-def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
-    """Return what a snapshot shows of the machines that are not terminating."""
-    nodes = {node.machine: node for node in snapshot.nodes}
+def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) -> tuple[MachineUse, ...]:
+    """Return what is seen of the machines that are not terminating."""
+    by_machine = {node.machine: node for node in nodes}
     found = []
-    for group in snapshot.groups:
+    for group in groups:
         for machine in (each for each in group.live if each.state != "requested"):
-            node = nodes.get(machine.id)
-            launched_at = machine.launched_at or (node.created_at if node else snapshot.now)
+            node = by_machine.get(machine.id)
+            launched_at = machine.launched_at or (node.created_at if node else now)
             found.append(
                 MachineUse(
                     id=machine.id,
@@ -124,7 +129,7 @@ def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
                     market=machine.market or group.candidate.market,
                     launched_at=launched_at,
                     usable_at=node.ready_changed_at if node and node.ready else None,
-                    seen_until=snapshot.now,
+                    seen_until=now,
                 )
             )
     return tuple(found)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over

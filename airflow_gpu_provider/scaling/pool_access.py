@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
+from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
 from airflow_gpu_provider.cluster.threads import AT_ONCE
-from airflow_gpu_provider.platforms.base import Machine, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.group_claims import claimed
 from airflow_gpu_provider.scaling.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class PoolAccess:
         self._say = say
         self.clock: Clock = clock or ServerClock(api)
         self.at_once = at_once
-        self.ledger = Ledger(api, pool, say)
+        self.ledger = Ledger(api, pool, say, taken=self._taken)
 
     def remove_machines(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         """Remove machines, and return those that cannot be removed yet."""
@@ -56,3 +59,6 @@ class PoolAccess:
 
     def pods_on(self, nodes: Iterable[Node]) -> list[Pod]:
         return list_pods_on(self.api, nodes, at_once=self.at_once)
+
+    def _taken(self, groups: Iterable[Group], now: datetime) -> Collection[str]:
+        return claimed(self.pool, groups, list_demand(self.api), now) if self.pool.manage == "scale" else ()

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.jobs import delete_job, list_gang_jobs
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.karpenter_keeps import why_kept
@@ -289,7 +290,8 @@ class Reconciler(PoolAccess):
 
     def record_machines(self) -> None:
         """Record the pool's present machines, for the bills of its runs."""
-        self.ledger.machines(self.snapshot())
+        snapshot = self.snapshot()
+        self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
 
     def _record_idle(self, snapshot: PoolSnapshot) -> None:
         """Record, now and then, machines that their provisioner keeps although no run wants them: they cost as well."""
@@ -297,7 +299,7 @@ class Reconciler(PoolAccess):
             return
         if self._recorded_at is None or snapshot.now - self._recorded_at >= _RECORDED_EVERY:
             self._recorded_at = snapshot.now
-            self.ledger.machines(snapshot)
+            self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
 
     def _lock(self) -> PoolLock:
         spec = self.pool.serialize()

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import GroupUpdate
 from airflow_gpu_provider.records import Record

@@ -38,3 +38,8 @@ class PoolSnapshot:
     claimed: Mapping[str, DemandLease] = field(default_factory=dict)
     autoscaler: AutoscalerStatus | None = None
     kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def price_of(self, group_name: str) -> float | None:
+        """Return what a machine of the group costs per hour; None: unknown."""
+        markets = {group.name: group.candidate.market for group in self.groups}
+        return self.pool.price(markets.get(group_name, ""))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot

@@ -95,7 +95,7 @@ class Writes:
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
         self._uncordon([self._nodes[name] for name in self._decision.uncordon])
         self._grow(self._shrink())
-        self._on.ledger.machines(self._snapshot)
+        self._on.ledger.machines(self._snapshot.groups, self._snapshot.nodes, self._snapshot.now)
         self._release()
         for key in self._decision.delete_demand:
             self._on.ledger.end(key, self._snapshot.now)

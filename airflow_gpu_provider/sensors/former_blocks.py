@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import GpuError
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.platforms.base import Say
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.bill import Bill

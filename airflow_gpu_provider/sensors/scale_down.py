@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.bill import Bill
     from airflow_gpu_provider.scaling.reconcile import Reconciler
@@ -202,7 +202,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._reconciler
 
     def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
-        from airflow_gpu_provider.sensors.run_bill import not_released
+        from airflow_gpu_provider.sensors.not_released import not_released
 
         def push(bill: Bill) -> None:
             context["ti"].xcom_push(key=USAGE, value=bill.to_json())

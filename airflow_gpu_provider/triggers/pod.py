@@ -14,7 +14,7 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pod_state import Json, PodState

@@ -58,7 +58,7 @@ class _PoolTrigger(RecordTrigger):
 
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
-        from airflow_gpu_provider.cluster.demand import DemandKey
+        from airflow_gpu_provider.cluster.demand_key import DemandKey
         from airflow_gpu_provider.scaling.open_pool import open_pool
         from airflow_gpu_provider.scaling.release_now import release_now
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus

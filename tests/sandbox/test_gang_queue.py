@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.jobs import admit, delete_job, list_gang_jobs, suspend
 from airflow_gpu_provider.cluster.nodes import list_nodes

@@ -11,7 +11,8 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BadGpu, GpuError, OutOfStock, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool

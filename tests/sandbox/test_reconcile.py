@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.open_pool import open_pool

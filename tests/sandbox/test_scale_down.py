@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator

@@ -11,7 +11,8 @@ from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator

@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.scaling import pool_loop, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
-from airflow_gpu_provider.sensors.run_bill import not_released
+from airflow_gpu_provider.sensors.not_released import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor, _released
 from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event

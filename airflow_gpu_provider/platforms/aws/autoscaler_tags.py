@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
@@ -20,7 +21,7 @@ from airflow_gpu_provider.cluster.karpenter import (
     list_node_claims,
     list_node_pools,
 )
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node, list_nodes
+from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Say
 from airflow_gpu_provider.platforms.external.launches import (

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.setbacks import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator

@@ -7,8 +7,8 @@ from collections.abc import Collection, Hashable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.accelerators import GPU_RESOURCE, NodeSize
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import PodUnschedulable
 
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkKMGTPE]?i?)")

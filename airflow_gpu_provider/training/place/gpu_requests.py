@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template

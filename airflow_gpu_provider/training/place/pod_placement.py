@@ -14,9 +14,10 @@ from typing import Any
 from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, GPU_RESOURCE
+from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool

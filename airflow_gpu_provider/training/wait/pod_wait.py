@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.node_requirements import untolerated
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.records import Record

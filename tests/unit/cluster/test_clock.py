@@ -20,7 +20,8 @@ from kubernetes.client.exceptions import ApiException
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock, ahead
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

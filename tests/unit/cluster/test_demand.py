@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand import DemandKey, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand import delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.pools.base import POOL_LABEL

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, GpuHealth, why_bad
+from airflow_gpu_provider.cluster.broken_gpu import BAD_GPU, why_bad
+from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from tests.fakes.api_server import ApiServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import call, count_items, list_items

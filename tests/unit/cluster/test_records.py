@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, STUCK_AFTER, UNCOLLECTED, Pod
 from airflow_gpu_provider.pools.base import POOL_LABEL

@@ -6,7 +6,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.usage import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator

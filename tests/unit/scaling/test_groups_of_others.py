@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool

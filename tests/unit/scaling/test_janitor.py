@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.lock import KeptSpec
 from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.pools import EksGpuPool

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.scaling import pool_access, reconcile

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.lock import KeptSpec
 from airflow_gpu_provider.cluster.usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable

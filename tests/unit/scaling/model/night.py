@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.writes import Outcome

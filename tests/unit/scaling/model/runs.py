@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
 from airflow_gpu_provider.errors import GpuError, NodesNotReady
 from airflow_gpu_provider.scaling.decisions import decide

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
