@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.pools.eks import EksGpuPool
     from airflow_gpu_provider.pools.gke import GkeGpuPool
     from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
+    from airflow_gpu_provider.pools.workload_placement import placement
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-    from airflow_gpu_provider.workload_placement import placement
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _NAMES = {
     "ReapGpuPoolsOperator": "operators.reap",
     "ScaleDownSensor": "sensors.scale_down",
     "gpu_nodes": "block",
-    "placement": "workload_placement",
+    "placement": "pools.workload_placement",
 }
 
 __all__ = [

@@ -21,8 +21,8 @@ from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.open_blocks import Block, opened
-from airflow_gpu_provider.pool_operator import argument_defaults
+from airflow_gpu_provider.tasks.open_blocks import Block, opened
+from airflow_gpu_provider.tasks.pool_operator import argument_defaults
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool

@@ -12,7 +12,7 @@ from datetime import timedelta
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from benchmarks.figure import Figure
 from benchmarks.played_cloud import PlayedCloud, add_pod
 from tests.fakes.api_server import ApiServer

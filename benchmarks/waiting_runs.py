@@ -13,11 +13,11 @@ from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
-from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import LEASES
-from airflow_gpu_provider.scaling import pool_loop
-from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.wait import pool_loop
+from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 from benchmarks.figure import Figure
 from benchmarks.large_pool import LargePool
@@ -47,7 +47,10 @@ class WaitingRuns:
 
     async def requests_in_looks(self, looks: int) -> Counter[str]:
         """Count the requests of so many looks at the pool, one soon after the other."""
-        with patch.object(pool_loop, "SOONEST", 0.01), patch("airflow_gpu_provider.scaling.wait_loop.SOONEST", 0.01):
+        with (
+            patch.object(pool_loop, "SOONEST", 0.01),
+            patch("airflow_gpu_provider.scaling.wait.wait_loop.SOONEST", 0.01),
+        ):
             async with self._waiting(), asyncio.timeout(60):
                 while self._pool.cloud.calls["observe"] < looks:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)

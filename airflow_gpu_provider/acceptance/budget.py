@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN
+from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN
 
 GOING = timedelta(minutes=20)
 """How long a machine may be paid for after the cloud was told to end it."""

@@ -14,7 +14,7 @@ from airflow_gpu_provider.acceptance.budget import Budget, price_of
 from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
 from airflow_gpu_provider.acceptance.report import Expected, markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
-from airflow_gpu_provider.api_calls import ApiCall, told_to
+from airflow_gpu_provider.cluster.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.base import Say, platform_for

@@ -17,7 +17,7 @@ from airflow_gpu_provider.acceptance.budget import Budget
 from airflow_gpu_provider.acceptance.pools import CloudPool
 from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.acceptance.steps import StepReport
-from airflow_gpu_provider.api_calls import ApiCall
+from airflow_gpu_provider.cluster.api_calls import ApiCall
 
 _PACKAGES = (
     "airflow-gpu-provider",

@@ -32,10 +32,10 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.reports.doctor import examine
-from airflow_gpu_provider.run_identity import run_key
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.tasks.run_identity import run_key
 
 INSTALLATION = "airflow-gpu-accept"
 """Whose demand it is: no DAG's of the Airflow that the command runs in, which knows nothing of these runs."""

@@ -16,9 +16,9 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds
-from airflow_gpu_provider.workload_placement import tolerations_of
+from airflow_gpu_provider.pools.workload_placement import tolerations_of
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"

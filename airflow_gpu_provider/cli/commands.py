@@ -32,10 +32,10 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.reports.status import read_status
-from airflow_gpu_provider.scaling.extension import extend_demand, hours
-from airflow_gpu_provider.scaling.janitor import reap_pools
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.end.extension import extend_demand, hours
+from airflow_gpu_provider.scaling.end.janitor import reap_pools
 
 _AT_ONCE = 8  # pools that are asked at the same time
 
@@ -151,7 +151,7 @@ def doctor(args: Namespace) -> None:
 @_command
 def reap(args: Namespace) -> None:
     """List leftovers that no run wants; remove them with --yes, and exit with status 1 if any remain after that."""
-    from airflow_gpu_provider.run_identity import known_installation_id
+    from airflow_gpu_provider.tasks.run_identity import known_installation_id
 
     reaped = reap_pools(
         _pools(args),

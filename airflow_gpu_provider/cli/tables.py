@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.cost.amounts import UNKNOWN, in_words
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
-from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
-from airflow_gpu_provider.scaling.janitor import Leftover
-from airflow_gpu_provider.scaling.waits import format_seconds
-from airflow_gpu_provider.scaling.wanted import plural
+from airflow_gpu_provider.scaling.decide.wanted import plural
+from airflow_gpu_provider.scaling.end.janitor import Leftover
+from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 _WIDE = 400  # columns; more than any row takes
 _NAMED = 5  # pools in one line

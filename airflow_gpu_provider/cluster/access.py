@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from airflow_gpu_provider.api_calls import report_kubernetes_call
+from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.credentials import Credentials, Shown
 from airflow_gpu_provider.cluster.threads import AT_ONCE

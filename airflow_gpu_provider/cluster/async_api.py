@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from airflow_gpu_provider.api_calls import report_kubernetes_call
+from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.credentials import Credentials, Shown

@@ -12,7 +12,7 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gangs import GANG_LABEL
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel

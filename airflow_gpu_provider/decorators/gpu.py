@@ -10,9 +10,9 @@ from airflow.providers.cncf.kubernetes.decorators.kubernetes import _KubernetesD
 from airflow.sdk.bases.decorator import task_decorator_factory
 from airflow.sdk.definitions.xcom_arg import XComArg
 
-from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.training.place.environment import check_pickled
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import BlockFailed
-from airflow_gpu_provider.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import AutoscalerNotRunning
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotReleased
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.platforms.base import Group
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 _POLL_SECONDS = 5.0
 _TRIES = 3
@@ -60,8 +60,8 @@ class DeleteGpuPoolOperator(PoolOperator):
         self.wait_timeout = duration("timeout", timeout)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import pool_opener
-        from airflow_gpu_provider.scaling.deletion import delete_pool, delete_pool_records
+        from airflow_gpu_provider.scaling.end.deletion import delete_pool, delete_pool_records
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         reconciler = pool_opener(context, self.log.info)(self.gpu_pool)
         groups = delete_pool(reconciler, force=bool(self.force), say=self.log.info)

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
-from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
     from airflow_gpu_provider.cluster.apply import Applied
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.waits import Progress
+    from airflow_gpu_provider.scaling.wait.waits import Progress
 
 VERSION = "v0.20.0"
 NAMESPACE = "kube-system"
@@ -98,7 +98,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.plan_only = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.setbacks import call_with_retries
+        from airflow_gpu_provider.scaling.wait.setbacks import call_with_retries
 
         result, now = call_with_retries(self._install, within=self.wait_timeout, say=self.log.info)
         return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
@@ -166,8 +166,8 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
         from airflow_gpu_provider.addons.plugin_watch import watch_plugin
-        from airflow_gpu_provider.scaling.setbacks import persistently
-        from airflow_gpu_provider.scaling.wait_loop import Narrator
+        from airflow_gpu_provider.scaling.wait.setbacks import persistently
+        from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
         setbacks = Narrator(self.log.warning, started=wait.started)

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
-from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.giving_up import (
     check_give_up_after,
     giving_up_on_failure,
@@ -21,7 +20,8 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.platforms.base import Plan
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
-    from airflow_gpu_provider.scaling.writes import Outcome
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.writes import Outcome
+    from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 
 
 T = TypeVar("T")
@@ -150,8 +150,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import run_key
-        from airflow_gpu_provider.scaling.shortage import check_autoscaler
+        from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
+        from airflow_gpu_provider.tasks.run_identity import run_key
 
         if not self.plan_only:
             check_scale_down_is_to_come(self, context["ti"])
@@ -190,7 +190,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
-        from airflow_gpu_provider.scaling.setbacks import call_with_retries
+        from airflow_gpu_provider.scaling.wait.setbacks import call_with_retries
 
         return call_with_retries(call, within=self.wait_timeout, say=self.log.info)
 
@@ -205,13 +205,13 @@ class EnsureGpuPoolOperator(PoolOperator):
             self._call_with_retries(lambda: reconciler.upgrade(self.log.info))
 
     def _open(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.run_identity import pool_opener
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         return pool_opener(context, self.log.info)(self.gpu_pool)
 
     def _wait(self, reconciler: Reconciler, key: DemandKey, counts: NodeCounts, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import group_writer, lock_holder, run_ends_by
-        from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+        from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
+        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
 
         ends_by, nodes = run_ends_by(context), counts.wanted()
 
@@ -266,7 +266,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.wait_loop import run_wait
+        from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
         waiting = run_wait(
             wait,
@@ -297,7 +297,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         ) from error
 
     def _give_up(self, context: Context) -> None:
-        from airflow_gpu_provider.run_identity import run_key
+        from airflow_gpu_provider.tasks.run_identity import run_key
 
         release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
@@ -311,7 +311,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
     """Return how many nodes the pool needs for this run and for those that already want nodes."""
-    from airflow_gpu_provider.cluster.demand import list_demand
+    from airflow_gpu_provider.scaling.state.demand import list_demand
 
     now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)
@@ -328,7 +328,7 @@ def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
 
 def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
     """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
-    from airflow_gpu_provider.scaling.scarce_capacity import tried_in_words
+    from airflow_gpu_provider.scaling.decide.scarce_capacity import tried_in_words
 
     names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
     log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -75,8 +75,8 @@ class ExtendGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
-        from airflow_gpu_provider.run_identity import pool_opener, run_is_over
-        from airflow_gpu_provider.scaling.extension import extend_demand, hours
+        from airflow_gpu_provider.scaling.end.extension import extend_demand, hours
+        from airflow_gpu_provider.tasks.run_identity import pool_opener, run_is_over
 
         pool = self._chosen()
         done = extend_demand(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
 def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
@@ -64,7 +64,7 @@ def push_tried(error: BaseException, context: Context) -> None:
 
 def release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
-    from airflow_gpu_provider.scaling.release_now import WHEN_KILLED, release_now
+    from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_now
 
     operator.log.info("Withdrawing this run's demand for nodes.")
     within = WHEN_KILLED if operator._stop.error is not None else None

@@ -18,7 +18,6 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.later_arguments import KEEP_POD, LaterArguments
 from airflow_gpu_provider.operators.pod_arguments import (
     MovedArguments,
@@ -30,8 +29,9 @@ from airflow_gpu_provider.operators.pod_arguments import (
     ranks_of,
 )
 from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
-from airflow_gpu_provider.pool_operator import seconds_of
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.tasks.open_blocks import current_pool
+from airflow_gpu_provider.tasks.pool_operator import seconds_of
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from kubernetes.client import V1Pod

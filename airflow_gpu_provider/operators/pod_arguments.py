@@ -8,9 +8,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
-from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.place.environment import check_given
 from airflow_gpu_provider.training.place.fit import amount
 from airflow_gpu_provider.training.place.pod_placement import check_gpus, check_shm

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.janitor import Reaped
+    from airflow_gpu_provider.scaling.end.janitor import Reaped
 
 
 class ReapGpuPoolsOperator(PoolOperator):
@@ -65,8 +65,8 @@ class ReapGpuPoolsOperator(PoolOperator):
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.run_identity import installation_id, pool_opener, run_is_over
-        from airflow_gpu_provider.scaling.janitor import reap_pools
+        from airflow_gpu_provider.scaling.end.janitor import reap_pools
+        from airflow_gpu_provider.tasks.run_identity import installation_id, pool_opener, run_is_over
 
         reaped = reap_pools(
             self.gpu_pools,
@@ -88,7 +88,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         return [each.to_json() for each in reaped]
 
     def _tell(self, reaped: Sequence[Reaped]) -> None:
-        from airflow_gpu_provider.scaling.cost import in_words
+        from airflow_gpu_provider.cost.amounts import in_words
 
         for each in reaped:
             if not each.leftovers and not each.error:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotUsable
-from airflow_gpu_provider.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
 class _ReportOperator(PoolOperator):
@@ -27,7 +27,7 @@ class _ReportOperator(PoolOperator):
         self.gpu_pools = gpu_pools
 
     def _open(self, context: Context, pool: GpuPool) -> Reconciler:
-        from airflow_gpu_provider.run_identity import pool_opener
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         return pool_opener(context, self.log.info)(pool)
 
@@ -43,8 +43,8 @@ class GpuPoolStatusOperator(_ReportOperator):
     """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_gpu_provider.cost.amounts import in_words
         from airflow_gpu_provider.reports.status import read_status
-        from airflow_gpu_provider.scaling.cost import in_words
 
         found: list[dict[str, Any]] = []
         for pool in self.gpu_pools:

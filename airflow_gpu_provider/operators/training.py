@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
-from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.open_blocks import block_of, current_pool
-from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry
@@ -191,7 +191,7 @@ class TrainingOperator(PoolOperator):
         **own: Any,
     ) -> PodTask:
         """Return the try of this context, with more of PodTask's arguments."""
-        from airflow_gpu_provider.run_identity import lock_holder, run_key
+        from airflow_gpu_provider.tasks.run_identity import lock_holder, run_key
 
         ti, pool = context["ti"], self.rendered_pool
         return PodTask(

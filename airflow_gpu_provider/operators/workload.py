@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, OnPreemption
 from airflow_gpu_provider.training.life.store import CarefulPodManager

@@ -9,7 +9,7 @@ from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
-from airflow_gpu_provider.workload_placement import tolerations_of
+from airflow_gpu_provider.pools.workload_placement import tolerations_of
 
 
 @dataclass(frozen=True, kw_only=True)

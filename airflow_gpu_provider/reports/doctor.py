@@ -31,13 +31,13 @@ from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
-from airflow_gpu_provider.scaling.group_claims import check_group_claims
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.shortage import WITHOUT_AUTOSCALER, how_to_launch
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import READY_WITHIN, supply
-from airflow_gpu_provider.scaling.waits import format_seconds
-from airflow_gpu_provider.scaling.wanted import plural
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims
+from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply
+from airflow_gpu_provider.scaling.decide.wanted import plural
+from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.jobs import GangJob, list_gang_jobs
+from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, total
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.scaling.admission import admission
-from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_since, total
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import MachineStatus, supply
-from airflow_gpu_provider.scaling.wanted import wanted_by, wanted_nodes
+from airflow_gpu_provider.scaling.apply.admission import admission
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
+from airflow_gpu_provider.scaling.decide.wanted import wanted_by, wanted_nodes
+from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -1,5 +1,5 @@
-"""How many nodes a pool should have: pure decisions, and the reconcile that carries one out under the lock.
+"""How many nodes a pool should have, cut by question: how they go (end), how tasks wait for them (wait), how a decision
+is carried out (apply), what it is (decide), and what it is taken from (state).
 
-`snapshot` is a decision's input, `decisions` decides without I/O, `reconcile` reads, decides and writes, `waits`
-decides whether a wait is over. Operators, sensors and triggers drive these.
+Operators, sensors and triggers drive these.
 """

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from airflow.sdk import DAG
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.cost.bill import Bill
     from airflow_gpu_provider.platforms.base import Say
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.bill import Bill
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 Blocks = Collection[tuple[str, str]]
 """Names of pools, and of the blocks on them; without the map index of those in a mapped task group."""
@@ -86,7 +86,7 @@ def bills(
         reconciler, blocks, connect, say: As for `release`.
         key: The demand of the block whose scale-down asks.
     """
-    from airflow_gpu_provider.cluster.usage import read_runs
+    from airflow_gpu_provider.cost.usage import read_runs
 
     found: dict[DemandKey, Bill] = {}
     missing = []
@@ -110,7 +110,7 @@ def bills(
 
 
 def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) -> Iterator[tuple[GpuPool, DemandKey]]:
-    from airflow_gpu_provider.cluster.demand import list_demand
+    from airflow_gpu_provider.scaling.state.demand import list_demand
 
     keys = [lease.key for lease in list_demand(reconciler.api) if _is_former(lease.key, run, blocks)]
     pools = _pools_here(reconciler, say) if keys else {}
@@ -121,7 +121,7 @@ def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) ->
 
 def _pools_here(reconciler: Reconciler, say: Say) -> dict[str, GpuPool]:
     """Return the pools of the cluster that its connection reaches, by name."""
-    from airflow_gpu_provider.scaling.janitor import OtherPools
+    from airflow_gpu_provider.scaling.end.janitor import OtherPools
 
     here = reconciler.pool
     others = OtherPools([here])

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cost.amounts import cost_since, in_words
+from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.bill import Bill
-from airflow_gpu_provider.scaling.cost import cost_since, in_words
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 
 
 def not_released(

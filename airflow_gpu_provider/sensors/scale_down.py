@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
-from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.cost.bill import Bill
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.bill import Bill
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
-    from airflow_gpu_provider.scaling.release_wait import ReleaseWait
-    from airflow_gpu_provider.scaling.wait_loop import Narrator
-    from airflow_gpu_provider.scaling.waits import Progress
-    from airflow_gpu_provider.tolerance import Tolerance
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+    from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+    from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+    from airflow_gpu_provider.scaling.wait.waits import Progress
 
 USAGE = "usage"
 """XCom key of what the run's nodes did and cost, also where the scale-down fails (docs/xcom.md)."""
@@ -156,8 +156,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _look(self, context: Context) -> Progress | None:
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
-        from airflow_gpu_provider.scaling.wait_loop import Narrator
-        from airflow_gpu_provider.tolerance import Tolerance
+        from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+        from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         wait = self._local_wait(context)
         narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
@@ -180,7 +180,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _local_wait(self, context: Context) -> ReleaseWait:
         """Return the wait by this machine's clock: the cluster's is not known before it has answered."""
         from airflow_gpu_provider.cluster.clock import SystemClock
-        from airflow_gpu_provider.scaling.release_wait import ReleaseWait
+        from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 
         if self._local is None:
             started = SystemClock().now()
@@ -190,12 +190,12 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._local
 
     def _key(self, context: Context) -> DemandKey:
-        from airflow_gpu_provider.run_identity import run_key
+        from airflow_gpu_provider.tasks.run_identity import run_key
 
         return run_key(context, self.gpu_pool.name, self.block_id)
 
     def _opened(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.run_identity import pool_opener
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         if self._reconciler is None:
             self._reconciler = pool_opener(context, self._say)(self.gpu_pool)
@@ -210,7 +210,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return not_released(error, self._key(context), lambda: self._opened(context), on_bill=push)
 
     def _defer(self, context: Context) -> NoReturn:
-        from airflow_gpu_provider.run_identity import group_writer, lock_holder
+        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
 
         wait = self._wait or self._local_wait(context)
@@ -247,7 +247,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _usage(self, context: Context, result: Mapping[str, Any]) -> dict[str, Any]:
         """Return the run's bill, with what it used for blocks that its DAG does not have any more, and released now."""
-        from airflow_gpu_provider.sensors import run_bill
+        from airflow_gpu_provider.cost import run_bill
 
         key, reconciler = self._key(context), self._opened(context)
         former, missing = self._former_blocks(context)
@@ -264,8 +264,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
         """Release what the run wanted for blocks that its DAG does not have any more, and return their bills."""
-        from airflow_gpu_provider.run_identity import pool_opener
         from airflow_gpu_provider.sensors import former_blocks
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         blocks = former_blocks.blocks_of(self.get_dag())
         if not blocks:
@@ -293,7 +293,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
 def _released(result: Mapping[str, Any]) -> str:
     """Return how the wait ended, in words: what is left, and for whom."""
-    from airflow_gpu_provider.scaling.wanted import plural
+    from airflow_gpu_provider.scaling.decide.wanted import plural
 
     pool, after, nodes = result["pool"], f"after {result['seconds']} s", result["nodes"]
     if not nodes and not result["desired"]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.gangs import JOB_LABEL, jobs_path
+from airflow_gpu_provider.cluster.gang_labels import JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.watch.following import Following

@@ -20,15 +20,15 @@ from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.usage import record_computed, record_pods
+from airflow_gpu_provider.cost.usage import record_computed, record_pods
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.records import handed_back, is_of_later_release
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.release_now import release_now
-from airflow_gpu_provider.scaling.setbacks import persistently
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.end.release_now import release_now
+from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
+from airflow_gpu_provider.scaling.wait.setbacks import persistently
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.life.machine import may_be_spot
 from airflow_gpu_provider.training.log.followed_log import PodLogs
 from airflow_gpu_provider.training.log.kept_lines import KeptLines

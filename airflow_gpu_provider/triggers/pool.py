@@ -20,12 +20,12 @@ from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_defer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
-    from airflow_gpu_provider.scaling.release_wait import ReleaseWait
-    from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-    from airflow_gpu_provider.scaling.wait_loop import Wait
-    from airflow_gpu_provider.scaling.waits import Progress
-    from airflow_gpu_provider.scaling.writes import Outcome
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.apply.writes import Outcome
+    from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+    from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+    from airflow_gpu_provider.scaling.wait.wait_loop import Wait
+    from airflow_gpu_provider.scaling.wait.waits import Progress
 
 RECORD_VERSION = 1
 
@@ -37,7 +37,7 @@ class _PoolTrigger(RecordTrigger):
     every: ClassVar[float]
 
     async def _result(self) -> Mapping[str, Any] | None:
-        from airflow_gpu_provider.scaling.wait_loop import run_wait
+        from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
         progress = await run_wait(
             self._wait_record(),
@@ -59,8 +59,8 @@ class _PoolTrigger(RecordTrigger):
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
         from airflow_gpu_provider.cluster.demand_key import DemandKey
-        from airflow_gpu_provider.scaling.open_pool import open_pool
-        from airflow_gpu_provider.scaling.release_now import release_now
+        from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+        from airflow_gpu_provider.scaling.end.release_now import release_now
 
         key = DemandKey(**self.record["wait"]["key"])
         holder = f"{self.record['holder']}+trigger"
@@ -87,7 +87,7 @@ class NodesTrigger(_PoolTrigger):
     every = 15.0
 
     def _wait_record(self) -> Wait:
-        from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+        from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 
         return NodesWait.from_record(self.record["wait"])
 
@@ -123,7 +123,7 @@ class ReleaseTrigger(_PoolTrigger):
 
     @functools.cached_property
     def _wait(self) -> _Release:
-        from airflow_gpu_provider.scaling.release_wait import ReleaseWait
+        from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 
         return _Release(ReleaseWait.from_record(self.record["wait"]))
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.records import handed_back, is_of_later_release
+from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
 from airflow_gpu_provider.triggers.deferral_delay import wait_out_airflow_72716
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.workload_state import main_container
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait

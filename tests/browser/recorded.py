@@ -8,11 +8,11 @@ from typing import Any
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.usage import Computed, MachineUse, RunUsage
+from airflow_gpu_provider.cost.bill import bill
+from airflow_gpu_provider.cost.usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
-from airflow_gpu_provider.scaling.bill import bill
-from airflow_gpu_provider.scaling.waits import phase
+from airflow_gpu_provider.scaling.wait.waits import phase
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Sample
 
 Conf = dict[str, Any]

@@ -57,7 +57,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{REAL}/test_block.py::test_zero_fails_and_is_cleared",
     ),
     "a node stops being Ready": (
-        "tests/unit/scaling/test_decisions.py::test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement",
+        "tests/unit/scaling/decide/test_decisions.py::test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement",
         "tests/unit/training/test_pod_wait.py::test_container_that_was_killed_as_its_node_went_down_is_preempted",
         f"{POD_MACHINES}::test_lost_machine_is_a_preemption_and_the_next_pod_gets_another",
         "sandbox/tests/unit/test_machines.py::test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up",
@@ -181,7 +181,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_outside.py::test_dagrun_timeout_while_the_training_waits_for_its_retry",
         "tests/unit/operators/test_ensure.py::test_run_ends_a_moment_after_its_timeout",
         "tests/sandbox/test_janitor.py::test_dead_runs_lose_their_demand_their_pods_and_their_machines",
-        "tests/unit/scaling/test_reconcile.py::test_after_its_time_a_run_s_machine_goes_without_anybody_giving_it_up",
+        "tests/unit/scaling/apply/test_reconcile.py::test_after_its_time_a_run_s_machine_goes_without_anybody_giving_it_up",
         "dagrun-timeout at train-in-worker",
     ),
     "the run or the DAG is deleted": (
@@ -224,7 +224,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a backfill, catching up on ten nights, `max_active_runs > 1`": (
         f"{DRY}/test_several_runs.py::test_a_backfill",
         f"{DRY}/test_several_runs.py::test_runs_side_by_side_end_each_by_itself",
-        "tests/unit/scaling/test_reconcile.py::test_what_two_runs_want_adds_up_and_each_goes_by_itself",
+        "tests/unit/scaling/apply/test_reconcile.py::test_what_two_runs_want_adds_up_and_each_goes_by_itself",
         "tests/sandbox/test_reconcile.py::test_runs_that_come_and_go_at_once",
         "tests/sandbox/test_scale_down.py::test_what_another_run_wants_stays_and_is_named",
         f"{REAL}/test_block.py::test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none",

@@ -18,9 +18,9 @@ BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.FIRST", 0.5)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY_FOR_GANGS", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.FIRST", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY_FOR_GANGS", 1.0)
 
 
 def test_two_runs_share_a_node_and_the_second_one_releases_it(cluster: Cluster) -> None:

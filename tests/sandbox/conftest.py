@@ -15,7 +15,7 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, OutOfStock, error_types
-from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually
@@ -82,8 +82,8 @@ def quick_looks() -> Iterator[None]:
     """What takes minutes in a cloud takes a second here: who waits for it looks again sooner."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
-        patch.setattr("airflow_gpu_provider.scaling.setbacks._EVERY", 1.0)
-        patch.setattr("airflow_gpu_provider.scaling.janitor._POLL_SECONDS", 0.5)
+        patch.setattr("airflow_gpu_provider.scaling.wait.setbacks._EVERY", 1.0)
+        patch.setattr("airflow_gpu_provider.scaling.end.janitor._POLL_SECONDS", 0.5)
         yield
 
 

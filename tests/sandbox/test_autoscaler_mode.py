@@ -17,7 +17,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -154,7 +154,7 @@ def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     night = nights()
     night.ensure()
     gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))

@@ -11,7 +11,6 @@ import pytest
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import (
@@ -20,6 +19,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
 )
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.state.lock import PoolLock
 from gpu_sandbox.control_plane import ControlPlane
 from tests.demand_leases import check_that_demand_is_kept
 from tests.kubeconfig import access_of

@@ -16,13 +16,13 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("api", "now")
 def test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     script = """
         trap 'date "+rank ended at %s"; exit 0' TERM
         [ "$AIRFLOW_GPU_ATTEMPT" = 2 ] && exec echo all well
@@ -92,7 +92,7 @@ def test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one(
 def test_two_gangs_on_two_nodes_take_turns(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     ends: list[Any] = []
 
     def one(number: int) -> None:
@@ -109,7 +109,7 @@ def test_two_gangs_on_two_nodes_take_turns(
 def test_gang_that_no_block_covers_brings_its_nodes_and_takes_them_along(
     gpu_sandbox: Sandbox, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     alone = with_nodes(eks_pool(gpu_sandbox, "gang-alone", max_nodes=2))
     run(ScaleDownSensor(task_id="zero", gpu_pool=alone))
     _, lines = lines_of(lambda: run(gang(alone, "echo hello")))

@@ -13,8 +13,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, jobs_path
-from airflow_gpu_provider.cluster.jobs import admit, delete_job, list_gang_jobs, suspend
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
@@ -23,11 +22,13 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling import admission, pool_updates
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.supply import usable_nodes
+from airflow_gpu_provider.scaling.apply import admission
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.state.gang_jobs import admit, delete_job, list_gang_jobs, suspend
+from airflow_gpu_provider.scaling.wait import pool_updates
+from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox

@@ -8,12 +8,12 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import (
     PodDeadline,
     TaskKilled,
 )
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import FOREVER, pod, pods, running_pod

@@ -11,12 +11,12 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
-from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BadGpu, GpuError, OutOfStock, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -29,7 +29,7 @@ from tests.sandbox.ways import DEFERRED_BY_DAY
 @pytest.fixture
 def looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is looked at each second while a pod waits."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
 
 
 pytestmark = pytest.mark.usefixtures("api", "now", "looked_after")

@@ -20,7 +20,7 @@ from airflow_gpu_provider.operators.cluster_autoscaler import InstallClusterAuto
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from tests.sandbox.running import eventually, run
 
 POOL = EksGpuPool(

@@ -16,12 +16,12 @@ from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider.acceptance.tasks import first_event
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
@@ -67,7 +67,7 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for that only a real night has to wait for."""
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
 
 
 def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:

@@ -1,6 +1,6 @@
 """The Reconciler on a real API server and the sandbox's AWS: from zero and back, several at once, and the next zone.
 
-What it decides, and what it does for it, is tested in tests/unit/scaling/test_reconcile.py, in virtual time.
+What it decides, and what it does for it, is tested in tests/unit/scaling/apply/test_reconcile.py, in virtual time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.supply import usable_nodes
-from airflow_gpu_provider.scaling.writes import Outcome
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN
+from airflow_gpu_provider.scaling.decide.supply import usable_nodes
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually

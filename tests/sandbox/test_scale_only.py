@@ -36,9 +36,9 @@ from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
@@ -337,7 +337,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     deferrable: bool,
 ) -> None:
     """Of a machine that is shut down under its pod, the kubelet may have told the container's answer to SIGTERM."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_updates.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     name = f"spot-{'deferred' if deferrable else 'blocking'}"
     owner.auto_scaling_group(name, spot=True)
     pool = eks_pool(gpu_sandbox, name=name, asg_names=[name], max_nodes=1)

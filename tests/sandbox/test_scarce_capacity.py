@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox

@@ -11,16 +11,16 @@ from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.supply import usable_nodes
-from airflow_gpu_provider.scaling.writes import Outcome
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run

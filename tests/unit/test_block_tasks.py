@@ -20,7 +20,7 @@ from airflow.ti_deps.deps.prev_dagrun_dep import PrevDagrunDep
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pool_operator import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2

@@ -14,7 +14,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
 
 from airflow_gpu_provider import errors
-from airflow_gpu_provider.pool_operator import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
 
 DOCS = Path(__file__).parents[2] / "docs"
 RETRIES, ENDS = DOCS / "errors.md", DOCS / "gpu-pod.md"

@@ -20,7 +20,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
-from airflow_gpu_provider.api_calls import report_calls_to_aws
+from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws
 from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE

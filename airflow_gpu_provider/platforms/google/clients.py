@@ -25,7 +25,7 @@ from google.auth.credentials import Scoped
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
-from airflow_gpu_provider.api_calls import report_calls_to_google
+from airflow_gpu_provider.cluster.api_calls import report_calls_to_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors

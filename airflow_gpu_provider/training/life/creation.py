@@ -12,7 +12,8 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.errors import GpuError, PermissionDenied
-from airflow_gpu_provider.scaling.release_now import check_nodes_can_come
+from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
+from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.store import attempt_of
@@ -24,7 +25,6 @@ from airflow_gpu_provider.training.place.checkpoint import (
     environment,
 )
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus
-from airflow_gpu_provider.workload_placement import grace_warning, idle_gpus_warning
 
 _log = logging.getLogger(__name__)
 

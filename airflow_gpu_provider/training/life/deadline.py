@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.demand import DemandLease, list_demand
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import TASK_LABEL
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, label_selector, list_items

@@ -16,12 +16,12 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
-from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.release_now import WHEN_KILLED, release_now
-from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_now
+from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.records import Record
+from airflow_gpu_provider.scaling.wait.records import Record
 
 OnPreemption = Literal["resume", "fail"]
 

@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
 from airflow_gpu_provider.cluster.pods import STUCK_AFTER, Pod, mark_collected
-from airflow_gpu_provider.cluster.usage import record_computed, record_pods
+from airflow_gpu_provider.cost.usage import record_computed, record_pods
 from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.stopping import Stop
+from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
 from airflow_gpu_provider.training.life.task_cluster import TaskCluster

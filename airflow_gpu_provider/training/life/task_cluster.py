@@ -10,10 +10,10 @@ from functools import cached_property
 from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.state.gpu_health import GpuHealth
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods
 

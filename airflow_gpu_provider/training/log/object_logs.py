@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.gangs import jobs_path
+from airflow_gpu_provider.cluster.gang_labels import jobs_path
 from airflow_gpu_provider.cluster.pod_log import POSITIONS, shown
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError

@@ -11,9 +11,9 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
-from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
-from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
+from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 
 MASTER_PORT = 29500

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
+from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import Manifest, PodTemplate, kind_of, templates_of
 from airflow_gpu_provider.training.place.queue_name import check_queue_name
 

@@ -15,16 +15,16 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.pools.workload_placement import check_shares, tolerations_of
+from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.environment import check_environment
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
-from airflow_gpu_provider.workload_placement import check_shares, tolerations_of
 
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "gpu-pod-shm"

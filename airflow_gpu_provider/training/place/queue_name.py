@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import is_dns_label, is_template
+from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 
 
 def check_queue_name(queue_name: str | None, labels: Any = None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.shortage import NoCapacity
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of, unseen_end
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, ended_at, first_failure, of_rank
 from airflow_gpu_provider.training.wait.gang_lines import gang_lines

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used,power.draw", "--format=csv,noheader,nounits")
 """Prints a line for each GPU of the container: percent, MiB, watts."""

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.waits import phase
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.scaling.wait.waits import phase
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, timeline
 

@@ -17,8 +17,8 @@ from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
-from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
 from airflow_gpu_provider.training.wait.end import (
     KILLED,
     RAISE_DEADLINE,

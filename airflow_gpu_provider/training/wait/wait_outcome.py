@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import PodWait

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
-from airflow_gpu_provider.cluster.gangs import RANK_ANNOTATION
-from airflow_gpu_provider.cluster.jobs import ADMITTED_AT
+from airflow_gpu_provider.cluster.gang_labels import RANK_ANNOTATION
+from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
 from airflow_gpu_provider.training.place.kinds import KINDS, Json, WorkloadEnd, WorkloadKind
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"

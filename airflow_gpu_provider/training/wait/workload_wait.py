@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, unseen_end, why_disrupted
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank

@@ -11,8 +11,8 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.errors import LOST
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, each

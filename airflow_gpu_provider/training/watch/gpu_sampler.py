@@ -12,7 +12,7 @@ import aiohttp
 
 from airflow_gpu_provider.cluster.pods import gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuIdle
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, GpuWatching, Idleness, parse
 
 if TYPE_CHECKING:

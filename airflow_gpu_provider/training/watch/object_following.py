@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.gangs import jobs_path
+from airflow_gpu_provider.cluster.gang_labels import jobs_path
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
 from airflow_gpu_provider.training.log.object_logs import GangLogs, WorkloadLogs, shown_as
 from airflow_gpu_provider.training.wait.gang_wait import GangWait

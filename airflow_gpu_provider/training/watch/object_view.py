@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.watched import (
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
-from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
+from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.place.kinds import KINDS
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, Silence
 from airflow_gpu_provider.training.wait.refused_pods import RefusedPods

@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
 from airflow_gpu_provider.errors import GpuError, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
+from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.training.watch.view import View

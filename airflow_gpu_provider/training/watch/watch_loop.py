@@ -12,15 +12,15 @@ from airflow_gpu_provider.cluster.informer import watching
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.cluster.watched import pool_nodes
+from airflow_gpu_provider.cost.usage import record_pods
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling import pool_updates
-from airflow_gpu_provider.scaling.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait import pool_updates
+from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
 
 

@@ -9,7 +9,7 @@ from airflow_gpu_provider.acceptance.budget import Budget
 from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.acceptance.report import Expected, differences, markdown
 from airflow_gpu_provider.acceptance.steps import StepReport
-from airflow_gpu_provider.api_calls import ApiCall
+from airflow_gpu_provider.cluster.api_calls import ApiCall
 from airflow_gpu_provider.pools import EksGpuPool
 
 ACCOUNT, CLUSTER, INSTANCE = "123456789012", "k8s-of-acme", "i-0123456789abcdef0"

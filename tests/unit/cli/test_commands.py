@@ -14,7 +14,7 @@ import pytest
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import lease, pool, snapshot
 from tests.unit.training.test_pod_placement import a_pool
 

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_gpu_provider.cli.tables import leftover_row, machine_rows, pool_row
 from airflow_gpu_provider.reports.status import pool_status
-from airflow_gpu_provider.scaling.janitor import Leftover
+from airflow_gpu_provider.scaling.end.janitor import Leftover
 from tests.unit.scaling.pools import machine, node, pool, snapshot
 
 

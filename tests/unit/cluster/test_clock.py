@@ -20,9 +20,9 @@ from kubernetes.client.exceptions import ApiException
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock, ahead
-from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
+from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 KEY = DemandKey(installation="a", dag_id="dag", run_id="run", pool="train")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, STUCK_AFTER, UNCOLLECTED, Pod
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 STAMP = "2026-03-01T01:00:00Z"

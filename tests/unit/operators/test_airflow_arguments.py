@@ -39,7 +39,7 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
-from airflow_gpu_provider.pool_operator import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
 from tests.unit.operators.test_drop_in import ARE_ATTRIBUTES, EKS, NEWEST, NOTHING_POLLS, SHAPES_THE_POD
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)

@@ -26,11 +26,11 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import Change, Machine
-from airflow_gpu_provider.run_identity import run_ends_by
-from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.scaling.writes import Outcome
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.decisions import decide
+from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.tasks.run_identity import run_ends_by
 from tests.sandbox.running import context_of
 from tests.unit.scaling.pools import machine, snapshot
 
@@ -138,9 +138,9 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     passed = iter(range(0, 10**6, 5))
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.release_now.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.shortage.check_autoscaler", lambda *_: None)
-    monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.release_now.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.shortage.check_autoscaler", lambda *_: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 
     def run(pool: Pool) -> Any:
@@ -148,7 +148,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
             pool._call("open")
             return pool
 
-        monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", open_pool)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", open_pool)
         operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
         return operator.execute(context_of(operator))
 
@@ -208,7 +208,7 @@ def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
     def open_pool(*_: Any, **__: Any) -> None:
         raise CredentialsError("The token is not accepted.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", open_pool)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", open_pool)
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
     event = {"status": "done", "result": RESULT}
     assert operator.resume(context_of(operator), event)["nodes"] == RESULT["nodes"]

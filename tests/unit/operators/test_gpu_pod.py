@@ -18,7 +18,7 @@ from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.records import handed_back
+from airflow_gpu_provider.scaling.wait.records import handed_back
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from tests.sandbox.running import context_of

@@ -16,8 +16,8 @@ from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolStatusOperator
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling import janitor
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.end import janitor
 from tests.sandbox.running import context_of, run
 from tests.unit.scaling.model.cloud import Cloud, ModelPlatform, groups_of
 from tests.unit.scaling.model.cluster import PODS
@@ -111,7 +111,7 @@ def night(monkeypatch: pytest.MonkeyPatch) -> Janitors:
     world = night.world
     time = SimpleNamespace(monotonic=world.actors.clock.monotonic, sleep=lambda _: go_round(world, []))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", night.open_pool)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", night.open_pool)
     monkeypatch.setattr(janitor, "time", time)
     return night
 

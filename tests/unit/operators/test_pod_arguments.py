@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, GpuWorkloadOperator, gpu_nodes
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
-from airflow_gpu_provider.pool_operator import duration
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.tasks.pool_operator import duration
 from tests.unit.training.manifests import a
 
 POOL = EksGpuPool(

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pool_operator import seconds_of
+from airflow_gpu_provider.tasks.pool_operator import seconds_of
 from tests.unit.training.test_pod_placement import a_pool
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
+from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
 from airflow_gpu_provider.training.place.pod_placement import check_gpus
-from airflow_gpu_provider.workload_placement import idle_gpus_warning, placement
 
 ZONES = ("us-central1-a", "us-central1-b")
 RESERVED = {

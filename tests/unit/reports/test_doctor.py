@@ -12,7 +12,7 @@ import pytest
 from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.reports.doctor import _Doctor
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import dry, machine, snapshot
 
 

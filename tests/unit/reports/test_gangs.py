@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.jobs import GangJob
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.reports import status
 from airflow_gpu_provider.reports.status import gang_rows
+from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
+from tests.unit.scaling.apply.test_admission import a, job, there
 from tests.unit.scaling.pools import NOW, A, lease, pod
-from tests.unit.scaling.test_admission import a, job, there
 
 WANTED = lease(nodes=2, gang=2)
 

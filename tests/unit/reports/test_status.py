@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.reports.status import pool_status
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import NOW, A, dry, lease, machine, node, pod, pool, snapshot
 
 

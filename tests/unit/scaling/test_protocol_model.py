@@ -29,12 +29,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from airflow_gpu_provider.cluster.demand import write_demand
-from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Machine
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.state.demand import write_demand
+from airflow_gpu_provider.scaling.state.lock import PoolLock
 from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actor
 from tests.unit.scaling.model.cloud import SPECS, Kind
@@ -430,7 +430,7 @@ class _LeaseFirst(Reconciler):
     """Writes demand before the switch is moved for it."""
 
     def want(self, key: Any, nodes: int, until: Any) -> Any:
-        from airflow_gpu_provider.scaling.reconcile import _lease
+        from airflow_gpu_provider.scaling.apply.reconcile import _lease
 
         with self._lock() as lock:
             write_demand(self.api, _lease(self.snapshot(), key, nodes, until), check=lock.check)

@@ -12,9 +12,9 @@ from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lock import KeptSpec
-from airflow_gpu_provider.cluster.usage import RunUsage
+from airflow_gpu_provider.cost.usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable
+from airflow_gpu_provider.scaling.state.lock import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,10 +61,10 @@ class Cluster:
         self.given_up: list[DemandKey] = []
         self.said: list[str] = []
         leases = lambda api: [SimpleNamespace(key=each) for each in self.demand]  # noqa: E731
-        monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", leases)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.cluster.pods.list_run_pods", self._pods)
         kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", lambda api: kept)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
@@ -77,7 +77,7 @@ class Cluster:
             return used
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("airflow_gpu_provider.cluster.usage.read_runs", read_runs)
+            patch.setattr("airflow_gpu_provider.cost.usage.read_runs", read_runs)
             return bills(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)
 
     def release(self, blocks: Any) -> list[DemandKey]:
@@ -167,7 +167,7 @@ def test_bill_without_an_answer_says_what_it_lacks(monkeypatch: pytest.MonkeyPat
     def away(api: Any) -> Any:
         raise ClusterUnreachable("It does not answer.", "Wait.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", away)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", away)
     found, missing = cluster.bills({("new", "new")}, usage(key("old", "old")))
     assert not found
     assert "what the DAG's former blocks cost could not be read (It does not answer." in missing

@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
 )
-from airflow_gpu_provider.stopping import Stop
+from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life import deadline, pod_try
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuIdle
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler

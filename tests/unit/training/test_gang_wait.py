@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
 from airflow_gpu_provider.training.wait.gang_lines import ranks_in_words
 from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait, Silence

@@ -16,8 +16,8 @@ from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.watch.object_view import GangView
 from airflow_gpu_provider.training.watch.watch_loop import watch

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler

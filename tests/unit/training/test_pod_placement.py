@@ -12,8 +12,8 @@ from kubernetes.client import models as k8s
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools.workload_placement import placement
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
-from airflow_gpu_provider.workload_placement import placement
 from tests.unit.pools.test_gke import pool as a_gke_pool
 
 

@@ -17,8 +17,8 @@ from airflow_gpu_provider.cluster import informer, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.watch import direct_reads as unshown
 from airflow_gpu_provider.training.watch import view
 from airflow_gpu_provider.training.watch import watch_loop as pod_watch

@@ -15,13 +15,13 @@ import pytest
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait

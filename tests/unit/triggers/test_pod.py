@@ -16,8 +16,8 @@ from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
-from airflow_gpu_provider.scaling.setbacks import Setbacks
-from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.kept_lines import KeptLines
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.training.test_pod_placement import a_pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.triggers.pool import NodesTrigger
 from tests.unit.scaling.pools import key, pool
 

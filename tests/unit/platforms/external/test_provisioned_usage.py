@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from tests.fakes.clients import FakeApiClient
 from tests.fakes.clock import VirtualClock
 from tests.unit.platforms.external.karpenter import Cluster, condition, pool

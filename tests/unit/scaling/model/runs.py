@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
 from airflow_gpu_provider.errors import GpuError, NodesNotReady
-from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.scaling.writes import Outcome
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.decisions import decide
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from tests.fakes.objects import Raw
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.supply import READY_WITHIN
-from airflow_gpu_provider.scaling.writes import FRESH
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.writes import FRESH
+from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN
 from tests.fakes.objects import Change, Raw
 from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actors, ModelClock

@@ -1,0 +1,1 @@
+"""What runs' nodes did and cost: recorded in the cluster, divided among runs, and reported."""

@@ -1,0 +1,82 @@
+"""What a run's nodes did and cost, told: in the task's log, and as Airflow metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cost.amounts import UNKNOWN
+from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase, together
+
+
+def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
+    """Return a run's bill: of its block, and of those that its DAG does not have any more.
+
+    Args:
+        own: The block's.
+        former: Those of the former blocks.
+        missing: What may be missing of these; empty for nothing.
+    """
+    if not former and not missing:
+        return own
+    bill = together([own, *former.values()])
+    return replace(bill, at_least="; ".join(filter(None, (bill.at_least, missing))))
+
+
+def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bill] | None = None) -> None:
+    """Say it in the task's log; idle time that the run's tasks could have left out is a warning, if it is much."""
+    for of, part in (former or {}).items():
+        name = f"block {of.block} on pool {of.pool}" if of.block else f"pool {of.pool}"
+        cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost, part.currency)}"
+        log.info("The run's bill includes %s, which the DAG no longer has: %s.", name, cost)
+    what = ", ".join(_phase(bill, phase) for phase in PHASES)
+    machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
+    cost = _money(bill.total_cost, bill.currency)
+    total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {cost}."
+    if bill.at_least:
+        log.warning(
+            "Run %s used at least %s The true numbers may be higher: %s.", key, total, bill.at_least.rstrip(".")
+        )
+    else:
+        log.info("Run %s used %s", key, total)
+    if bill.is_idle:
+        log.warning(
+            "%.0f %% of the run's node time on pool %s was idle while it still wanted the nodes (%s): no run had a pod"
+            " with GPUs there. Want fewer nodes, let tasks start sooner after one another, or move those without GPUs"
+            " out of the block.",
+            100 * bill.idle_before_release / bill.total_seconds,
+            key.pool,
+            _hours(bill.idle_before_release),
+        )
+
+
+def measure(key: DemandKey, bill: Bill) -> None:
+    """Set the gauges `gpu_provider.node_seconds.<phase>`, and `gpu_provider.cost.<phase>` where the price is known.
+
+    Gauges and not counters: a scale-down that is tried again says the same once more.
+    """
+    from airflow.providers.common.compat.sdk import Stats
+
+    tags = {"pool": key.pool, "dag_id": key.dag_id}
+    for phase in PHASES:
+        Stats.gauge(f"gpu_provider.node_seconds.{phase}", bill.seconds[phase], tags=tags)
+        cost = bill.cost[phase]
+        if cost is not None:
+            Stats.gauge(f"gpu_provider.cost.{phase}", cost, tags={**tags, "currency": bill.currency})
+
+
+def _phase(bill: Bill, phase: Phase) -> str:
+    said = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase], bill.currency)})"
+    return f"{said}, {bill.computed.in_words()}" if phase == "working" and bill.computed else said
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _money(cost: float | None, currency: str) -> str:
+    return UNKNOWN if cost is None else f"{cost:.{2 if cost >= 1 or cost == 0 else 4}f} {currency}"

@@ -1,0 +1,1 @@
+"""What carries a decision out: under the pool's lock, by requests to cloud and cluster."""

@@ -1,0 +1,335 @@
+"""Reconciler: reads a pool, decides, and writes - under the pool's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from airflow_gpu_provider.cluster.autoscaler_status import read_status
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.karpenter import KARPENTERS
+from airflow_gpu_provider.cluster.karpenter_keeps import why_kept
+from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.threads import all_in_parallel
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.quota import without_room
+from airflow_gpu_provider.scaling.apply.admission import GangQueue
+from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
+from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
+from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
+from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims, claimed
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.gang_jobs import delete_job, list_gang_jobs
+from airflow_gpu_provider.scaling.state.lock import PoolLock, Sighting, read_memo
+from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
+
+PATIENCE = timedelta(seconds=60)
+"""How long to wait for the pool's lock: longer than a dead holder keeps it."""
+
+
+_RECORDED_EVERY = timedelta(seconds=30)
+
+NO_REASON = "no reason given"
+"""The value of a demand's `extended` if it was extended within max_runtime without a reason."""
+
+PATIENCE_IN_A_LOOP = timedelta(seconds=1)
+"""The same in an event loop, which retries: between two tries it waits without a thread."""
+
+
+class Reconciler(PoolAccess):
+    """One pool, as one task changes it. Not for several threads at once; its arguments are PoolAccess's.
+
+    Attributes:
+        over_quota: Groups that do not grow because a quota has no room for more of their machines: what
+            `Platform.groups_over_quota` returned, here or in the process that began the wait.
+        patience: How long it waits for the pool's lock before DemandLockBusy.
+    """
+
+    over_quota: frozenset[str] = frozenset()
+    patience = PATIENCE
+    _recorded_at: datetime | None = None
+
+    @cached_property
+    def _seen_of_lock(self) -> Sighting:
+        return Sighting()
+
+    def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
+        """Read everything that a decision needs; a lock that is held is renewed meanwhile."""
+        alive = lock.keep if lock else do_nothing
+        leases = list_demand(self.api, self.pool.name)
+        nodes = list_nodes(self.api, self.pool.node_selector)
+        alive()
+        pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
+        shown = without_room(self.platform.observe(), self.over_quota)
+        alive()
+        now = self.clock.now()
+        # Read after the groups, so that it includes what was written meanwhile.
+        memo = lock.memo if lock else read_memo(self.api, self.pool.name)
+        groups = RecentWrites.parse(memo).on(shown, now)
+        seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
+        seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
+        seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
+        seen = self._with_kept(seen) if getattr(self.pool, "provisioner", None) in KARPENTERS else seen
+        return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
+
+    def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Leave out external groups that another pool used first."""
+        taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
+        return replace(seen, groups=tuple(group for group in seen.groups if group.name not in taken), claimed=taken)
+
+    def _with_joined(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Add the nodes that joined without the pool's labels."""
+        machines = {machine.id for group in seen.groups for machine in group.live}
+        new = machines - {node.machine for node in seen.nodes}
+        joined = list_unlabelled_nodes(self.api, self.pool.name, new) if new else ()
+        pods = {pod.uid: pod for pod in (*seen.pods, *self.pods_on(joined))}
+        return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
+
+    def _with_kept(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Add why Karpenter keeps what it is to remove."""
+        left = {each.machine.id: each.node for each in left_to_provisioner(seen)}
+        annotated = [machine for machine, node in left.items() if node and node.do_not_disrupt]
+        return replace(seen, kept=why_kept(self.api, left, seen.now, annotated)) if left else seen
+
+    def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
+        """Add what explains the wait for nodes that an autoscaler adds for pods."""
+        if not self.pool.needs_cluster_autoscaler or all(pod.node for pod in snapshot.pods):
+            return snapshot
+        return replace(snapshot, autoscaler=read_status(self.api))
+
+    def upgrade(self, say: Say) -> None:
+        """Have the cloud bring groups without machines up to date: what a plan calls "upgrade".
+
+        Raises:
+            DemandLockBusy, DemandLockLost: Another try helps.
+            GpuError: An error of the cluster or the cloud.
+        """
+        with self._lock() as lock:
+            begun = self.platform.upgrade(say, lock.check)
+            lock.memo = RecentWrites.parse(lock.memo).with_upgraded(begun, self.clock.now()).dump()
+
+    def want(self, key: DemandKey, nodes: int, until: datetime, *, gang: int = 0) -> Outcome:
+        """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
+
+        `gang` of the nodes must be in one zone. The switch is moved before the demand is written, so that there is
+        never demand without it.
+
+        Raises:
+            PoolDrift: Another pool's runs use an external group that this pool names.
+            DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
+            GpuError: An error of the cluster or the cloud.
+        """
+        with self._lock() as lock:
+            before = self.snapshot(lock)
+            check_group_claims(before)
+            lease = replace(_lease(before, key, nodes, until), gang=gang)
+            others = tuple(each for each in before.leases if each.key != key)
+            snapshot = replace(before, leases=(*others, lease))
+
+            def write() -> None:
+                write_demand(self.api, lease, check=lock.check)
+                self.ledger.begin(key, before.now, until)
+
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+
+    def extend(
+        self, keys: Collection[DemandKey], by: timedelta, *, reason: str, check: Callable[[DemandLease], None]
+    ) -> Outcome:
+        """Extend demand by `by`, its switch first; demand that is gone or over is not written.
+
+        `check` raises if a Lease may not be extended; it is called for all before the first is written.
+
+        Raises:
+            DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
+            GpuError: An error of the cluster or the cloud.
+        """
+        with self._lock() as lock:
+            before = self.snapshot(lock)
+            found = [lease for lease in before.leases if lease.key in keys and lease.live(before.now)]
+            for lease in found:
+                check(lease)
+            after = [
+                replace(lease, until=lease.until + by, extended=reason or lease.extended or NO_REASON)
+                for lease in found
+            ]
+            others = tuple(lease for lease in before.leases if lease not in found)
+            snapshot = replace(before, leases=(*others, *after))
+
+            def write() -> None:
+                for lease in after:
+                    write_demand(self.api, lease, check=lock.check)
+                    self.ledger.begin(lease.key, before.now, lease.until)
+
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+
+    def reconcile(self, *, admits: bool = False) -> Outcome:
+        """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do.
+
+        With `admits`, gangs whose nodes are free are admitted, too.
+        """
+        snapshot = self.snapshot()
+        decision = decide(snapshot)
+        gangs = GangQueue(self.api, snapshot, decision) if admits else None
+        if decision.is_empty and (gangs is None or gangs.is_empty):
+            news = gangs.news if gangs else None
+            self._record_idle(snapshot)
+            return Outcome(snapshot=snapshot, decision=decision, said=decision.notes, gangs=news)
+        with self._lock() as lock:
+            snapshot = self.snapshot(lock)
+            decision = decide(snapshot)
+            gangs = GangQueue(self.api, snapshot, decision) if admits else None
+            if gangs is None:
+                return Writes(self, lock, snapshot, decision).carry_out()
+            gangs.move_on(lock.check)
+            outcome = Writes(self, lock, snapshot, decision).carry_out()
+            return replace(outcome, gangs=gangs.news, said=(*gangs.news.said, *outcome.said))
+
+    def amend(self, *asks: DemandChange) -> Outcome:
+        """Write what runs want from now on, if their demand is unchanged; bring the pool closer to it.
+
+        A run that has withdrawn its demand meanwhile does not get it back.
+        """
+        with self._lock() as lock:
+            before = self.snapshot(lock)
+            after = {ask.before: ask.after for ask in asks if ask.before in before.leases}
+            snapshot = replace(before, leases=tuple(after.get(lease, lease) for lease in before.leases))
+
+            def write_all() -> None:
+                for lease in after.values():
+                    write_demand(self.api, lease, check=lock.check)
+
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write_all)
+
+    def delete_demand_and_reconcile(self, key: DemandKey) -> Outcome:
+        """Delete the run's demand, and bring the pool closer to what is wanted without it. Idempotent."""
+        if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
+            return self.reconcile()
+        with self._lock() as lock:
+            self.ledger.end(key, self.clock.now())
+            lock.check()
+            delete_demand(self.api, key)
+            snapshot = self.snapshot(lock)
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
+
+    def delete_demand_if_unchanged(self, lease: DemandLease) -> bool:
+        """Delete a run's demand if it is unchanged since it was read; return False if it is gone or has changed."""
+        with self._lock() as lock:
+            if lease not in list_demand(self.api, self.pool.name):
+                return False
+            self.ledger.end(lease.key, self.clock.now())
+            lock.check()
+            return delete_demand(self.api, lease.key)
+
+    def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
+        """Delete exactly these pods, and return the names of those that were there, as namespace/name.
+
+        The Job of a gang's pods is deleted with them, and before them.
+
+        Raises:
+            GpuError: A pod could not be deleted; the deletion of all the others was requested.
+        """
+        leaving = tuple(pods)
+        self.ledger.pods(leaving, self.clock.now())
+        to_go = [pod for pod in leaving if not pod.deleting]
+        gangs = {pod.job: (pod.namespace, pod.job_name, pod.job) for pod in leaving if pod.job}
+        try:
+            all_in_parallel(self._delete_job, [*gangs.values()], at_once=self.at_once)
+        finally:
+            were_there = all_in_parallel(self._delete, to_go, at_once=self.at_once)
+        return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
+
+    def _delete(self, pod: Pod) -> bool:
+        with _named(f"Pod {pod}"):
+            return delete_pod(self.api, pod)
+
+    def _delete_job(self, job: tuple[str, str, str]) -> bool:
+        namespace, name, uid = job
+        with _named(f"Job {namespace}/{name}"):
+            return delete_job(self.api, namespace, name, uid)
+
+    def delete_gangs(self, lease: DemandLease) -> list[str]:
+        """Delete the gangs of a run, and return their names as namespace/name; waiting gangs have no pods.
+
+        Jobs are listed only if the run has wanted nodes for a gang.
+
+        Raises:
+            GpuError: One could not be deleted; the deletion of all the others was requested.
+        """
+        jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if lease.gang else ()
+        to_go = [(job.namespace, job.name, job.uid) for job in jobs]
+        were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)
+        return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
+
+    def delete_run_pods(self, key: DemandKey) -> list[str]:
+        """Delete the pods that the run left on this pool, and return their names as namespace/name."""
+        return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
+
+    def release(self, key: DemandKey) -> Outcome:
+        """Delete the gangs and the pods that the run left, and release its demand. Idempotent.
+
+        Raises:
+            GpuError: An error of the cluster or the cloud. If a pod cannot be deleted, the demand and the machines
+                without a running pod are released nevertheless.
+        """
+        try:
+            leases = [lease for lease in list_demand(self.api, self.pool.name) if lease.key == key]
+            deleted = [f"gang {name}" for lease in leases for name in self.delete_gangs(lease)]
+            deleted += [f"pod {name}" for name in self.delete_run_pods(key)]
+        except GpuError:
+            self.delete_demand_and_reconcile(key)
+            raise
+        outcome = self.delete_demand_and_reconcile(key)
+        return replace(outcome, said=(*(f"deleted leftover {name}" for name in deleted), *outcome.said))
+
+    def record_machines(self) -> None:
+        """Record the pool's present machines, for the bills of its runs."""
+        snapshot = self.snapshot()
+        self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
+
+    def _record_idle(self, snapshot: PoolSnapshot) -> None:
+        """Record, now and then, machines that their provisioner keeps although no run wants them: they cost as well."""
+        if not left_to_provisioner(snapshot):
+            return
+        if self._recorded_at is None or snapshot.now - self._recorded_at >= _RECORDED_EVERY:
+            self._recorded_at = snapshot.now
+            self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
+
+    def _lock(self) -> PoolLock:
+        spec = self.pool.serialize()
+        return PoolLock(
+            self.api,
+            self.pool.name,
+            self.holder,
+            timeout=self.patience,
+            clock=self.clock,
+            say=self._say,
+            spec=spec,
+            seen=self._seen_of_lock,
+        )
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Name what could not be deleted in the error."""
+    try:
+        yield
+    except GpuError as error:
+        raise type(error)(f"{what} could not be deleted: {error.what}", error.fix, **error.details) from error
+
+
+def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:
+    """Return the run's new demand; while it is live it keeps its place in the queue."""
+    old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
+    groups = tuple(group.name for group in before.groups if not group.owned)
+    made = DemandLease(
+        key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now, groups=groups
+    )
+    is_longer = old is not None and old.extended and old.until > until
+    return replace(made, until=old.until, extended=old.extended) if old and is_longer else made

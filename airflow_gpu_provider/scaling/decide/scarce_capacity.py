@@ -1,0 +1,199 @@
+"""Scarce nodes: when fewer suffice, when to release what came and try again later, and what was tried.
+
+Pure. What must outlive the waiting process is in the run's demand Lease (its nodes, its attempts, when the next one
+starts) and in the cloud's record of failed launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider.platforms import backoff
+from airflow_gpu_provider.platforms.base import COMING, Group
+from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
+from airflow_gpu_provider.scaling.decide.placement import place
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.supply import supply
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+_LEAST_RUNTIME = 0.75
+"""Share of the pool's max_runtime that a run still has when its nodes finally come."""
+
+_JITTER = 0.2
+
+_CLOCKS_APART = timedelta(seconds=2)  # a wait's time is the API server's, in whole seconds; a failure's is the cloud's
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandChange:
+    """What a run wants from now on, in place of `before`, and why."""
+
+    before: DemandLease
+    after: DemandLease
+    why: str
+
+
+def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> bool:
+    """Return True if no machine is being launched and every candidate is passed over for now.
+
+    For a gang, this means every zone that could provide all of its nodes.
+    """
+    if any(group.launching or group.status in COMING for group in snapshot.groups):
+        return False
+    machines = supply(snapshot)
+    if any(each.state == "coming" for each in machines):
+        return False
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    if over and gang_of(lease):
+        return lease.key not in gang_placements(snapshot, machines).by_key
+    return bool(over) and not place(snapshot.groups, missing, snapshot.now)
+
+
+def fewer(lease: DemandLease, got: int) -> DemandChange:
+    """Ask for no more than the nodes that came."""
+    why = f"{got} of {lease.nodes} nodes have come; that is enough, so the wait for the others ends"
+    return DemandChange(before=lease, after=replace(lease, nodes=got), why=why)
+
+
+def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> DemandChange:
+    """Ask for nothing for a while: the nodes that came are released, and other runs can use them."""
+    attempts = lease.attempts + 1
+    resume_at = next_attempt(snapshot, lease, attempts)
+    why = (
+        f"attempt {attempts}: {got} of {lease.nodes} nodes have come; all or nothing, so they are released, and the"
+        f" next attempt is at {resume_at:%H:%M:%S}Z"
+    )
+    return DemandChange(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
+
+
+def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> DemandChange:
+    """Ask for all nodes again, behind the runs that got theirs meanwhile, and with the full max_runtime.
+
+    `latest` is when the run ends at the latest.
+    """
+    after = replace(
+        lease,
+        nodes=nodes,
+        until=_until(snapshot, latest),
+        created_at=snapshot.now,
+        attempt_since=snapshot.now,
+        resume_at=None,
+    )
+    return DemandChange(before=lease, after=after, why=f"attempt {lease.attempts + 1} at {nodes} nodes begins")
+
+
+def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> DemandChange | None:
+    """Ask for the full max_runtime, or until `latest`, if the wait has used up too much of it."""
+    after = replace(lease, until=_until(snapshot, latest))
+    is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
+    if is_enough or after.until <= lease.until:
+        return None
+    return DemandChange(before=lease, after=after, why=f"the run's time starts anew, until {after.until:%H:%M}Z")
+
+
+def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
+    until = snapshot.now + snapshot.pool.max_runtime
+    return until if latest is None else min(until, latest)
+
+
+def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:
+    """Return when to try again after so many attempts.
+
+    Not before a candidate may be tried; and at a different time for each run, or two of them would keep taking each
+    other's nodes.
+    """
+    share = int(lease.key.hash[:8], 16) / 0xFFFFFFFF  # differs from run to run, and is the same after a restart
+    own = snapshot.now + backoff.pause(attempts) * (1 + _JITTER * share)
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    if len(over) < len(snapshot.groups):
+        return own
+    return max(own, min((each.until for each in over.values()), default=own))
+
+
+def tried_in_words(times: int) -> str:
+    """Return how often something was tried, like "tried once"."""
+    return "tried once" if times == 1 else f"tried {times} times"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """The outcome for one candidate in a wait.
+
+    `times` is how many launches failed; 0 if it was skipped because of an earlier failure. `at`, `why` and `reason`,
+    the short form of `why`, are those of the newest failure.
+    """
+
+    group: Group
+    times: int
+    at: datetime
+    why: str
+    reason: str
+    kind: str
+    quota: str | None
+
+    def __str__(self) -> str:
+        often = tried_in_words(self.times) if self.times else "not tried"
+        return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z)"
+
+    @property
+    def cause(self) -> tuple[str, ...]:
+        """A key for failures with the same reason, which the cloud words differently for each zone and type."""
+        candidate = self.group.candidate
+        reason = self.reason.replace(candidate.zone, "").replace(candidate.instance_type, "")
+        return self.kind, self.quota or "", reason
+
+    def to_result(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        candidate = self.group.candidate
+        return {
+            "group": self.group.name,
+            "zone": candidate.zone,
+            "instance_type": candidate.instance_type,
+            "capacity_type": candidate.market,
+            "times": self.times,
+            "last": self.at.isoformat(timespec="seconds"),
+            "why": self.why,
+        }
+
+
+def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
+    """Return the candidates that had no machine since then, or that are passed over, in the pool's order."""
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    since -= _CLOCKS_APART
+    found = []
+    for group in snapshot.groups:
+        failures = [each for each in group.failures if each.at >= since]
+        own = [group.launch_failure] if group.launch_failure else []
+        remembered = [over[group.name].failure] if group.name in over else []
+        newest = next(iter([*failures[-1:], *(each for each in own if each.at >= since), *remembered]), None)
+        if newest is None:
+            continue
+        times = len(failures) or len([each for each in own if each.at >= since])
+        found.append(
+            Tried(
+                group=group,
+                times=times,
+                at=newest.at,
+                why=newest.message,
+                reason=newest.reason,
+                kind=newest.kind,
+                quota=newest.quota,
+            )
+        )
+    return tuple(found)
+
+
+def in_words(found: Sequence[Tried]) -> str:
+    """Return what was tried without success, and why: the cloud's message for the first one per cause."""
+    alike: dict[tuple[str, ...], list[Tried]] = {}
+    for each in found:
+        alike.setdefault(each.cause, []).append(each)
+    return "; ".join(f"{', '.join(map(str, same))}: {same[0].why.rstrip('.')}" for same in alike.values())
+
+
+def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:
+    """Return True if the present attempt's time has passed."""
+    return snapshot.now >= (lease.attempt_since or started) + patience

@@ -1,0 +1,45 @@
+"""PoolSnapshot: everything that a decision about a pool uses, as plain data taken at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
+from airflow_gpu_provider.cluster.karpenter_keeps import Kept
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSnapshot:
+    """A pool as it is at `now`.
+
+    Attributes:
+        leases: Demand for this pool, expired leases too, oldest first.
+        nodes: Nodes with the labels that the pool's pods select.
+        pods: Pods on those nodes, and unbound pods that select the pool.
+        groups: The cloud's groups, in candidate order.
+        claimed: External groups left out of `groups` because another pool's demand had them first, and that demand.
+        autoscaler: What cluster-autoscaler last reported; read only while pods wait for it to add nodes.
+        kept: Why Karpenter keeps machines that no run wants, by the machine; read only while there are such.
+    """
+
+    now: datetime
+    pool: GpuPool
+    leases: tuple[DemandLease, ...]
+    nodes: tuple[Node, ...]
+    pods: tuple[Pod, ...]
+    groups: tuple[Group, ...]
+    claimed: Mapping[str, DemandLease] = field(default_factory=dict)
+    autoscaler: AutoscalerStatus | None = None
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def price_of(self, group_name: str) -> float | None:
+        """Return what a machine of the group costs per hour; None: unknown."""
+        markets = {group.name: group.candidate.market for group in self.groups}
+        return self.pool.price(markets.get(group_name, ""))

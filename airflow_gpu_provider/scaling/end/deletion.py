@@ -1,0 +1,64 @@
+"""Deleting a pool: refuse while it is in use, delete its groups, delete its leases."""
+
+from __future__ import annotations
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cost import usage
+from airflow_gpu_provider.errors import PoolInUse
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.wanted import live_leases
+from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand
+from airflow_gpu_provider.scaling.state.lock import PoolLock
+
+
+def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, ...]:
+    """Start to delete the pool's groups, under its lock; return their names. The pool's demand is released.
+
+    Raises:
+        PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not raised with `force`.
+    """
+    with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, say=say) as lock:
+        snapshot = reconciler.snapshot(lock)
+        users = _users(snapshot)
+        if users and not force:
+            raise PoolInUse(
+                f"Pool {reconciler.pool.name} is in use by {', '.join(users)}; nothing was deleted.",
+                "Wait until they are done, or delete it with force=True.",
+                pool=reconciler.pool.name,
+                users=users,
+            )
+        for user in users:
+            say(f"{user} uses the pool, and loses its nodes: force=True")
+        for lease in snapshot.leases:
+            lock.check()
+            delete_demand(reconciler.api, lease.key)
+        lock.check()
+        reconciler.platform.delete(say)
+        lock.memo = ""  # this is about the groups being deleted now
+        return tuple(group.name for group in snapshot.groups if group.owned)
+
+
+def delete_pool_records(reconciler: Reconciler) -> None:
+    """Delete the ledger and the lock's Lease, if the pool is gone and no run wants it again."""
+    if list_demand(reconciler.api, reconciler.pool.name):
+        return
+    usage.delete_usage(reconciler.api, reconciler.pool.name)
+    lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
+    path = f"{LEASES}/{lock.name}"
+    try:
+        found = call(reconciler.api, "get", path, resource="leases")
+        if not found["spec"].get("holderIdentity"):
+            exactly = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            call(reconciler.api, "delete", path, resource="leases", body={"preconditions": exactly})
+    except (ObjectNotFound, ObjectChanged):
+        return  # another process took it, or it is gone
+
+
+def _users(snapshot: PoolSnapshot) -> list[str]:
+    pods = (pod for pod in snapshot.pods if not pod.daemon)
+    held = [f"pod {pod}" for pod in pods if pod.holds_node(snapshot.now) or (pod.node is None and not pod.finished)]
+    return [*(f"the run {lease.key}" for lease in live_leases(snapshot)), *held]

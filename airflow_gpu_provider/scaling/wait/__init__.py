@@ -1,0 +1,1 @@
+"""How tasks wait: a pure step, the loop around it, what it tolerates, and what travels to a trigger."""

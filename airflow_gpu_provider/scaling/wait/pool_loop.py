@@ -1,0 +1,298 @@
+"""One reconcile loop for each pool, owner and event loop, to which all waits for the pool subscribe.
+
+However many runs wait in a triggerer, cluster and cloud get the requests of one, and only one takes the pool's lock.
+The reconcile is level-triggered, so each outcome serves all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import Change, watching
+from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
+from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+
+SOONEST = 2.0
+"""Minimum seconds between two checks, unless the nodes change or a write is requested."""
+
+_AGAIN_AFTER = 15.0  # seconds
+_LONGEST = 3600.0
+
+_log = logging.getLogger(__name__)
+
+_SHARED_FAILURES = (ClusterUnreachable, DemandLockBusy)
+"""Errors that all waits would meet, each after a request's or the lock's timeout."""
+
+Write = Callable[[Reconciler], Outcome]
+
+
+class Subscription:
+    """What one wait wants from the pool's loop, and the news that it gets.
+
+    Args:
+        pause: Returns the seconds after which it wants the next check.
+        first: Seconds to its first check; sooner if others want one.
+        is_eager: It wants a check whenever a node changes, including kubelets' reports every five minutes.
+        over_quota: Groups that had no quota left when it checked (`Reconciler.over_quota`); None if it did not check. A
+            group grows if any wait has seen room: if there is none, the cloud refuses.
+        say: Takes log lines that do not wait for the outcome; called where it calls `next`.
+
+    Attributes:
+        admits: It waits for gangs, so checks admit those whose nodes are free.
+    """
+
+    def __init__(
+        self,
+        pause: Callable[[], float],
+        *,
+        first: float = 0.0,
+        is_eager: bool = True,
+        over_quota: Collection[str] | None = None,
+        say: Say = lambda line: None,
+    ) -> None:
+        self.pause = pause
+        self.is_eager = is_eager
+        self.over_quota = None if over_quota is None else frozenset(over_quota)
+        self.admits = False
+        self.asked: DemandChange | Write | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        self._say = say
+        self._begins = asyncio.get_running_loop().time() + first
+        self._is_new = True
+        self._said: list[str] = []
+        self._told: Outcome | Exception | None = None
+        self._news = asyncio.Event()
+
+    def ask(self, what: DemandChange | Write) -> None:
+        """Have something written at once, and again with the next checks until it succeeds; the newest request counts.
+
+        Until then `next` returns nothing else. The others also get its outcome, but only those errors that they would
+        meet as well.
+        """
+        self.asked = what
+        self.hurry()
+
+    async def next(self) -> Outcome:
+        """Return what the newest check saw and did, once there is a new one.
+
+        Raises:
+            GpuError: It failed; the pool's loop tries again.
+        """
+        await self._news.wait()
+        self._news.clear()
+        said, self._said = self._said, []
+        for line in said:
+            self._say(line)
+        if isinstance(self._told, Exception):
+            raise self._told
+        assert self._told is not None
+        return self._told
+
+    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+        self._is_new = False
+        self._told = told
+        self._said += said
+        self._news.set()
+
+    def due(self, last: float) -> float:
+        """Return when the next check is due after the last one at `last`, in seconds of the event loop."""
+        return max(self._begins, last + SOONEST) if self._is_new else last + self.pause()
+
+
+_pool_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _PoolLoop]] = WeakKeyDictionary()
+
+
+def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None) -> None:
+    """Have the pool reconciled until `leave`, and the subscription notified of each check that starts from now on.
+
+    Args:
+        subscription: What is wanted.
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        reconciler: The pool's, if the first subscriber already has it open.
+    """
+    loops = _pool_loops.setdefault(asyncio.get_running_loop(), {})
+    if (pool, owner) not in loops:
+        loops[pool, owner] = _PoolLoop(pool, owner, reconciler)
+    loops[pool, owner].add(subscription)
+
+
+def subscriptions(pool: GpuPool, owner: str) -> tuple[Subscription, ...]:
+    loop = _pool_loops.get(asyncio.get_running_loop(), {}).get((pool, owner))
+    return tuple(loop.subscriptions) if loop else ()
+
+
+async def leave(subscription: Subscription, pool: GpuPool, owner: str) -> None:
+    """Undo `subscribe`. The last to leave ends the pool's loop; a reconcile in progress finishes."""
+    loops = _pool_loops[asyncio.get_running_loop()]
+    loop = loops[pool, owner]
+    loop.subscriptions.remove(subscription)
+    if not loop.subscriptions:
+        del loops[pool, owner]
+        await loop.stop()
+
+
+class _PoolLoop:
+    """The task that reconciles one pool."""
+
+    def __init__(self, pool: GpuPool, owner: str, reconciler: Reconciler | None) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._reconciler = reconciler
+        self.subscriptions: list[Subscription] = []
+        self._said: list[str] = []
+        self._last = float("-inf")
+        self._is_due = False
+        self._wake = asyncio.Event()
+        # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    def add(self, subscription: Subscription) -> None:
+        subscription.hurry = self._hurry
+        self.subscriptions.append(subscription)
+        self._is_due = self._is_due or subscription.asked is not None
+        self._wake.set()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _hurry(self) -> None:
+        self._is_due = True
+        self._wake.set()
+
+    def _take_change(self) -> None:
+        if any(each.is_eager for each in self.subscriptions):
+            self._hurry()
+
+    async def _run(self) -> None:
+        changes: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._until_due()
+                await self._look()
+                if changes is None and self._reconciler is not None:
+                    access = self._reconciler.platform.cluster_access
+                    changes = tasks.create_task(report_changes(self._pool, access, self._take_change))
+                await asyncio.sleep(0)  # the notified waits step now: each decides how long to pause
+
+    async def _until_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._is_due:
+            due = min((each.due(self._last) for each in self.subscriptions), default=float("inf"))
+            if due <= loop.time():
+                return
+            self._wake.clear()
+            # With wait_for, the last one's `leave` would hang if a node changed in the same moment: in Python 3.11 it
+            # loses a cancellation that comes together with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due - loop.time()):
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        """Do what is requested, otherwise reconcile; the outcome goes to all who were subscribed at its start."""
+        self._is_due = False
+        await self._look_once()
+        self._last = asyncio.get_running_loop().time()
+
+    async def _look_once(self) -> None:
+        is_seen = False
+        for write, asked in self._asked_for():
+            told = await self._carry_out(write, asked)
+            if isinstance(told, _SHARED_FAILURES):
+                return
+            is_seen |= not isinstance(told, Exception)
+        if not is_seen and not all(each.asked for each in self.subscriptions):
+            admits = any(each.admits for each in self.subscriptions)
+            await self._carry_out(lambda reconciler: reconciler.reconcile(admits=admits), {})
+
+    def _asked_for(self) -> Iterator[tuple[Write, Mapping[Subscription, DemandChange | Write]]]:
+        """Yield what is to be written and its subscribers, one after another: each write may change what follows."""
+        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, DemandChange)}
+        if amending:  # all at once: each takes the lock, and reads the pool
+            yield lambda reconciler: reconciler.amend(*amending.values()), amending
+        for each in tuple(self.subscriptions):
+            write = each.asked
+            if write is not None and not isinstance(write, DemandChange) and each in self.subscriptions:
+                yield write, {each: write}
+
+    async def _carry_out(self, write: Write, asked: Mapping[Subscription, DemandChange | Write]) -> Outcome | Exception:
+        """Call `write`, which does what was requested, and report it; return what was reported."""
+        there = tuple(self.subscriptions)
+        told: Outcome | Exception
+        try:
+            told = await in_thread(self._call, write)
+        except Exception as error:  # noqa: BLE001 - each who waits judges it
+            told = error
+        for each in asked:
+            if each.asked is asked[each] and not isinstance(told, GpuError):
+                each.asked = None
+        said, self._said = self._said, []
+        is_theirs_alone = bool(asked) and isinstance(told, Exception)
+        for each in there:
+            if each in asked or isinstance(told, _SHARED_FAILURES) or not (each.asked or is_theirs_alone):
+                each.notify(told, said)
+        return told
+
+    def _call(self, write: Write) -> Outcome:
+        if self._reconciler is None:
+            holder = f"{self._owner}, waiting at {socket.gethostname()}:{os.getpid()}"
+            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=self._said.append)
+            reconciler.patience = PATIENCE_IN_A_LOOP
+            self._reconciler = reconciler
+        known = [each.over_quota for each in tuple(self.subscriptions) if each.over_quota is not None]
+        self._reconciler.over_quota = frozenset[str].intersection(*known) if known else frozenset()
+        return write(self._reconciler)
+
+
+async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess], report: Callable[[], None]) -> None:
+    """Call `report` whenever a node of the pool has changed, until cancelled.
+
+    If nodes join without labels, also when one joins that is in no pool, since it may be the pool's. While the cluster
+    cannot be found, nothing is reported.
+
+    Args:
+        pool: The rendered spec.
+        open_access: Finds the cluster; called in a thread.
+        report: Called in the event loop.
+    """
+    wants = pool_nodes(pool.node_selector)
+    if pool.nodes_join_unlabelled:
+        wants = {**wants, unlabelled_nodes(): ""}
+    known: set[str] = set()
+
+    def is_news(change: Change) -> bool:
+        if change.resource != unlabelled_nodes():
+            return True
+        name = change.raw.get("metadata", {}).get("name")
+        if change.kind != "present" or name in known:
+            return False
+        known.add(name)
+        return True
+
+    while True:
+        try:
+            async with watching(pool.cluster_identity, open_access, wants) as feed:
+                while True:
+                    if any([is_news(each) for each in await feed.changes(_LONGEST)]):
+                        report()
+        except GpuError as error:
+            _log.info("Changes of pool %s are not heard: %s", pool.name, error)
+        except Exception:  # noqa: BLE001 - the pool is looked at all the same
+            _log.exception("Changes of pool %s are not heard", pool.name)
+        await asyncio.sleep(_AGAIN_AFTER)

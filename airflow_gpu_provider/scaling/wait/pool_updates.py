@@ -1,0 +1,148 @@
+"""What a pool's loop reports to pods that wait for a node, once for all of them.
+
+A machine that Ensure got may be lost before its pod is placed, and a stock-out may happen after Ensure is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.errors import DemandLockBusy, GpuError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.apply.admission import GangNews
+from airflow_gpu_provider.scaling.apply.writes import Outcome
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait import pool_loop
+from airflow_gpu_provider.scaling.wait.pool_loop import Subscription, subscribe, subscriptions
+
+_log = logging.getLogger(__name__)
+
+EVERY = 15.0
+EVERY_FOR_GANGS = 7.5
+FIRST = 5.0
+"""Seconds to the first check: a pod that only waits for the scheduler has its node by then."""
+
+EMPTY_FOR = timedelta(minutes=1)
+"""By then the scheduler has tried a node that became empty; it backs off for at most 10 s (podMaxBackoffSeconds)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolUpdates:
+    """What a reconcile reports to the tasks that wait for a node.
+
+    Attributes:
+        said: Lines for their logs.
+        no_capacity: Why no machine is available now, if that is a stock-out or a quota.
+        empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
+        gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
+            waits for gangs.
+        gang_errors: What the cluster refused about gangs; see `gang_error`.
+    """
+
+    said: tuple[str, ...] = ()
+    no_capacity: NoCapacity | None = None
+    empty_nodes: frozenset[str] = frozenset()
+    gangs: Mapping[str, str] = field(default_factory=dict)
+    gang_errors: Mapping[str, GpuError] = field(default_factory=dict)
+
+    def gang_error(self, job: str) -> GpuError | None:
+        """Return why a gang, by its Job's "namespace/name", cannot be admitted, such as a missing permission."""
+        return self.gang_errors.get(job) or self.gang_errors.get("")
+
+
+Listener = Callable[[PoolUpdates], None]
+
+
+def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False) -> None:
+    """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
+
+    Call it in an event loop.
+
+    Args:
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        listener: Takes the news.
+        admits: It waits for a gang: each reconcile admits the pool's gangs whose nodes are free, the first reconcile at
+            once.
+    """
+    pods = _pods(pool, owner)
+    if pods is None:
+        pods = _Pods()
+        subscribe(pods, pool, owner)
+    pods.listeners.append(listener)
+    if admits:
+        pods.admitting.append(listener)
+        pods.admits = True
+        pods.hurry()
+
+
+async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
+    """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its news is dropped."""
+    pods = _pods(pool, owner)
+    if pods is None or listener not in pods.listeners:
+        return
+    pods.listeners.remove(listener)
+    pods.admitting = [each for each in pods.admitting if each != listener]
+    pods.admits = bool(pods.admitting)
+    if not pods.listeners:
+        await pool_loop.leave(pods, pool, owner)
+
+
+def _pods(pool: GpuPool, owner: str) -> _Pods | None:
+    return next((each for each in subscriptions(pool, owner) if isinstance(each, _Pods)), None)
+
+
+class _Pods(Subscription):
+    """The one subscription of all pods that wait for a pool."""
+
+    def __init__(self) -> None:
+        super().__init__(self._pause, first=min(FIRST, EVERY), is_eager=False)
+        self._started: datetime | None = None
+        self._empty_since: dict[str, datetime] = {}
+        self._gangs = GangNews()
+        self.listeners: list[Listener] = []
+        self.admitting: list[Listener] = []
+
+    def _pause(self) -> float:
+        return min(EVERY, EVERY_FOR_GANGS) if self.admits else EVERY
+
+    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+        super().notify(told)
+        if isinstance(told, DemandLockBusy):
+            return  # another process is reconciling the pool
+        try:
+            news = self._news_of(told)
+        except GpuError as error:
+            news = PoolUpdates(said=(f"{type(error).__name__}: {error}",))
+        except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
+            news = PoolUpdates(said=(f"the pool could not be reconciled: {error!r}",))
+        for listener in tuple(self.listeners):
+            try:
+                listener(news)
+            except Exception:  # noqa: BLE001 - else it would end the pool's loop, and with it the news of all others
+                _log.exception("A pod that waits for a node could not take the news of its pool")
+
+    def _news_of(self, outcome: Outcome | Exception) -> PoolUpdates:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if self._started is None:
+            self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
+        if outcome.gangs is not None:
+            self._gangs = outcome.gangs
+        return PoolUpdates(
+            gangs=self._gangs.why,
+            gang_errors=self._gangs.errors,
+            said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
+            no_capacity=missing_for_pods(outcome.snapshot, self._started),
+            empty_nodes=self._empty_nodes(outcome.snapshot),
+        )
+
+    def _empty_nodes(self, snapshot: PoolSnapshot) -> frozenset[str]:
+        in_use = {pod.node for pod in snapshot.pods if not pod.daemon and not pod.finished}
+        empty = {node.name for node in snapshot.nodes if node.usable and node.name not in in_use}
+        self._empty_since = {name: self._empty_since.get(name, snapshot.now) for name in empty}
+        return frozenset(name for name, since in self._empty_since.items() if snapshot.now - since >= EMPTY_FOR)

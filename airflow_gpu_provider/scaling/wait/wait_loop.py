@@ -1,0 +1,144 @@
+"""The loop around a wait's step: get the pool's newest check, step, log what is new.
+
+One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the two
+cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import DemandLockBusy, GpuError
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait import pool_loop
+from airflow_gpu_provider.scaling.wait.pool_loop import SOONEST, Subscription, Write
+from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
+
+_PATIENCE = 8.0
+
+
+class Wait(Protocol):
+    """A wait of `waits`: it steps, and has a deadline."""
+
+    @property
+    def started(self) -> datetime: ...
+
+    @property
+    def deadline(self) -> datetime: ...
+
+    def step(self, snapshot: PoolSnapshot) -> Progress: ...
+
+
+class Narrator:
+    """Logs each line once while it stays true, with the time since the start.
+
+    `goes_on`: another process has already logged this wait; the first lines may repeat its log, and are marked.
+    """
+
+    def __init__(self, say: Say, *, started: datetime, goes_on: bool = False) -> None:
+        self._say = say
+        self._started = started
+        self._before = "so far: " if goes_on else ""
+        self._true_now: frozenset[str] = frozenset()
+
+    def log(self, now: datetime, *lines: str) -> None:
+        for line in dict.fromkeys(lines):
+            if line not in self._true_now:
+                self._say(f"[{format_seconds(now - self._started)}] {self._before}{line}")
+        self._before = ""
+        self._true_now = frozenset(lines)
+
+
+class _ClusterTime:
+    """The cluster's time: from the last snapshot, plus the time that this machine has measured since.
+
+    Before the first snapshot this machine's clock is used; it only limits how long errors are tolerated.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.is_now(self._clock.now())
+
+    def is_now(self, at: datetime) -> None:
+        self._at, self._counted_from = at, self._clock.monotonic()
+
+    def now(self) -> datetime:
+        return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
+
+
+def _patience(wait: Wait) -> Tolerance:
+    """Return the Tolerance for errors from now on; the same access has worked before the wait began."""
+    return Tolerance(wait.deadline, worked=True)
+
+
+async def run_wait(
+    wait: Wait,
+    pool: GpuPool,
+    owner: str,
+    *,
+    say: Say,
+    every: float,
+    goes_on: bool = False,
+    over_quota: Collection[str] | None = None,
+    first: Write | None = None,
+    reconciler: Reconciler | None = None,
+) -> Progress:
+    """Have the pool reconciled, and step after each check, until the wait is done.
+
+    Args:
+        wait: The wait.
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        say: Takes lines for the task's log.
+        every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
+            not report that it is starting or terminating a machine.
+        goes_on: Another process has already logged this wait; see Narrator.
+        over_quota: Groups that had no quota left when the wait began; None if not checked. See pool_loop.Subscription.
+        first: What to write before the wait's first step; it is repeated until it succeeds.
+        reconciler: The pool's, if it is already open.
+
+    Raises:
+        GpuError: The wait's own error, or a check's error that is no longer tolerated.
+    """
+    narrator = Narrator(say, started=wait.started, goes_on=goes_on)
+    clock = _ClusterTime()
+    patience = _patience(wait)
+    pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731
+    looks = Subscription(pause, over_quota=over_quota, say=say)
+    if first:
+        looks.ask(first)
+    pool_loop.subscribe(looks, pool, owner, reconciler)
+    try:
+        while True:
+            try:
+                outcome = await looks.next()
+            except GpuError as error:
+                if not patience.allows(error, clock.now()):
+                    raise
+                if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
+                    narrator.log(clock.now(), patience.in_words(error))
+                continue
+            clock.is_now(outcome.snapshot.now)
+            progress = wait.step(outcome.snapshot)
+            patience = _patience(wait)
+            narrator.log(clock.now(), *outcome.said, *progress.lines, *([progress.ask.why] if progress.ask else []))
+            if progress.done:
+                return progress
+            if progress.error:
+                raise progress.error
+            if progress.ask:
+                looks.ask(progress.ask)
+    finally:
+        await pool_loop.leave(looks, pool, owner)
+
+
+def pause_after(waited: timedelta, every: float) -> float:
+    """Return the seconds between two checks for a wait that has lasted this long."""
+    return min(every, max(SOONEST, waited.total_seconds() / _PATIENCE))

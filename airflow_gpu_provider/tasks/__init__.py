@@ -1,0 +1,1 @@
+"""What all operators share: their base class, which run they are of, which blocks are open, their link."""

@@ -1,0 +1,211 @@
+"""PoolOperator: what the package's operators do with Airflow's own arguments.
+
+Airflow gives the values of default_args to the *named* parameters of each class's `__init__`, on the way up: a default
+that an operator sets in its **kwargs would win over them. So what has a default of its own here is a named parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache, cached_property, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from airflow.providers.common.compat.sdk import redact
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
+
+from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
+from airflow_gpu_provider.pools.base import GpuPool
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
+    from airflow.sdk.definitions.retry_policy import RetryPolicy
+
+    from airflow_gpu_provider.scaling.wait.stopping import Stop
+
+
+ERROR = "error"
+"""XCom key of the error that ended a task's last try."""
+
+_MADE_WITH = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
+
+
+def _fail_at_once_where_it_cannot_help() -> ExceptionRetryPolicy:
+    permanent = [cls for cls in error_types() if not cls.retryable]
+    rule = RetryRule(exception=[*permanent], action=RetryAction.FAIL, reason="another try cannot help")
+    return ExceptionRetryPolicy(rules=[rule])
+
+
+DEFAULT_RETRY_POLICY = _fail_at_once_where_it_cannot_help()
+"""Fails at once on errors that another try cannot help, which is part of their types (`retryable`).
+
+The operators hand it to Airflow as their default `retry_policy`. A task with a retry_policy of its own keeps that.
+"""
+
+
+class PoolOperator(BaseOperator):
+    """Base of the package's operators.
+
+    Args:
+        retry_policy: Default: fail at once on errors that another try cannot help. One of your own replaces it, None
+            too.
+        pool: Airflow's slot pool.
+
+    Raises:
+        PoolSpecError: `pool` is a GPU pool.
+    """
+
+    _keywords: frozenset[str] = frozenset()
+    _doing: ClassVar[str] = "ran"
+    _after_kill: ClassVar[str] = "Run the task again."
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Here, and not in __init__, it is known what was given by keyword and what comes from default_args.
+        self = super().__new__(cls)
+        object.__setattr__(self, "_keywords", frozenset(kwargs))
+        return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "execute" in vars(cls):
+            setattr(cls, "execute", _leaving_its_error(vars(cls)["execute"]))  # noqa: B010 - mypy takes no assignment
+
+    def __init__(
+        self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, pool: str | None = None, **kwargs: Any
+    ) -> None:
+        _refuse_gpu_pool(pool)
+        super().__init__(retry_policy=retry_policy, pool=pool, **kwargs)
+
+    @cached_property
+    def _stop(self) -> Stop:
+        from airflow_gpu_provider.scaling.wait.stopping import Stop
+
+        return Stop()
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Do as Airflow does, with our own defaults, which Airflow before 3.3.2 replaces by BaseOperator's."""
+        made = super().partial(**kwargs)
+        parents = (made.kwargs["dag"], made.kwargs["task_group"])
+        default_args = {k: v for each in parents if each is not None for k, v in (each.default_args or {}).items()}
+        default_args |= kwargs.get("default_args") or {}
+        given = {**default_args, **kwargs}
+        own = {name: value for name, value in argument_defaults(cls, with_base=False).items() if name not in given}
+        made.kwargs |= {name: value for name, value in own.items() if name in made.kwargs}
+        cls._check_partial(made, kwargs, default_args)
+        return made
+
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        """Refuse now what would otherwise be refused when each of the mapped tasks is made.
+
+        Args:
+            made: What `partial` returns.
+            kwargs: What was given to it.
+            default_args: What the DAG, the task group and the call's own default_args give.
+        """
+        _refuse_gpu_pool(made.kwargs.get("pool"))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on when the trigger has an event; without deferring where it has handed the task's record back."""
+        from airflow_gpu_provider.scaling.wait.records import is_handed_back
+
+        event = (next_kwargs or {}).get("event")
+        with self._error_in_xcom(context):
+            if isinstance(event, Mapping) and is_handed_back(event):
+                return self._go_on_here(event, context)
+            try:
+                return super().resume_execution(next_method, next_kwargs, context)
+            except (TaskDeferralTimeout, TaskDeferralError) as error:
+                return self._go_on_without_event(error, context)
+
+    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+        """Go on where the trigger itself died, or Airflow's own deferral timeout came first."""
+        raise error
+
+    def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
+        """Begin anew, in this process: what the task has done so far is found as it is."""
+        self.log.warning("%s The task waits in its worker.", event["message"])
+        self.deferrable = False
+        return self.execute(context)
+
+    def on_kill(self) -> None:
+        """End the task with TaskKilled, never green: see `Stop`. What it has begun in a cloud or a cluster goes on."""
+        doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
+        self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
+
+    @contextmanager
+    def _error_in_xcom(self, context: Context) -> Iterator[None]:
+        """Leave the error that ends the task in XCom, for notifications and the web UI; it does not depend on that."""
+        try:
+            yield
+        except GpuError as error:
+            try:
+                _push_error(context["ti"], error)
+            except Exception:  # the task's own error counts
+                self.log.warning("The task's error could not be stored in XCom", exc_info=True)
+            raise
+
+    def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
+        """Return the value of an argument that is not for default_args: there, its name means another operator's."""
+        return value if name in self._keywords else otherwise
+
+
+def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute)
+    def leaving_its_error(self: PoolOperator, context: Context, *args: Any, **kwargs: Any) -> Any:
+        with self._error_in_xcom(context):
+            return execute(self, context, *args, **kwargs)
+
+    return leaving_its_error
+
+
+def _push_error(ti: Any, error: GpuError) -> None:
+    # XCom masks nothing by itself, and an error may quote a line of the training's log.
+    sentences = {"what": str(redact(error.what)), "fix": str(redact(error.fix))}
+    record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}
+    ti.xcom_push(key=ERROR, value=record)
+
+
+def _refuse_gpu_pool(pool: Any) -> None:
+    if isinstance(pool, GpuPool):
+        raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")
+
+
+@cache
+def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -> dict[str, Any]:
+    """Return the arguments of an operator that have a default, by name; the most derived class's counts.
+
+    Without its base: those that BaseOperator alone has are left out. Airflow's `partial` gives these other values than
+    BaseOperator's signature has, an empty list for None say.
+    """
+    found: dict[str, Any] = {}
+    for level in reversed(operator.__mro__[: operator.__mro__.index(BaseOperator) + with_base]):
+        if "__init__" in vars(level):
+            parameters = inspect.signature(vars(level)["__init__"]).parameters
+            found |= {name: each.default for name, each in parameters.items() if name not in _MADE_WITH}
+    return {name: default for name, default in found.items() if default is not inspect.Parameter.empty}
+
+
+def duration(name: str, value: float | timedelta) -> timedelta:
+    """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta.
+
+    Raises:
+        PoolSpecError: It is neither, or negative, or without an end.
+    """
+    given = value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < timedelta.max.total_seconds():
+        value = timedelta(seconds=value)
+    if not isinstance(value, timedelta) or value < timedelta():
+        raise PoolSpecError(f"{name}={given!r}.", "Give a timedelta, or a number of seconds, at least 0.")
+    return value
+
+
+def seconds_of(name: str, given: float | timedelta | None) -> float | None:
+    """Return a `duration` that may be left out in seconds; None for 0 too."""
+    return None if given is None else duration(name, given).total_seconds() or None

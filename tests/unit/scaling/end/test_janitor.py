@@ -1,0 +1,177 @@
+"""What the janitor calls a leftover: only what no live run, no other Airflow and no stranger's pod wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.errors import ConnectionNotFound
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.end.janitor import Findings, look, reap_pools
+from airflow_gpu_provider.scaling.state.lock import KeptSpec
+from tests.unit.scaling.pools import A, key, lease, machine, pod, pool, snapshot
+
+HERE = key("any").installation
+
+
+def find(seen: PoolSnapshot, *over: str, installation: str = HERE) -> Findings:
+    return look(seen, installation, lambda run: run.run_id in over)
+
+
+def kinds(findings: Findings) -> list[str]:
+    return [each.kind for each in findings.leftovers]
+
+
+def test_a_run_that_is_over_leaves_its_lease_its_pods_and_its_machine() -> None:
+    seen = snapshot(
+        machine(1),
+        machine(2),
+        leases=(lease("dead"), lease("alive")),
+        pods=(pod("of-dead", on=1, run="dead"), pod("of-alive", on=2, run="alive")),
+        spec=pool(price_per_hour=0.8),
+    )
+    found = find(seen, "dead")
+    assert kinds(found) == ["lease", "pod", "machine"]
+    assert [str(each) for each in found.pods] == ["default/of-dead"]
+    (gone,) = (each for each in found.leftovers if each.kind == "machine")
+    assert (gone.name, gone.cost, gone.age_seconds) == (f"node node-1 of {A}", 0.8, 3600.0)
+    assert kinds(find(seen)) == []
+
+
+def test_the_same_ids_in_another_airflow_are_another_run() -> None:
+    seen = snapshot(machine(1), leases=(lease("dead"),), pods=(pod("train", on=1, run="dead"),))
+    assert kinds(find(seen, "dead", installation="another")) == []
+    assert kinds(find(seen, "dead", installation="")) == []
+
+
+def test_pods_without_demand_are_asked_for_by_the_run_that_they_name() -> None:
+    named = pod("late", on=1, run="dead", owner=key("dead"))
+    unnamed = pod("old", on=2, run="dead")
+    found = find(snapshot(machine(1), machine(2), pods=(named, unnamed)), "dead")
+    assert found.pods == (named,)
+    assert kinds(found) == ["pod", "machine"]
+
+
+def test_size_that_nobody_wants_is_told() -> None:
+    seen = snapshot(leases=(lease("dead"),), train_a_g6_xlarge={"desired": 1})
+    assert kinds(find(seen, "dead")) == ["lease", "size"]
+
+
+def test_airflow_is_asked_once_for_each_run() -> None:
+    asked: list[DemandKey] = []
+    pods = tuple(pod(f"p{number}", on=1, run="one", owner=key("one")) for number in range(3))
+    look(snapshot(machine(1), leases=(lease("one"),), pods=pods), HERE, lambda run: bool(asked.append(run)))
+    assert asked == [key("one")]
+
+
+@given(
+    over=st.sets(st.sampled_from(["a", "b", "c"])),
+    wants=st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 2)),
+    runs_on=st.dictionaries(st.integers(1, 4), st.sampled_from(["a", "b", "c", ""])),
+)
+def test_what_lives_keeps_its_pods_and_enough_machines(
+    over: set[str], wants: dict[str, int], runs_on: dict[int, str]
+) -> None:
+    """Whoever is over: no pod of a living run, nor of nobody, is found, and machines enough for them stay."""
+    pods = tuple(
+        replace(pod(f"p{on}", on=on, run=run or None), owner=key(run) if run else None) for on, run in runs_on.items()
+    )
+    leases = tuple(lease(run, nodes=nodes) for run, nodes in wants.items())
+    machines = tuple(machine(number) for number in range(1, 5))
+    found = find(snapshot(*machines, leases=leases, pods=pods), *over)
+
+    living = {each for each in pods if not each.owner or each.owner.run_id not in over}
+    assert not living & set(found.pods)
+    assert {each.key.run_id for each in found.leases} == over & set(wants)
+    gone = {each.name for each in found.leftovers if each.kind == "machine"}
+    assert not {f"node {each.node} of {A}" for each in living} & gone
+    wanted = min(4, sum(nodes for run, nodes in wants.items() if run not in over))
+    assert len(machines) - len(gone) >= wanted
+
+
+class Cluster:
+    """One cluster, whose locks keep these specs, reached by any connection but those that are `away`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: EksGpuPool, away: Sequence[str] = ()) -> None:
+        specs = [KeptSpec(name=each.name, lock=f"uid-of-{each.name}", spec=each.serialize()) for each in kept]
+        monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", lambda api: specs)
+        self._away = away
+        self.said: list[str] = []
+
+    def look_at(self, *pools: EksGpuPool) -> list[str]:
+        """Return which pools were looked at; `said` then has what is said of others."""
+        self.said.clear()
+        reaped = reap_pools(
+            pools,
+            self._connect,
+            installation=HERE,
+            run_is_over=lambda run: False,
+            dry_run=True,
+            others=True,
+            timeout=timedelta(0),
+            say=self.said.append,
+        )
+        self.said = [line for line in self.said if "left out" in line]
+        return [each.pool for each in reaped if not each.error]
+
+    def _connect(self, to: Any) -> Any:
+        if to.aws_conn_id in self._away:
+            raise ConnectionNotFound("It is not there.")
+        platform = SimpleNamespace(account=lambda: "here")
+        return SimpleNamespace(pool=to, api=None, platform=platform, snapshot=lambda: snapshot(spec=to))
+
+
+ONES = [pool(name=f"one-{number}", aws_conn_id=f"conn_{number}") for number in range(4)]
+
+
+def test_pools_that_are_looked_at_by_connections_of_their_own_are_not_called_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, *ONES)
+    assert cluster.look_at(*ONES) == [each.name for each in ONES]
+    assert cluster.said == []
+
+
+def test_a_pool_that_nobody_looked_at_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, *ONES)
+    assert cluster.look_at(*ONES[:3]) == [each.name for each in ONES[:3]]
+    assert cluster.said == ["pool one-3, in the cluster of pool one-0, is left out: its runs use another connection"]
+
+
+def test_a_forgotten_pool_is_looked_at_by_whoever_has_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = pool(name="forgotten", aws_conn_id="conn_1")
+    cluster = Cluster(monkeypatch, *ONES[:2], forgotten)
+    assert cluster.look_at(*ONES[:2]) == ["one-0", "one-1", "forgotten"]
+    assert cluster.said == []
+
+
+def test_a_pool_whose_last_run_used_another_connection_was_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, ONES[0], pool(name="one-1", aws_conn_id="before"))
+    assert cluster.look_at(*ONES[:2]) == ["one-0", "one-1"]
+    assert cluster.said == []
+
+
+def test_a_pool_whose_connection_fails_has_its_error_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, *ONES[:2], away=["conn_1"])
+    assert cluster.look_at(*ONES[:2]) == ["one-0"]
+    assert cluster.said == []
+
+
+def test_a_spec_that_cannot_be_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    odd = [KeptSpec(name="odd", lock="uid-of-odd", spec={"kind": "tpu"})]
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", lambda api: odd)
+    cluster.look_at(*ONES)
+    (line,) = cluster.said
+    assert line.startswith("pool odd, in the cluster of pool one-0, is left out: its spec cannot be read: ")
