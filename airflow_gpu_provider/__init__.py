@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.block import gpu_nodes
-    from airflow_gpu_provider.operators.cluster_autoscaler import InstallClusterAutoscalerOperator
     from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
-    from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+    from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
+    from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
+    from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
     from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
-    from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
     from airflow_gpu_provider.pools.eks import EksGpuPool
     from airflow_gpu_provider.pools.gke import GkeGpuPool
     from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
@@ -36,9 +36,9 @@ _NAMES = {
     "GpuPodOperator": "operators.gpu_pod",
     "GpuPoolDoctorOperator": "operators.reports",
     "GpuPoolStatusOperator": "operators.reports",
-    "GpuWorkloadOperator": "operators.workload",
-    "InstallClusterAutoscalerOperator": "operators.cluster_autoscaler",
-    "InstallDevicePluginOperator": "operators.device_plugin",
+    "GpuWorkloadOperator": "operators.gpu_workload",
+    "InstallClusterAutoscalerOperator": "operators.install_cluster_autoscaler",
+    "InstallDevicePluginOperator": "operators.install_device_plugin",
     "KubernetesGpuPool": "pools.kubernetes",
     "ReapGpuPoolsOperator": "operators.reap",
     "ScaleDownSensor": "sensors.scale_down",

@@ -104,7 +104,7 @@ def gpu_nodes(
         begin.as_setup() >> ensure.as_setup()  # type: ignore[no-untyped-call]
         plugin = None
         if install_device_plugin:
-            from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+            from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 
             plugin = _own_task(
                 InstallDevicePluginOperator,

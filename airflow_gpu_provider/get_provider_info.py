@@ -23,10 +23,10 @@ def get_provider_info() -> dict[str, Any]:
         "s5-two-nodes",
     )
     operators = (
-        *("cluster_autoscaler", "delete", "device_plugin", "ensure", "extend"),
-        *("gpu_pod", "reap", "reports", "workload"),
+        *("delete", "ensure", "extend", "gpu_pod", "gpu_workload"),
+        *("install_cluster_autoscaler", "install_device_plugin", "reap", "reports"),
     )
-    triggers = "device_plugin", "gang", "pod", "pool", "record", "workload"
+    triggers = "device_plugin_ready", "gang", "pod", "pool", "record", "workload"
     return {
         "package-name": "airflow-gpu-provider",
         "name": "GPU Provider",

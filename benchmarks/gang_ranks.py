@@ -11,7 +11,7 @@ from typing import Any
 from kubernetes import client
 
 from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from benchmarks.figure import Figure
 from benchmarks.played_pods import PlayedPods
 from benchmarks.waiting_pods import MEASURE_SECONDS, Side, Waiter, requests_in

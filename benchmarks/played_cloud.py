@@ -16,7 +16,7 @@ from typing import Any
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Platform, Say
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 
 PODS = "api/v1/namespaces/default/pods"

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from kubernetes import client
 
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from benchmarks.figure import Figure
 from benchmarks.played_pods import PlayedPods, State
 

@@ -14,7 +14,7 @@ from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,9 +27,9 @@ from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import GpuError, TaskKilled
 from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool

@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

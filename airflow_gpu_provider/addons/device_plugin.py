@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress

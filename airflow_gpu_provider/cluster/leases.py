@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

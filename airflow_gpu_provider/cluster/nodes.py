@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint
 
 if TYPE_CHECKING:

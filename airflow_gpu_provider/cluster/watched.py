@@ -9,7 +9,7 @@ from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, jobs
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.cluster.rest import label_selector
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 NODES = "api/v1/nodes"
 

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
-from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.place.environment import check_given

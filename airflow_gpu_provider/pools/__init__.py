@@ -1,9 +1,9 @@
 """What a pool is: frozen specs, pure data. Nothing here talks to a cloud, a cluster or Airflow's database."""
 
-from airflow_gpu_provider.pools.base import GpuPool, deserialize_pool
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.eks import EksGpuPool
 from airflow_gpu_provider.pools.gke import GkeGpuPool
+from airflow_gpu_provider.pools.gpu_pool import GpuPool, deserialize_pool
 from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
 from airflow_gpu_provider.pools.values import Taint
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, cast
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_tuple, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools import gke_machines
-from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import Taint, are_some_of, as_constant, as_constants, as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")

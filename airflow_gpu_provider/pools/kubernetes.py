@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_dns_subdomain, is_template
 
 _PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "cluster-autoscaler")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 _OF_NODE_POOLS = (
     "Allow its NodePool more: other types, zones or capacity types in its requirements, higher limits;"

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 
 _NOTICES = {"gke": 15, "eks": 120}

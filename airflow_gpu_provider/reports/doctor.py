@@ -30,7 +30,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
+from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch

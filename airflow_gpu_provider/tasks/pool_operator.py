@@ -19,7 +19,7 @@ from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryActi
 from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
-from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

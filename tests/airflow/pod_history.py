@@ -15,8 +15,8 @@ import pytest
 from airflow.providers.cncf.kubernetes.pod_generator import make_safe_label_value
 from kubernetes import client, config, watch
 
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox import airflow_processes
 from gpu_sandbox.airflow_api import RunStatus, wait_until

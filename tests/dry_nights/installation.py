@@ -30,9 +30,9 @@ from airflow.serialization.serialized_objects import DagSerialization, LazyDeser
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from sqlalchemy import select, update
 
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.dry_nights.night import Ends, Night
 from tests.dry_nights.worker import Worker

@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
+from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.training.place.kinds import KINDS, templates_of

@@ -13,8 +13,8 @@ import pytest
 from airflow_gpu_provider import GpuPodOperator
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.errors import OutOfStock
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool

@@ -23,7 +23,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles
 from tests.sandbox.running import context_of, eventually, run

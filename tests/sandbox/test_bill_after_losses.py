@@ -17,11 +17,11 @@ from google.oauth2 import service_account
 from kubernetes import client, config
 
 from airflow_gpu_provider.cost.usage import read_machines
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox

@@ -18,7 +18,7 @@ from airflow_gpu_provider.errors import (
     CredentialsError,
     PermissionDenied,
 )
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from gpu_sandbox.control_plane import ControlPlane
 from tests.demand_leases import check_that_demand_is_kept

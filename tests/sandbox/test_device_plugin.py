@@ -19,9 +19,9 @@ from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.addons.plugin_watch import watch_plugin
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
-from airflow_gpu_provider.operators import device_plugin
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators import install_device_plugin as device_plugin
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool

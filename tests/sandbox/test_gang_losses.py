@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.log.followed_log import REPEATED

@@ -17,11 +17,11 @@ from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, jobs
 from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply import admission
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

@@ -12,7 +12,7 @@ from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuIdle
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
+from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

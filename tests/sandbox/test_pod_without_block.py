@@ -20,7 +20,7 @@ from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox

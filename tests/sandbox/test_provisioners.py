@@ -33,7 +33,7 @@ from airflow_gpu_provider.errors import (
     PodDeadline,
     PoolNotReleased,
 )
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles

@@ -26,9 +26,9 @@ from airflow_gpu_provider.errors import (
     ReferenceNotFound,
     ResourceQuotaExceeded,
 )
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN

@@ -15,9 +15,9 @@ from kubernetes import client, config
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import TaskKilled
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

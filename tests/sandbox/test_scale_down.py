@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, in_worker, run, timing_out_once

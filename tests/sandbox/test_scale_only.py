@@ -29,13 +29,13 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
     PoolSpecError,
 )
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.wait.setbacks import Setbacks

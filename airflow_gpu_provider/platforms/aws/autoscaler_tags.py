@@ -14,8 +14,8 @@ from typing import Any
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 DISCOVERY = "k8s.io/cluster-autoscaler"
 ENABLED = f"{DISCOVERY}/enabled"

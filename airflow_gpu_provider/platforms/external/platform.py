@@ -19,7 +19,7 @@ from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Pl
 from airflow_gpu_provider.platforms.external.kubeconfig import Kubeconfig, load_entries, load_file
 from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -23,7 +23,7 @@ from airflow_gpu_provider.cluster.leases import (
     put_lease,
     read_lease,
 )
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

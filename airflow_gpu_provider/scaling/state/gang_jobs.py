@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, jobs_path
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, gpus_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest, list_leases, put_lease, read_lease
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.training.place.gpu_requests import (
     asks_for_gpus,
     container_with_gpus,

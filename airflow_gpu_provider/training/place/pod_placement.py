@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.pools.workload_placement import check_shares, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL

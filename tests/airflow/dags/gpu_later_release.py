@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.operators import training
-from airflow_gpu_provider.triggers import device_plugin
+from airflow_gpu_provider.triggers import device_plugin_ready as device_plugin
 from airflow_gpu_provider.triggers import pool as pools
 from tests.airflow.retries import AGAIN
 

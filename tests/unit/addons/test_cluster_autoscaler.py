@@ -11,7 +11,7 @@ import yaml
 
 from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler, is_autoscaler_image
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.cluster_autoscaler import InstallClusterAutoscalerOperator
+from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 
 

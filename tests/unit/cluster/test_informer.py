@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer, Request
 from tests.fakes.clients import FakeAsyncApi
 

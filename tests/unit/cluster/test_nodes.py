@@ -8,7 +8,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

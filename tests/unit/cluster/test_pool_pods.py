@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import call, count_items, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

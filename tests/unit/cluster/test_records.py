@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, STUCK_AFTER, UNCOLLECTED, Pod
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

@@ -15,7 +15,7 @@ from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolStatusOperator
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.end import janitor
 from tests.sandbox.running import context_of, run

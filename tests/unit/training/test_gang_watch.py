@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait

@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.watch.direct_reads import AFTER_FAILURE
 from airflow_gpu_provider.training.watch.pod_view import PodView

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster import informer, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.watch import direct_reads as unshown

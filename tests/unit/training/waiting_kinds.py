@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import ClusterUnreachable
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait

@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.admission import WHOLE_WITHIN, GangQueue, admission
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot

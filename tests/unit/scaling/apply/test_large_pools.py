@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster import pods as module
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods
 from airflow_gpu_provider.errors import DemandLockLost
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.writes import RELEASE_FOR
 from benchmarks.large_pool import LargePool
 from benchmarks.played_cloud import PODS, add_pod

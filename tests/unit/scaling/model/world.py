@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import FRESH
 from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN

@@ -9,7 +9,7 @@ import pytest
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand, write_demand
 from tests.demand_leases import check_that_demand_is_kept, lease, unlocked
 from tests.fakes.api_server import ApiServer

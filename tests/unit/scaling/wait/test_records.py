@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.triggers import device_plugin, gang, pod
+from airflow_gpu_provider.triggers import device_plugin_ready as device_plugin
+from airflow_gpu_provider.triggers import gang, pod
 from airflow_gpu_provider.triggers import pool as pools
 from tests.unit.scaling.pools import pool
 

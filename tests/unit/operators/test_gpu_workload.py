@@ -10,7 +10,7 @@ import yaml
 from airflow.sdk import DAG
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
+from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.place.kinds import KINDS
 from tests.unit.training.manifests import a

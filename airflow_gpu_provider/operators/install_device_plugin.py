@@ -174,7 +174,7 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
-        from airflow_gpu_provider.triggers.device_plugin import RECORD_VERSION, GpusTrigger
+        from airflow_gpu_provider.triggers.device_plugin_ready import RECORD_VERSION, GpusTrigger
 
         record = {
             "version": RECORD_VERSION,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.reports.permissions import Rule, rules, to_install_a_plugin
+from airflow_gpu_provider.reports.cluster_permissions import Rule, rules, to_install_a_plugin
 
 ROLES = Path(__file__).parents[3] / "docs" / "rbac"
 EKS: dict[str, Any] = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 1}
