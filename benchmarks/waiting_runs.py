@@ -88,7 +88,6 @@ class WaitingRuns:
             "pool": self._pool.pool.serialize(),
             "owner": "bench/bench",
             "holder": "bench",
-            "over_quota": [],
             "deferred_at": 0.0,
             "wait": wait.to_record(),
         }

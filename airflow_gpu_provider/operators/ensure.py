@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -169,12 +169,12 @@ class EnsureGpuPoolOperator(PoolOperator):
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
         key = run_key(context, self.gpu_pool.name, self.block_id)
-        reconciler.over_quota = self._call_with_retries(
+        over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
         with giving_up_on_failure(self, reconciler, key, context):
-            self._apply(reconciler, plan, nodes)
-            result = self._wait(reconciler, key, counts, context)
+            self._apply(reconciler, plan, nodes, over_quota)
+            result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
 
@@ -194,10 +194,10 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         return call_with_retries(call, within=self.wait_timeout, say=self.log.info)
 
-    def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int) -> None:
+    def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]) -> None:
         """Bring the groups to the plan; if that fails midway, to a new plan from there."""
         plans = [plan]
-        platform, over_quota = reconciler.platform, reconciler.over_quota
+        platform = reconciler.platform
         self._call_with_retries(
             lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self.log.info, over_quota)
         )
@@ -209,7 +209,14 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         return pool_opener(context, self.log.info)(self.gpu_pool)
 
-    def _wait(self, reconciler: Reconciler, key: DemandKey, counts: NodeCounts, context: Context) -> dict[str, Any]:
+    def _wait(
+        self,
+        reconciler: Reconciler,
+        key: DemandKey,
+        counts: NodeCounts,
+        over_quota: Collection[str],
+        context: Context,
+    ) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
 
@@ -219,7 +226,8 @@ class EnsureGpuPoolOperator(PoolOperator):
             now = reconciler.clock.now()
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
-            return reconciler.want(key, nodes, until, gang=counts.of_one_zone), now, latest
+            outcome = reconciler.want(key, nodes, until, gang=counts.of_one_zone, over_quota=over_quota)
+            return outcome, now, latest
 
         outcome, now, latest = self._call_with_retries(want)
         wait = NodesWait(
@@ -252,7 +260,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             "pool": self.gpu_pool.serialize(),
             "owner": owner,
             "holder": holder,
-            "over_quota": sorted(reconciler.over_quota),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
         }
@@ -268,15 +275,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
-        waiting = run_wait(
-            wait,
-            self.gpu_pool,
-            owner,
-            say=self.log.info,
-            every=15.0,
-            over_quota=reconciler.over_quota,
-            reconciler=reconciler,
-        )
+        waiting = run_wait(wait, self.gpu_pool, owner, say=self.log.info, every=15.0, reconciler=reconciler)
         return dict(self._stop.run(waiting).result or {})
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

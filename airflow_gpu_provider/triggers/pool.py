@@ -46,7 +46,6 @@ class _PoolTrigger(RecordTrigger):
             say=self.log.info,
             goes_on=has_returned(self.record),
             every=self.every,
-            over_quota=self.record.get("over_quota"),
             first=self._first,
         )
         return progress.result
@@ -67,7 +66,6 @@ class _PoolTrigger(RecordTrigger):
         pool = deserialize_pool(self.record["pool"])
         try:
             reconciler = await in_thread(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-            reconciler.over_quota = frozenset(self.record.get("over_quota", ()))
             await in_thread(release_now, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error(

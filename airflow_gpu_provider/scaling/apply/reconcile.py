@@ -17,7 +17,6 @@ from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, l
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
-from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
@@ -25,7 +24,7 @@ from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provis
 from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.scaling.state.gang_jobs import delete_job, list_gang_jobs
 from airflow_gpu_provider.scaling.state.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
@@ -47,12 +46,9 @@ class Reconciler(PoolAccess):
     """One pool, as one task changes it. Not for several threads at once; its arguments are PoolAccess's.
 
     Attributes:
-        over_quota: Groups that do not grow because a quota has no room for more of their machines: what
-            `Platform.groups_over_quota` returned, here or in the process that began the wait.
         patience: How long it waits for the pool's lock before DemandLockBusy.
     """
 
-    over_quota: frozenset[str] = frozenset()
     patience = PATIENCE
     _recorded_at: datetime | None = None
 
@@ -62,12 +58,16 @@ class Reconciler(PoolAccess):
 
     def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read everything that a decision needs; a lock that is held is renewed meanwhile."""
+        return self._read(lock).within_quota()
+
+    def _read(self, lock: PoolLock | None = None) -> PoolSnapshot:
+        """Read the pool, with its groups as the cloud limits them."""
         alive = lock.keep if lock else do_nothing
         leases = list_demand(self.api, self.pool.name)
         nodes = list_nodes(self.api, self.pool.node_selector)
         alive()
         pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
-        shown = without_room(self.platform.observe(), self.over_quota)
+        shown = self.platform.observe()
         alive()
         now = self.clock.now()
         # Read after the groups, so that it includes what was written meanwhile.
@@ -115,11 +115,23 @@ class Reconciler(PoolAccess):
             begun = self.platform.upgrade(say, lock.check)
             lock.memo = RecentWrites.parse(lock.memo).with_upgraded(begun, self.clock.now()).dump()
 
-    def want(self, key: DemandKey, nodes: int, until: datetime, *, gang: int = 0) -> Outcome:
+    def want(
+        self,
+        key: DemandKey,
+        nodes: int,
+        until: datetime,
+        *,
+        gang: int = 0,
+        over_quota: Collection[str] | None = None,
+    ) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
-        `gang` of the nodes must be in one zone. The switch is moved before the demand is written, so that there is
-        never demand without it.
+        The switch is moved before the demand is written, so that there is never demand without it.
+
+        Args:
+            key, nodes, until: The demand.
+            gang: So many of the nodes must be in one zone.
+            over_quota: What `Platform.groups_over_quota` has returned for it; None if nobody asked.
 
         Raises:
             PoolDrift: Another pool's runs use an external group that this pool names.
@@ -127,11 +139,12 @@ class Reconciler(PoolAccess):
             GpuError: An error of the cluster or the cloud.
         """
         with self._lock() as lock:
-            before = self.snapshot(lock)
+            before = self._read(lock)
             check_group_claims(before)
-            lease = replace(_lease(before, key, nodes, until), gang=gang)
+            seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
+            lease = replace(_lease(before, key, nodes, until), gang=gang, over_quota=seen)
             others = tuple(each for each in before.leases if each.key != key)
-            snapshot = replace(before, leases=(*others, lease))
+            snapshot = replace(before, leases=(*others, lease)).within_quota()
 
             def write() -> None:
                 write_demand(self.api, lease, check=lock.check)

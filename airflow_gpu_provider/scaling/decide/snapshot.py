@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Self
 
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.karpenter_keeps import Kept
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+QUOTA_HOLDS = timedelta(minutes=30)
+"""For how long a run's check of quotas counts: the time of one attempt. After that the cloud is asked by a launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +48,13 @@ class PoolSnapshot:
         """Return what a machine of the group costs per hour; None: unknown."""
         markets = {group.name: group.candidate.market for group in self.groups}
         return self.pool.price(markets.get(group_name, ""))
+
+    def within_quota(self) -> Self:
+        """Return it with groups that no quota has room for limited to their live machines.
+
+        A group grows if one of the runs that checked has seen room for it: if there is none, the cloud refuses.
+        """
+        live = (lease.over_quota for lease in self.leases if lease.live(self.now) and lease.over_quota)
+        checks = [frozenset(check.groups) for check in live if self.now - check.at < QUOTA_HOLDS]
+        full = frozenset[str].intersection(*checks) if checks else frozenset()
+        return replace(self, groups=without_room(self.groups, full)) if full else self

@@ -54,6 +54,14 @@ class Unreadable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuotaCheck:
+    """Which groups had no room in a quota for what a run wants, and when that was seen."""
+
+    at: datetime
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemandLease:
     """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue.
 
@@ -64,6 +72,7 @@ class DemandLease:
         attempt_since: When the present attempt began, where it is not the first.
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
         gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
+        over_quota: What was seen of quotas before the demand was written; None where nobody looked.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
@@ -78,6 +87,7 @@ class DemandLease:
     attempts: int = 0
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
+    over_quota: QuotaCheck | None = None
     extended: str = ""
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
@@ -103,6 +113,7 @@ class DemandLease:
             attempts=notes.read_if_there("attempts", _number, 0),
             attempt_since=notes.read_if_there("attempt-since", _time, None),
             resume_at=notes.read_if_there("resume-at", _time, None),
+            over_quota=notes.read_if_there("over-quota", _quota_check, None),
             extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
@@ -124,6 +135,9 @@ class DemandLease:
         for name, at in (("attempt-since", self.attempt_since), ("resume-at", self.resume_at)):
             if at:
                 notes[f"{_PREFIX}{name}"] = format_time(at)
+        if self.over_quota:
+            seen = {"at": format_time(self.over_quota.at), "groups": self.over_quota.groups}
+            notes[f"{_PREFIX}over-quota"] = json.dumps(seen)
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),
@@ -178,10 +192,20 @@ def _number(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = json.loads(text)
+    return _as_names(json.loads(text))
+
+
+def _as_names(names: Any) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{text} is not a list of names")
+        raise ValueError(f"{names} is not a list of names")
     return tuple(names)
+
+
+def _quota_check(text: str) -> QuotaCheck:
+    seen = json.loads(text)
+    if not isinstance(seen, dict):
+        raise ValueError(f"{text} does not say what was seen of quotas, and when")
+    return QuotaCheck(at=_time(seen.get("at", "")), groups=_as_names(seen.get("groups")))
 
 
 def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:

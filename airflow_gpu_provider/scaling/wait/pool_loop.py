@@ -11,7 +11,7 @@ import contextvars
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -48,8 +48,6 @@ class Subscription:
         pause: Returns the seconds after which it wants the next check.
         first: Seconds to its first check; sooner if others want one.
         is_eager: It wants a check whenever a node changes, including kubelets' reports every five minutes.
-        over_quota: Groups that had no quota left when it checked (`Reconciler.over_quota`); None if it did not check. A
-            group grows if any wait has seen room: if there is none, the cloud refuses.
         say: Takes log lines that do not wait for the outcome; called where it calls `next`.
 
     Attributes:
@@ -62,12 +60,10 @@ class Subscription:
         *,
         first: float = 0.0,
         is_eager: bool = True,
-        over_quota: Collection[str] | None = None,
         say: Say = lambda line: None,
     ) -> None:
         self.pause = pause
         self.is_eager = is_eager
-        self.over_quota = None if over_quota is None else frozenset(over_quota)
         self.admits = False
         self.asked: DemandChange | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
@@ -255,8 +251,6 @@ class _PoolLoop:
             reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=self._said.append)
             reconciler.patience = PATIENCE_IN_A_LOOP
             self._reconciler = reconciler
-        known = [each.over_quota for each in tuple(self.subscriptions) if each.over_quota is not None]
-        self._reconciler.over_quota = frozenset[str].intersection(*known) if known else frozenset()
         return write(self._reconciler)
 
 

@@ -6,7 +6,6 @@ cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -86,7 +85,6 @@ async def run_wait(
     say: Say,
     every: float,
     goes_on: bool = False,
-    over_quota: Collection[str] | None = None,
     first: Write | None = None,
     reconciler: Reconciler | None = None,
 ) -> Progress:
@@ -100,7 +98,6 @@ async def run_wait(
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
         goes_on: Another process has already logged this wait; see Narrator.
-        over_quota: Groups that had no quota left when the wait began; None if not checked. See pool_loop.Subscription.
         first: What to write before the wait's first step; it is repeated until it succeeds.
         reconciler: The pool's, if it is already open.
 
@@ -111,7 +108,7 @@ async def run_wait(
     clock = _ClusterTime()
     patience = _patience(wait)
     pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731
-    looks = Subscription(pause, over_quota=over_quota, say=say)
+    looks = Subscription(pause, say=say)
     if first:
         looks.ask(first)
     pool_loop.subscribe(looks, pool, owner, reconciler)

@@ -90,7 +90,6 @@ class Pool:
         self.clock = self.platform = self
         self.pool = POOL
         self.api = None
-        self.over_quota: frozenset[str] = frozenset()
         self.changes: tuple[Change, ...] = ()
 
     def _call(self, name: str) -> None:

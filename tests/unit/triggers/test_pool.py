@@ -15,7 +15,6 @@ ROW: dict[str, Any] = {
     "owner": "airflow/nightly",
     "holder": "nightly/run/ensure/1@worker:1",
     "deferred_at": 1767232800.0,
-    "over_quota": ["train-a"],
 }
 
 

@@ -19,6 +19,17 @@ def test_wanting_again_changes_nothing() -> None:
     assert again.said == ()
 
 
+def test_a_group_without_quota_does_not_grow_for_who_saw_that_whoever_reconciles() -> None:
+    night = Night()
+    until = night.world.now + timedelta(hours=1)
+    (name,) = night.world.cloud.asgs
+    night.lead.want(night.key("one"), 1, until, over_quota=[name])
+    assert night.reconciler("another").reconcile().decision.grow == {}
+    assert machines(night.lead.reconcile()) == []
+    night.lead.want(night.key("one"), 1, until, over_quota=[])  # the next try has asked again
+    night.until_usable(1)
+
+
 def test_what_two_runs_want_adds_up_and_each_goes_by_itself() -> None:
     night = Night()
     night.want("one")

@@ -10,8 +10,8 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand, write_demand
-from tests.demand_leases import check_that_demand_is_kept, lease, unlocked
+from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
+from tests.demand_leases import NOW, check_that_demand_is_kept, lease, unlocked
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 
@@ -28,6 +28,21 @@ def pool() -> str:
 
 def test_demand_is_written_replaced_listed_and_given_up(api: Any, pool: str) -> None:
     check_that_demand_is_kept(api, pool)
+
+
+def test_what_a_run_saw_of_quotas_lies_on_its_demand(api: Any, pool: str) -> None:
+    for seen in (QuotaCheck(at=NOW, groups=("a", "b")), QuotaCheck(at=NOW, groups=()), None):
+        write_demand(api, lease(pool, over_quota=seen), check=unlocked)
+        assert [each.over_quota for each in list_demand(api, pool)] == [seen]
+
+
+@pytest.mark.parametrize("text", ["many", "[]", '{"at": "yesterday", "groups": []}', '{"at": "2026-03-01T02:00:00Z"}'])
+def test_quotas_that_cannot_be_read_count_as_not_asked(api: Any, pool: str, text: str) -> None:
+    raw = lease(pool, over_quota=QuotaCheck(at=NOW, groups=("a",))).manifest()
+    raw["metadata"]["annotations"]["airflow-gpu-provider/over-quota"] = text
+    found = DemandLease.parse(raw)
+    assert found == lease(pool)
+    assert "over-quota" in str(found.unreadable)
 
 
 def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:

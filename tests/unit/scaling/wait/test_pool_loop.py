@@ -41,7 +41,6 @@ class Played:
         self.is_held = threading.Event()
         self.finished = 0
         self.contexts: set[str] = set()
-        self.over_quota: frozenset[str] = frozenset()
 
     def reconcile(self, *, admits: bool = False) -> Any:
         return self._answer("reconcile")
@@ -290,15 +289,6 @@ async def test_what_all_would_meet_is_met_once_a_look_and_told_to_all(played: Pl
                 await each.next()
         assert tried == ["release"]
         assert played.calls == []
-
-
-async def test_a_group_grows_where_one_who_waits_has_seen_quota_for_it(played: Played) -> None:
-    one, other = Subscription(lambda: 0.01, over_quota=["a", "b"]), Subscription(lambda: 0.01, over_quota=["b"])
-    async with subscribed(one), subscribed(Subscription(lambda: 0.01)), asyncio.timeout(WITHIN):
-        async with subscribed(other):
-            await other.next()
-            assert played.over_quota == {"b"}
-        await eventually(lambda: played.over_quota == {"a", "b"})
 
 
 async def test_it_logs_into_nobody_s_task(played: Played) -> None:
