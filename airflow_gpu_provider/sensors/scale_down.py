@@ -116,7 +116,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self.block_id = block_id
         self.deferrable = deferrable
         self._reconciler: Reconciler | None = None
-        self._local: ReleaseWait | None = None
         self._wait: ReleaseWait | None = None
         self._patience: Tolerance | None = None
         self._narrator: Narrator | None = None
@@ -159,13 +158,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
         from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
-        wait = self._local_wait(context)
+        wait = self._begun_or_new(context)
         narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
         patience = self._patience = self._patience or Tolerance(wait.deadline, worked=True)
         try:
-            reconciler = self._opened(context)
-            outcome = reconciler.release(self._key(context))
-            self._wait = self._wait or wait.by(reconciler.clock)
+            outcome = wait.release(self._opened(context))
         except GpuError as error:
             now = SystemClock().now()
             if not patience.allows(error, now):
@@ -173,21 +170,20 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             narrator.log(now, patience.in_words(error))
             return None
         patience.succeeded()
-        progress = self._wait.step(outcome.snapshot)
+        progress = wait.step(outcome.snapshot)
         narrator.log(SystemClock().now(), *outcome.said, *progress.lines)
         return progress
 
-    def _local_wait(self, context: Context) -> ReleaseWait:
-        """Return the wait by this machine's clock: the cluster's is not known before it has answered."""
+    def _begun_or_new(self, context: Context) -> ReleaseWait:
         from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 
-        if self._local is None:
+        if self._wait is None:
             started = SystemClock().now()
             if self.reschedule and (first := context["ti"].get_first_reschedule_date(context)):
                 started = first
-            self._local = ReleaseWait(key=self._key(context), started=started, deadline=started + self.release_timeout)
-        return self._local
+            self._wait = ReleaseWait(key=self._key(context), started=started, deadline=started + self.release_timeout)
+        return self._wait
 
     def _key(self, context: Context) -> DemandKey:
         from airflow_gpu_provider.tasks.run_identity import run_key
@@ -213,7 +209,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
 
-        wait = self._wait or self._local_wait(context)
+        wait = self._begun_or_new(context)
         record = {
             "version": RECORD_VERSION,
             "pool": self.gpu_pool.serialize(),
@@ -221,7 +217,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             "holder": lock_holder(context),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
-            "untried": self._wait is None,
         }
         self.log.info(
             "Waiting in the triggerer for the machines to go, until %s at the latest",

@@ -5,9 +5,7 @@ Both reconcile the pool while they wait.
 
 from __future__ import annotations
 
-import functools
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -18,14 +16,8 @@ from airflow_gpu_provider.triggers.record import RecordTrigger
 from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-    from airflow_gpu_provider.scaling.apply.writes import Outcome
-    from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-    from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+    from airflow_gpu_provider.scaling.wait.pool_loop import Write
     from airflow_gpu_provider.scaling.wait.wait_loop import Wait
-    from airflow_gpu_provider.scaling.wait.waits import Progress
 
 RECORD_VERSION = 1
 
@@ -36,24 +28,19 @@ class _PoolTrigger(RecordTrigger):
     record_version = RECORD_VERSION
     every: ClassVar[float]
 
-    async def _result(self) -> Mapping[str, Any] | None:
+    async def _run(self, wait: Wait, first: Write | None = None) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
         progress = await run_wait(
-            self._wait_record(),
+            wait,
             deserialize_pool(self.record["pool"]),
             self.record["owner"],
             say=self.log.info,
             goes_on=has_returned(self.record),
             every=self.every,
-            first=self._first,
+            first=first,
         )
         return progress.result
-
-    @property
-    def _first(self) -> Callable[[Reconciler], Outcome] | None:
-        """What to write before the wait's first step. Default: nothing."""
-        return None
 
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
@@ -75,19 +62,16 @@ class _PoolTrigger(RecordTrigger):
                 error,
             )
 
-    @abstractmethod
-    def _wait_record(self) -> Wait: ...
-
 
 class NodesTrigger(_PoolTrigger):
     """Waits until a run's share of a pool's nodes is up, growing the pool as capacity allows."""
 
     every = 15.0
 
-    def _wait_record(self) -> Wait:
+    async def _result(self) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 
-        return NodesWait.from_record(self.record["wait"])
+        return await self._run(NodesWait.from_record(self.record["wait"]))
 
     async def undo(self) -> None:
         """Withdraw the run's demand: its task was marked failed, or its run has ended, while it waited.
@@ -107,46 +91,13 @@ class ReleaseTrigger(_PoolTrigger):
 
     every = 5.0
 
-    @property
-    def _first(self) -> Callable[[Reconciler], Outcome] | None:
-        return self._wait.release if self.record.get("untried") else None
+    async def _result(self) -> Mapping[str, Any] | None:
+        from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+
+        wait = ReleaseWait.from_record(self.record["wait"])
+        return await self._run(wait, None if wait.begun else wait.release)
 
     async def undo(self) -> None:
         """Release what is still to be released, unless the task waits elsewhere or its run continues."""
         if not await is_still_deferred(self) and await is_run_over(self):
             await self._release()
-
-    def _wait_record(self) -> Wait:
-        return self._wait
-
-    @functools.cached_property
-    def _wait(self) -> _Release:
-        from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
-
-        return _Release(ReleaseWait.from_record(self.record["wait"]))
-
-
-class _Release:
-    """A ReleaseWait of a run whose demand may not have been withdrawn yet: no call of the task had succeeded.
-
-    The task could not get the cluster's time, so its wait uses its machine's clock until `release`.
-    """
-
-    def __init__(self, wait: ReleaseWait) -> None:
-        self._wait = wait
-
-    @property
-    def started(self) -> datetime:
-        return self._wait.started
-
-    @property
-    def deadline(self) -> datetime:
-        return self._wait.deadline
-
-    def step(self, snapshot: PoolSnapshot) -> Progress:
-        return self._wait.step(snapshot)
-
-    def release(self, reconciler: Reconciler) -> Outcome:
-        outcome = reconciler.release(self._wait.key)
-        self._wait = self._wait.by(reconciler.clock)
-        return outcome

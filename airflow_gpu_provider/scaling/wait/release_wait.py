@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
-from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import GroupUpdate
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner, wanted_nodes
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.wanted import plural
@@ -20,13 +21,32 @@ from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, ro
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ReleaseWait(Record):
-    """ScaleDownSensor's wait: until everything that only this run wanted is released."""
+    """ScaleDownSensor's wait: until everything that only this run wanted is released.
+
+    Attributes:
+        key: The run's demand.
+        started, deadline: By this machine's clock until `release` has succeeded, and by the cluster's from then on.
+        begun: `release` has succeeded.
+    """
 
     key: DemandKey
     started: datetime
     deadline: datetime
+    begun: bool = False
+
+    def release(self, reconciler: Reconciler) -> Outcome:
+        """Release what the run wanted; idempotent.
+
+        Raises:
+            GpuError: As `Reconciler.release`.
+        """
+        outcome = reconciler.release(self.key)
+        if not self.begun:
+            self.started, self.deadline = map(reconciler.clock.of_local, (self.started, self.deadline))
+            self.begun = True
+        return outcome
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
         decision = decide(snapshot)
@@ -77,10 +97,6 @@ class ReleaseWait(Record):
             is_news = kept is not None and (kept.said_at is None or kept.said_at >= since)
             why = f" ({who}: {kept.why})" if kept is not None and kept.why and is_news else ""
             yield f"{each}: waiting for {who} to remove it, no run wants it{why}"
-
-    def by(self, clock: Clock) -> Self:
-        """Return the wait with its times converted from this machine's clock to the cluster's."""
-        return replace(self, started=clock.of_local(self.started), deadline=clock.of_local(self.deadline))
 
     def _late(self, snapshot: PoolSnapshot, decision: Decision, pending: tuple[str, ...]) -> GpuError:
         waited = format_seconds(snapshot.now - self.started)

@@ -114,7 +114,7 @@ def test_a_first_leg_that_fails_goes_on_in_the_triggerer(opens: Any, error: GpuE
     with pytest.raises(TaskDeferred) as deferral:
         sensor.execute(context_of(sensor))
     record = deferral.value.trigger.record
-    assert record["untried"]
+    assert not record["wait"]["begun"]
     assert datetime.fromisoformat(record["wait"]["deadline"]) > datetime.now(UTC) + timedelta(minutes=29)
 
 

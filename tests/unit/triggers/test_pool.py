@@ -32,4 +32,4 @@ def test_a_row_carries_all_of_a_wait() -> None:
     )
     trigger = NodesTrigger({**ROW, "wait": wait.to_record()})
     _, row = trigger.serialize()
-    assert NodesTrigger(**row)._wait_record() == wait
+    assert NodesWait.from_record(NodesTrigger(**row).record["wait"]) == wait
