@@ -1,7 +1,7 @@
 """Every failure a user of this package can meet: one class each, with the remedy in the message.
 
 A message is two sentences: what happened, with the names involved, and what to do. Whether another try of the task
-can help is part of the type (`retryable`), and so is how long a wait tolerates it (`tolerated_for`; see `tolerance`).
+can help is part of the type (`retryable`), and so is how long a wait tolerates it (`tolerated_for`; see `wait.retry`).
 GpuErrors derive from AirflowException, so `retry_policy` sees them; none derives from AirflowFailException or
 AirflowSensorTimeout, which it never sees.
 

@@ -17,7 +17,7 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAll
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access

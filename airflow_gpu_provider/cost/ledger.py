@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
@@ -107,10 +108,45 @@ class Ledger:
         return own, platform.lives(own, since, known=[each.id for each in seen])
 
     def _quietly(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except GpuError as error:
-            self._say(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
+        quietly(write, self._say)
+
+
+def quietly(write: Callable[[], None], say: Say) -> None:
+    """Record something; an error is only logged: a bill that is too low is no reason for a task to fail."""
+    try:
+        write()
+    except GpuError as error:
+        say(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
+
+
+def record_pods(
+    connect: Callable[[], ApiClient],
+    pods: Iterable[Mapping[str, Any]],
+    say: Say,
+    *,
+    now: Callable[[], datetime] | None = None,
+    computed: float | None = None,
+    sampled: timedelta = timedelta(),
+) -> None:
+    """Record when pods ran, and what share of the time their GPUs computed, for their runs' bills; see `quietly`.
+
+    Args:
+        connect: Returns the cluster's client.
+        pods: As JSON, as they were last seen; what a delete that completes at once returns in their place is left out.
+        say: Takes the line if they could not be recorded.
+        now: Returns the cluster's time. Default: it is asked for.
+        computed: The share, 0 to 1, of the time that was sampled. Default: unknown.
+        sampled: How much of the time was.
+    """
+    there = [Pod.parse(dict(pod)) for pod in pods if "phase" in (pod.get("status") or {})]
+
+    def write() -> None:
+        api = connect()
+        at = now() if now else ServerClock(api).now()
+        usage.record_pods(api, there, at, computed=computed, sampled=sampled)
+
+    if there:
+        quietly(write, say)
 
 
 def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) -> tuple[MachineUse, ...]:

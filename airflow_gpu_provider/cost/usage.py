@@ -157,53 +157,62 @@ def record_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
         _amend_run(api, key, lambda usage: usage.ended(at))
 
 
-def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
-    """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out."""
+def record_pods(
+    api: ApiClient,
+    pods: Iterable[Pod],
+    now: datetime,
+    *,
+    computed: float | None = None,
+    sampled: timedelta = timedelta(),
+) -> None:
+    """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out.
+
+    Args:
+        api: The cluster's client.
+        pods: The pods.
+        now: The cluster's time.
+        computed: For which share of their time their GPUs computed. Default: unknown.
+        sampled: How much of that time the samples stand for; no more of it is known.
+    """
     for owner, done in _work(pods, now).items():
-        _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
+        _amend_run(api, owner, partial(_with_work, done, computed=computed, sampled=sampled))
 
 
 def with_pods(runs: Iterable[RunUsage], pods: Iterable[Pod], now: datetime) -> tuple[RunUsage, ...]:
     """Return what is known of runs with what these pods have done until now, which is written down at their end."""
     known = {run.key: run for run in runs}
     for owner, done in _work(pods, now).items():
-        known[owner] = _with_work(known.get(owner) or RunUsage.new(owner), done)
+        known[owner] = _with_work(done, known.get(owner) or RunUsage.new(owner))
     return tuple(known.values())
 
 
-def _work(pods: Iterable[Pod], now: datetime) -> dict[DemandKey, list[tuple[str, Span]]]:
-    work: dict[DemandKey, list[tuple[str, Span]]] = {}
+def record_computed(api: ApiClient, pods: Iterable[Pod], share: float, now: datetime, *, sampled: timedelta) -> None:
+    """Write down for which share of their time pods' GPUs computed, as `record_pods` does."""
+    record_pods(api, pods, now, computed=share, sampled=sampled)
+
+
+_Work = tuple[Pod, str, Span]
+"""A pod, the node that it ran on, and when."""
+
+
+def _work(pods: Iterable[Pod], now: datetime) -> dict[DemandKey, list[_Work]]:
+    work: dict[DemandKey, list[_Work]] = {}
     for pod in pods:
         span = pod.ran(now)
         if pod.owner is None or pod.node is None or not pod.gpus or span is None:
             continue
-        work.setdefault(pod.owner, []).append((pod.node, span))
+        work.setdefault(pod.owner, []).append((pod, pod.node, span))
     return work
 
 
-def record_computed(api: ApiClient, pods: Iterable[Pod], share: float, now: datetime, *, sampled: timedelta) -> None:
-    """Write down for which share of their time pods' GPUs computed, of those that say whose they are.
-
-    `sampled` is how much of that time the samples stand for; no more of it is known.
-    """
-    said: dict[DemandKey, dict[str, Computed]] = {}
-    for pod in pods:
-        ran = pod.ran(now)
-        if pod.owner is None or pod.node is None or not pod.gpus or ran is None:
-            continue
-        of_pod = Computed.of_samples(pod.node, ran, pod.gpus, share, sampled=sampled)
-        said.setdefault(pod.owner, {})[pod.uid] = of_pod
-    for owner, more in said.items():
-        _amend_run(api, owner, partial(_with_computed, more))
-
-
-def _with_computed(more: Mapping[str, Computed], usage: RunUsage) -> RunUsage:
-    return replace(usage, computed={**usage.computed, **more})
-
-
-def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:
-    for node, span in done:
+def _with_work(
+    done: Iterable[_Work], usage: RunUsage, *, computed: float | None = None, sampled: timedelta = timedelta()
+) -> RunUsage:
+    for pod, node, span in done:
         usage = usage.with_work(node, span)
+        if computed is not None:
+            of_pod = Computed.of_samples(node, span, pod.gpus, computed, sampled=sampled)
+            usage = replace(usage, computed={**usage.computed, pod.uid: of_pod})
     return usage
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.operators.giving_up import (
     check_give_up_after,
+    give_up,
     giving_up_on_failure,
     push_tried,
-    release_quietly,
 )
 from airflow_gpu_provider.operators.node_counts import (
     NodeCounts,
@@ -190,7 +190,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
-        from airflow_gpu_provider.scaling.wait.setbacks import call_with_retries
+        from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 
         return call_with_retries(call, within=self.wait_timeout, say=self.log.info)
 
@@ -298,11 +298,13 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _give_up(self, context: Context) -> None:
         from airflow_gpu_provider.tasks.run_identity import run_key
 
-        release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
+        give_up(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
-        if result["nodes"]:
-            _record_machines(self, opened)
+        from airflow_gpu_provider.cost.ledger import quietly
+
+        if result["nodes"]:  # some may be gone before scale-down
+            quietly(lambda: opened().record_machines(), self.log.warning)
         _log_nodes(self.log, self.gpu_pool.name, result)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         return {**result, "plan": plan}
@@ -315,14 +317,6 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
     now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)
     return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
-
-
-def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:
-    """Record the existing machines, since some may be gone before scale-down; its failure fails no task."""
-    try:
-        opened().record_machines()
-    except GpuError as error:
-        operator.log.warning("The machines could not be recorded for the run's bill: %s", error)
 
 
 def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:

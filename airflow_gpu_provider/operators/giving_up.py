@@ -51,7 +51,7 @@ def giving_up_on_failure(
     except TaskDeferred:
         raise
     except BaseException as error:
-        release_quietly(operator, lambda: reconciler, key)
+        give_up(operator, lambda: reconciler, key)
         push_tried(error, context)
         raise
 
@@ -62,17 +62,10 @@ def push_tried(error: BaseException, context: Context) -> None:
         context["ti"].xcom_push(key="tried", value=tried)
 
 
-def release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
+def give_up(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
-    from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_now
+    from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 
     operator.log.info("Withdrawing this run's demand for nodes.")
     within = WHEN_KILLED if operator._stop.error is not None else None
-    try:
-        release_now(opened(), key, say=operator.log.info, within=within)
-    except GpuError as error:
-        operator.log.error(
-            "The run's remaining nodes could not be released now; the next reconcile releases them, at the latest after"
-            " max_runtime: %s",
-            error,
-        )
+    release_quietly(opened, key, log=operator.log, within=within)

@@ -98,7 +98,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.plan_only = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.wait.setbacks import call_with_retries
+        from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 
         result, now = call_with_retries(self._install, within=self.wait_timeout, say=self.log.info)
         return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
@@ -166,7 +166,7 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
         from airflow_gpu_provider.addons.plugin_watch import watch_plugin
-        from airflow_gpu_provider.scaling.wait.setbacks import persistently
+        from airflow_gpu_provider.scaling.wait.retry import persistently
         from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
-    from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+    from airflow_gpu_provider.scaling.wait.retry import Tolerance
     from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
     from airflow_gpu_provider.scaling.wait.waits import Progress
 
@@ -155,7 +155,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _look(self, context: Context) -> Progress | None:
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
-        from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+        from airflow_gpu_provider.scaling.wait.retry import Tolerance
         from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         wait = self._begun_or_new(context)

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.addons.plugin_watch import watch_plugin
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.scaling.wait.setbacks import persistently
+from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.triggers.record import RecordTrigger
 

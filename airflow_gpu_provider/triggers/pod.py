@@ -26,7 +26,7 @@ from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_now
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
-from airflow_gpu_provider.scaling.wait.setbacks import persistently
+from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.life.machine import may_be_spot

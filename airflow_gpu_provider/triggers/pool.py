@@ -6,10 +6,10 @@ Both reconcile the pool while they wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.deferral_delay import has_returned
 from airflow_gpu_provider.triggers.record import RecordTrigger
@@ -46,21 +46,11 @@ class _PoolTrigger(RecordTrigger):
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
         from airflow_gpu_provider.cluster.demand_key import DemandKey
         from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-        from airflow_gpu_provider.scaling.end.release_now import release_now
+        from airflow_gpu_provider.scaling.end.release_now import release_quietly
 
-        key = DemandKey(**self.record["wait"]["key"])
-        holder = f"{self.record['holder']}+trigger"
-        pool = deserialize_pool(self.record["pool"])
-        try:
-            reconciler = await in_thread(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-            await in_thread(release_now, reconciler, key, say=self.log.info)
-        except GpuError as error:
-            self.log.error(
-                "Could not release the unwanted nodes of pool %s; the next reconcile will, at the latest after"
-                " max_runtime: %s",
-                key.pool,
-                error,
-            )
+        pool, holder = deserialize_pool(self.record["pool"]), f"{self.record['holder']}+trigger"
+        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+        await in_thread(release_quietly, opened, DemandKey(**self.record["wait"]["key"]), log=self.log)
 
 
 class NodesTrigger(_PoolTrigger):

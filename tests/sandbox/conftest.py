@@ -82,7 +82,7 @@ def quick_looks() -> Iterator[None]:
     """What takes minutes in a cloud takes a second here: who waits for it looks again sooner."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
-        patch.setattr("airflow_gpu_provider.scaling.wait.setbacks._EVERY", 1.0)
+        patch.setattr("airflow_gpu_provider.scaling.wait.retry._EVERY", 1.0)
         patch.setattr("airflow_gpu_provider.scaling.end.janitor._POLL_SECONDS", 0.5)
         yield
 

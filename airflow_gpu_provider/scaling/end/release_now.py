@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Protocol
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
@@ -31,6 +33,14 @@ _EVERY = 2.0
 _AFTER_GRACE = timedelta(minutes=1)
 
 _log = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """What a task, or a trigger, logs with."""
+
+    def info(self, message: str, /, *args: Any) -> Any: ...
+
+    def error(self, message: str, /, *args: Any) -> Any: ...
 
 
 def check_nodes_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
@@ -98,6 +108,36 @@ def release_now(
             say(f"stopped waiting for pool {key.pool}")
             return
         time.sleep(pause)
+
+
+def release_quietly(
+    opened: Callable[[], Reconciler | None],
+    key: DemandKey,
+    *,
+    log: Log,
+    own: Collection[str] = (),
+    within: timedelta | None = None,
+    say: Say | None = None,
+) -> None:
+    """Do as `release_now`; an error is only logged: it would hide why the nodes are given back.
+
+    Args:
+        opened: Returns the pool, connected; None if the nodes are another's to release.
+        key, own, within: As for `release_now`.
+        log: The task's.
+        say: Takes the lines of `release_now`. Default: the log.
+    """
+    say = say or partial(log.info, "%s")
+    try:
+        if reconciler := opened():
+            release_now(reconciler, key, say=say, own=own, within=within)
+    except GpuError as error:
+        log.error(
+            "Nodes of pool %s that no run wants could not be released now; the next reconcile of the pool releases"
+            " them, at the latest after max_runtime: %s",
+            key.pool,
+            error,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import SOONEST, Subscription, Write
-from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
 
 _PATIENCE = 8.0

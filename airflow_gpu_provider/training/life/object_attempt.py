@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod, mark_collected
 from airflow_gpu_provider.cost.usage import record_pods
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks, call_with_retries
+from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.life.collect import explained
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_exec

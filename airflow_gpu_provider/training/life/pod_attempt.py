@@ -10,7 +10,7 @@ from kubernetes.client import V1ObjectMeta, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, GpuIdle
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks, call_with_retries
+from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, find_or_create

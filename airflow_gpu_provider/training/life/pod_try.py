@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, 
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_now
 from airflow_gpu_provider.scaling.state.demand import list_demand
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
+from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt

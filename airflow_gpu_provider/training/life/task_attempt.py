@@ -13,7 +13,7 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks, call_with_retries, persistently
+from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.training.life.deadline import PodDeadlines

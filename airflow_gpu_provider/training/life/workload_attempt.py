@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.scaling.wait.setbacks import call_with_retries
+from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.training.life.object_attempt import ObjectAttempt

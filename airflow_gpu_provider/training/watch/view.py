@@ -17,7 +17,7 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot

@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, V1ObjectMeta, V1OwnerReference, V1Pod, 
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
+from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import gang_attempt, object_attempt
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord

@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import (
     PodFailed,
     PodResultLost,
 )
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
+from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry

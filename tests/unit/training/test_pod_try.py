@@ -138,7 +138,7 @@ def test_a_pod_is_built_once_however_often_the_cloud_is_asked_whether_it_fits(mo
     monkeypatch.setattr(task_attempt, "check_pods", check)
     monkeypatch.setattr(task_attempt, "placement_of", lambda *_: None)
     monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.setbacks._EVERY", 0.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.retry._EVERY", 0.0)
     assert life.tries.attempt.request(build) is life._pod
     assert (built, answers) == ([life._pod], [])
 

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
-from airflow_gpu_provider.scaling.wait.setbacks import Setbacks
+from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.kept_lines import KeptLines
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger

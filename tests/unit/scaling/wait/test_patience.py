@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import errors
 from airflow_gpu_provider.cluster import api_errors
-from airflow_gpu_provider.scaling.wait.tolerance import Tolerance
+from airflow_gpu_provider.scaling.wait.retry import Tolerance
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 DEADLINE = START + timedelta(minutes=30)
