@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -253,16 +252,9 @@ class EnsureGpuPoolOperator(PoolOperator):
         return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
-        from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
+        from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord
 
-        record = {
-            "version": RECORD_VERSION,
-            "pool": self.gpu_pool.serialize(),
-            "owner": owner,
-            "holder": holder,
-            "deferred_at": time.time(),
-            "wait": wait.to_record(),
-        }
+        record = PoolRecord(pool=self.gpu_pool.serialize(), owner=owner, holder=holder, wait=wait.to_record())
         what = "node groups" if wait.wait_for == "groups" else "nodes"
         self.log.info(
             "Waiting in the triggerer for the pool's %s, until %s at the latest",
@@ -270,7 +262,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
         )
         left = wait.deadline - reconciler.clock.now()
-        self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
+        self.defer(trigger=NodesTrigger(record.to_record()), method_name="resume", timeout=left + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -174,21 +173,18 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
-        from airflow_gpu_provider.triggers.device_plugin_ready import RECORD_VERSION, GpusTrigger
+        from airflow_gpu_provider.triggers.device_plugin_ready import GpusTrigger, PluginRecord
 
-        record = {
-            "version": RECORD_VERSION,
-            "pool": self.gpu_pool.serialize(),
-            "wait": wait.to_record(),
-            "namespace": self.namespace,
-            "deferred_at": time.time(),
-            "result": result,
-        }
+        record = PluginRecord(
+            pool=self.gpu_pool.serialize(), wait=wait.to_record(), namespace=self.namespace, result=result
+        )
         self.log.info(
             "Waiting in the triggerer for allocatable GPUs, until %s at the latest",
             f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
         )
-        self.defer(trigger=GpusTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
+        self.defer(
+            trigger=GpusTrigger(record.to_record()), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN
+        )
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event."""

@@ -207,23 +207,21 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _defer(self, context: Context) -> NoReturn:
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
-        from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
+        from airflow_gpu_provider.triggers.pool import PoolRecord, ReleaseTrigger
 
         wait = self._begun_or_new(context)
-        record = {
-            "version": RECORD_VERSION,
-            "pool": self.gpu_pool.serialize(),
-            "owner": group_writer(context),
-            "holder": lock_holder(context),
-            "deferred_at": time.time(),
-            "wait": wait.to_record(),
-        }
+        record = PoolRecord(
+            pool=self.gpu_pool.serialize(),
+            owner=group_writer(context),
+            holder=lock_holder(context),
+            wait=wait.to_record(),
+        )
         self.log.info(
             "Waiting in the triggerer for the machines to go, until %s at the latest",
             f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
         )
         within = self.release_timeout + _AIRFLOW_MARGIN
-        self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=within)
+        self.defer(trigger=ReleaseTrigger(record.to_record()), method_name="resume", timeout=within)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or raise its error."""

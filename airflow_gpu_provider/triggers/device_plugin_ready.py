@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.addons.plugin_watch import watch_plugin
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.triggers.record import RecordTrigger
@@ -15,27 +17,26 @@ from airflow_gpu_provider.triggers.record import RecordTrigger
 RECORD_VERSION = 1
 
 
-class GpusTrigger(RecordTrigger):
-    """Waits for allocatable GPUs. It changes nothing, so there is nothing to undo when its task is killed.
+@dataclass(frozen=True, kw_only=True)
+class PluginRecord(TriggerRecord):
+    """The row of a GpusTrigger: the namespace of the plugin's pods, and further entries for the event's result."""
 
-    Args:
-        record: Its whole state, versioned: "pool" (the spec), "wait" (GpusWait's record), "namespace" (of the plugin's
-            pods), "deferred_at", and "result" (further entries for the event's result).
-    """
+    version: int = field(default_factory=lambda: RECORD_VERSION)
+    namespace: str
+    result: dict[str, Any]
+
+
+class GpusTrigger(RecordTrigger):
+    """Waits for allocatable GPUs. It changes nothing, so there is nothing to undo when its task is killed."""
 
     record_version = RECORD_VERSION
 
     async def _result(self) -> dict[str, Any]:
-        wait = GpusWait.from_record(self.record["wait"])
-        watch = partial(
-            watch_plugin,
-            deserialize_pool(self.record["pool"]),
-            wait,
-            namespace=self.record["namespace"],
-            say=self.log.info,
-        )
+        row = PluginRecord.from_record(self.record)
+        wait, pool = GpusWait.from_record(row.wait), deserialize_pool(row.pool)
+        watch = partial(watch_plugin, pool, wait, namespace=row.namespace, say=self.log.info)
         setbacks = Narrator(self.log.warning, started=wait.started)
         progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
         if progress.error:
             raise progress.error
-        return {**self.record["result"], **(progress.result or {})}
+        return {**row.result, **(progress.result or {})}

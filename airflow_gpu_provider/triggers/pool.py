@@ -6,11 +6,13 @@ Both reconcile the pool while they wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.triggers.deferral_delay import has_returned
 from airflow_gpu_provider.triggers.record import RecordTrigger
 from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
@@ -22,23 +24,31 @@ if TYPE_CHECKING:
 RECORD_VERSION = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolRecord(TriggerRecord):
+    """The row of a trigger that waits for a pool: in whose name it changes the groups, and takes the pool's lock."""
+
+    version: int = field(default_factory=lambda: RECORD_VERSION)
+    owner: str
+    holder: str
+
+
 class _PoolTrigger(RecordTrigger):
     """What both triggers share: the pool is reconciled until the wait is over."""
 
     record_version = RECORD_VERSION
     every: ClassVar[float]
 
+    @property
+    def _row(self) -> PoolRecord:
+        return PoolRecord.from_record(self.record)
+
     async def _run(self, wait: Wait, first: Write | None = None) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
+        pool, goes_on = deserialize_pool(self._row.pool), has_returned(self.record)
         progress = await run_wait(
-            wait,
-            deserialize_pool(self.record["pool"]),
-            self.record["owner"],
-            say=self.log.info,
-            goes_on=has_returned(self.record),
-            every=self.every,
-            first=first,
+            wait, pool, self._row.owner, say=self.log.info, goes_on=goes_on, every=self.every, first=first
         )
         return progress.result
 
@@ -48,9 +58,9 @@ class _PoolTrigger(RecordTrigger):
         from airflow_gpu_provider.scaling.apply.open_pool import open_pool
         from airflow_gpu_provider.scaling.end.release_now import release_quietly
 
-        pool, holder = deserialize_pool(self.record["pool"]), f"{self.record['holder']}+trigger"
-        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        await in_thread(release_quietly, opened, DemandKey(**self.record["wait"]["key"]), log=self.log)
+        pool, holder = deserialize_pool(self._row.pool), f"{self._row.holder}+trigger"
+        opened = partial(open_pool, pool, owner=self._row.owner, holder=holder, say=self.log.info)
+        await in_thread(release_quietly, opened, DemandKey(**self._row.wait["key"]), log=self.log)
 
 
 class NodesTrigger(_PoolTrigger):
@@ -61,7 +71,7 @@ class NodesTrigger(_PoolTrigger):
     async def _result(self) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 
-        return await self._run(NodesWait.from_record(self.record["wait"]))
+        return await self._run(NodesWait.from_record(self._row.wait))
 
     async def undo(self) -> None:
         """Withdraw the run's demand: its task was marked failed, or its run has ended, while it waited.
@@ -84,7 +94,7 @@ class ReleaseTrigger(_PoolTrigger):
     async def _result(self) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 
-        wait = ReleaseWait.from_record(self.record["wait"])
+        wait = ReleaseWait.from_record(self._row.wait)
         return await self._run(wait, None if wait.begun else wait.release)
 
     async def undo(self) -> None:

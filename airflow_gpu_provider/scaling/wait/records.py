@@ -7,7 +7,9 @@ goes on without deferring; one of an earlier release is read as it is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import msgspec
@@ -28,6 +30,23 @@ class Record:
         """Read what `to_record` wrote: what an earlier release did not write has its default, and what is not known
         is left out."""
         return msgspec.convert(record, cls, strict=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriggerRecord(Record):
+    """What the row of each trigger of this package has.
+
+    Attributes:
+        version: The record's; see above.
+        pool: The rendered spec, as JSON.
+        wait: The wait's own record.
+        deferred_at: When the task was deferred, in seconds since the epoch by the worker's clock.
+    """
+
+    version: int = 1
+    pool: dict[str, Any]
+    wait: dict[str, Any]
+    deferred_at: float = field(default_factory=time.time)
 
 
 def is_of_later_release(record: Mapping[str, Any], known: int) -> bool:
