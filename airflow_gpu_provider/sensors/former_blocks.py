@@ -121,11 +121,11 @@ def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) ->
 
 def _pools_here(reconciler: Reconciler, say: Say) -> dict[str, GpuPool]:
     """Return the pools of the cluster that its connection reaches, by name."""
-    from airflow_gpu_provider.scaling.end.janitor import OtherPools
+    from airflow_gpu_provider.scaling.state.other_pools import OtherPools
 
     here = reconciler.pool
     others = OtherPools([here])
-    pools = {pool.name: pool for pool in (here, *others.beside(reconciler))}
+    pools = {pool.name: pool for pool in (here, *others.beside(here, reconciler.api))}
     for line in others.left_out():
         say(line)
     return pools

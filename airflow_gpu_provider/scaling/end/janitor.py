@@ -7,7 +7,7 @@ its `until`. The janitor removes things as scale-down does: through the Reconcil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,14 +18,14 @@ from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, total
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
-from airflow_gpu_provider.pools import GpuPool, deserialize_pool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import supply
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.state.lock import list_pool_specs
+from airflow_gpu_provider.scaling.state.other_pools import OtherPools
 
 Kind = Literal["lease", "pod", "machine", "size"]
 
@@ -199,7 +199,7 @@ def reap_pools(
             if result.where != where:
                 say(f"looking for leftovers in {(where := result.where)}")
             if others:
-                todo += [(other, False) for other in found_too.beside(reconciler)]
+                todo += [(other, False) for other in found_too.beside(pool, reconciler.api)]
             if dry_run:
                 found = look(reconciler.snapshot(), installation, run_is_over)
                 left = found.leftovers
@@ -220,53 +220,6 @@ def reap_pools(
 
 def _say_of(pool: str, say: Say, line: str) -> None:
     say(f"pool {pool}: {line}")
-
-
-class OtherPools:
-    """The other pools of the same clusters, each reached through the connection that its own spec names.
-
-    An object in a cluster must not choose the credentials that this process uses for a cloud: a pool with a connection
-    that none of the named pools has is left out.
-
-    Args:
-        named: The pools that the caller named.
-    """
-
-    def __init__(self, named: Iterable[GpuPool]) -> None:
-        self._looked_at = {(pool.cluster_identity, pool.name) for pool in named}
-        self._read: set[str] = set()
-        self._seen: dict[str, list[tuple[str, str]]] = {}  # by lock: cluster identities, and its pool's name
-        self._left_out: dict[str, str] = {}  # by lock: the line to report about its pool
-
-    def beside(self, reconciler: Reconciler) -> Iterator[GpuPool]:
-        """Yield the pools of the cluster that have its connection and that were neither named nor yielded before."""
-        here = reconciler.pool.cluster_identity
-        if here in self._read:
-            return
-        kept = list_pool_specs(reconciler.api)
-        self._read.add(here)
-        for each in kept:
-            self._seen.setdefault(each.lock, []).append((here, each.name))
-            if (here, each.name) in self._looked_at:
-                continue
-            try:
-                pool, why = deserialize_pool(each.spec), "its runs use another connection"
-            except (GpuError, TypeError) as error:
-                pool, why = None, f"its spec cannot be read: {error}"
-            if pool and pool.cluster_identity == here:
-                self._looked_at.add((here, pool.name))
-                yield pool
-                continue
-            if pool:
-                self._seen[each.lock].append((pool.cluster_identity, each.name))
-            line = f"pool {each.name}, in the cluster of pool {reconciler.pool.name}, is left out: {why}"
-            self._left_out.setdefault(each.lock, line)
-
-    def left_out(self) -> Iterator[str]:
-        """Yield a line for each pool that none of the connections reached, once all of them were used."""
-        for lock, line in self._left_out.items():
-            if self._looked_at.isdisjoint(self._seen[lock]):
-                yield line
 
 
 class _OverRuns:

@@ -10,14 +10,13 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest, list_leases, put_lease, read_lease
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest, put_lease, read_lease
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SPEC = "airflow-gpu-provider/spec"
+SPEC = "airflow-gpu-provider/spec"
 _MEMO = "airflow-gpu-provider/recent-writes"
 _LONGEST = 120.0  # seconds
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
@@ -73,7 +72,7 @@ class PoolLock:
         self._clock = clock or SystemClock()
         self._say = say
         self.memo = ""
-        self._notes = {_SPEC: json.dumps(spec)} if spec else {}
+        self._notes = {SPEC: json.dumps(spec)} if spec else {}
         self._seen = seen or Sighting()
         self._taken: dict[str, Any] = {}  # what we took it with, by which it is known as ours
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
@@ -232,32 +231,6 @@ def read_memo(api: ApiClient, pool_name: str) -> str:
 
 def _memo_of(lease: Mapping[str, Any] | None) -> str:
     return str(((lease or {}).get("metadata", {}).get("annotations") or {}).get(_MEMO, ""))
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptSpec:
-    """What a pool's lock keeps of it.
-
-    Attributes:
-        lock: The uid of the lock's Lease: the same pool has the same, however its cluster is reached.
-        spec: The serialized spec of the last one who took the lock.
-    """
-
-    name: str
-    lock: str
-    spec: Mapping[str, Any]
-
-
-def list_pool_specs(api: ApiClient) -> list[KeptSpec]:
-    """Return the specs of all pools that were ever changed in the cluster and not deleted."""
-    found = []
-    for raw in list_leases(api, "lock"):
-        metadata = raw["metadata"]
-        text = (metadata.get("annotations") or {}).get(_SPEC)
-        if text:
-            name = metadata["labels"][POOL_LABEL]
-            found.append(KeptSpec(name=name, lock=metadata["uid"], spec=json.loads(text)))
-    return found
 
 
 class Sighting:

@@ -14,7 +14,7 @@ from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable
-from airflow_gpu_provider.scaling.state.lock import KeptSpec
+from airflow_gpu_provider.scaling.state.other_pools import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -64,7 +64,7 @@ class Cluster:
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.cluster.pods.list_run_pods", self._pods)
         kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", lambda api: kept)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
@@ -167,7 +167,7 @@ def test_bill_without_an_answer_says_what_it_lacks(monkeypatch: pytest.MonkeyPat
     def away(api: Any) -> Any:
         raise ClusterUnreachable("It does not answer.", "Wait.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.end.janitor.list_pool_specs", away)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", away)
     found, missing = cluster.bills({("new", "new")}, usage(key("old", "old")))
     assert not found
     assert "what the DAG's former blocks cost could not be read (It does not answer." in missing
