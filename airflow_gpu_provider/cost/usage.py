@@ -186,11 +186,6 @@ def with_pods(runs: Iterable[RunUsage], pods: Iterable[Pod], now: datetime) -> t
     return tuple(known.values())
 
 
-def record_computed(api: ApiClient, pods: Iterable[Pod], share: float, now: datetime, *, sampled: timedelta) -> None:
-    """Write down for which share of their time pods' GPUs computed, as `record_pods` does."""
-    record_pods(api, pods, now, computed=share, sampled=sampled)
-
-
 _Work = tuple[Pod, str, Span]
 """A pod, the node that it ran on, and when."""
 

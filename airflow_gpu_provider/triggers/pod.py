@@ -7,24 +7,23 @@ import logging
 import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
 from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cost.usage import record_computed, record_pods
+from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.end.release_now import release_now
+from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
@@ -237,30 +236,23 @@ class GpuPodTrigger(Recorded):
                 is_covered = await api.get(f"{LEASES}/{key.lease_name}".lstrip("/")) is not None
             if is_covered and not self.record.get("owns_demand") and not await is_run_over(self):
                 return
-            await in_thread(self._release_unattended, key)
         except GpuError as error:
-            self.log.error(
-                "Unwanted nodes of pool %s could not be released and may keep running for now: %s", key.pool, error
-            )
+            self.log.error("Nodes of pool %s may keep running: whose they are is not known: %s", key.pool, error)
+            return
+        pool, holder = deserialize_pool(self.record["pool"]), f"{self.record['holder']}+trigger"
+        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+        await in_thread(release_quietly, opened, key, log=self.log, own=self._own or {self._wait().uid})
 
-    def _release_unattended(self, key: DemandKey) -> None:
-        pool = deserialize_pool(self.record["pool"])
-        holder = f"{self.record['holder']}+trigger"
-        reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        release_now(reconciler, key, own=self._own or {self._wait().uid}, say=self.log.info)
-
-    def _note_use(self, pod: dict[str, Any]) -> None:
+    def _note_use(self, ended: dict[str, Any]) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""
-        name = pod["metadata"]["name"]
-        try:
-            api = cluster_access(deserialize_pool(self.record["pool"])).api_client()
-            now, ended = ServerClock(api).now(), [Pod.parse(pod)]
-            record_pods(api, ended, now)
-            use = self._gpus.use if self._gpus is not None else None
-            if use is not None and use.mean is not None:
-                record_computed(api, ended, use.mean / 100, now, sampled=sampled_time(use))
-        except GpuError as error:
-            self.log.warning("The run time of pod %s could not be recorded for the run's bill: %s", name, error)
+        pool, use = deserialize_pool(self.record["pool"]), self._gpus.use if self._gpus is not None else None
+        record_pods(
+            lambda: cluster_access(pool).api_client(),
+            [ended],
+            self.log.warning,
+            computed=use.mean / 100 if use is not None and use.mean is not None else None,
+            sampled=sampled_time(use) if use is not None else timedelta(),
+        )
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         pool = deserialize_pool(self.record["pool"])

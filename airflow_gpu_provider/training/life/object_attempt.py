@@ -12,12 +12,11 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.sdk.exceptions import AirflowSkipException
-from kubernetes.client import ApiClient, ApiException, V1Pod
-from urllib3.exceptions import HTTPError
+from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.pods import Pod, mark_collected
-from airflow_gpu_provider.cost.usage import record_pods
+from airflow_gpu_provider.cluster.pods import mark_collected
+from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.scaling.wait.waits import Progress
@@ -295,8 +294,4 @@ def write_rest(
 
 
 def note_use(pods: Iterable[Json], cluster: TaskCluster) -> None:
-    """Record the use; a bill that is too low is no reason for a task to fail."""
-    try:
-        record_pods(cluster.api, [Pod.parse(dict(pod)) for pod in pods], cluster.clock.now())
-    except (GpuError, ApiException, HTTPError) as error:
-        _log.warning("The pods' run time could not be recorded for the run's bill: %s", error)
+    record_pods(lambda: cluster.api, pods, _log.warning, now=cluster.clock.now)

@@ -19,7 +19,8 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_now
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
@@ -285,16 +286,13 @@ class PodTry:
                 self._task.log.info("%s", each)
             why.clear()
 
-        try:
+        def opened() -> Reconciler | None:
             if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
-                return
-            reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
-            within = WHEN_KILLED if self._task.stop.error is not None else None
-            release_now(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
-        except GpuError as error:
-            self._task.log.warning(
-                "Unwanted nodes of pool %s could not be released and may keep running for now: %s", pool.name, error
-            )
+                return None
+            return open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
+
+        within = WHEN_KILLED if self._task.stop.error is not None else None
+        release_quietly(opened, self.attempt.demand_key, log=self._task.log, own=own, within=within, say=say)
 
 
 def _own_deadline(pod: V1Pod | None, left: timedelta) -> str:

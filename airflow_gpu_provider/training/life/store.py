@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
-from kubernetes.client import ApiClient, CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
-from airflow_gpu_provider.cluster.clock import Clock, ServerClock
+from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
-from airflow_gpu_provider.cluster.pods import STUCK_AFTER, Pod, mark_collected
-from airflow_gpu_provider.cost.usage import record_computed, record_pods
+from airflow_gpu_provider.cluster.pods import STUCK_AFTER, mark_collected
+from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -131,11 +130,9 @@ class TaskPods:
 
         The pods are V1Pods, or the JSON of pods.
         """
-
-        def record(api: ApiClient, read: Sequence[Pod], now: datetime) -> None:
-            record_computed(api, read, share, now, sampled=sampled)
-
-        _note(self._hook.core_v1_client, pods, record)
+        api = self._hook.core_v1_client.api_client
+        raw = [api.sanitize_for_serialization(pod) for pod in pods]
+        record_pods(lambda: api, raw, _log.warning, computed=share, sampled=sampled)
 
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
         """Delete with a separate client, since the interrupted code may hold locks; failures are logged."""
@@ -200,21 +197,8 @@ class CarefulPodManager(PodManager):
 
 def _note_use(client: CoreV1Api, pod: Any) -> None:
     """Record when and where the pod ran."""
-    _note(client, [pod], record_pods)
-
-
-def _note(client: CoreV1Api, pods: Iterable[Any], record: Callable[[ApiClient, Sequence[Pod], datetime], None]) -> None:
-    """Record something about pods; a bill that is too low is no reason for a task to fail."""
-    raw = [client.api_client.sanitize_for_serialization(pod) for pod in pods]
-    # A delete that completes at once returns a Status.
-    there = [each for each in raw if "phase" in (each.get("status") or {})]
-    if not there:
-        return
-    try:
-        record(client.api_client, [Pod.parse(each) for each in there], ServerClock(client.api_client).now())
-    except (GpuError, ApiException, HTTPError) as error:
-        names = ", ".join(each["metadata"]["name"] for each in there)
-        _log.warning("What pod %s did could not be recorded for the run's bill: %s", names, error)
+    api = client.api_client
+    record_pods(lambda: api, [api.sanitize_for_serialization(pod)], _log.warning)
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:

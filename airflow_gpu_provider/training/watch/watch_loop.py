@@ -10,11 +10,10 @@ from typing import Any
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.informer import watching
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import pool_nodes
-from airflow_gpu_provider.cost.usage import record_pods
-from airflow_gpu_provider.errors import LOST, GpuError
+from airflow_gpu_provider.cost.ledger import record_pods
+from airflow_gpu_provider.errors import LOST
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait import pool_updates
@@ -93,13 +92,7 @@ def _note_use(
     pods: Iterable[Json], now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator
 ) -> None:
     """Record when pods ran that may not be found later, for their run's bill."""
-    found = [Pod.parse(dict(pod)) for pod in pods]
-    if not found:
-        return
-    try:
-        record_pods(open_access().api_client(), found, now)
-    except GpuError as error:
-        narrator.log(now, f"the time that its pods ran could not be recorded for the run's bill: {error}")
+    record_pods(lambda: open_access().api_client(), pods, partial(narrator.log, now), now=lambda: now)
 
 
 async def _keep_pool(view: Any, pool: GpuPool, owner: str) -> None:

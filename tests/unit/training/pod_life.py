@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
 )
+from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life import deadline, pod_try
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -138,8 +139,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     released: list[set[str]] = []
     monkeypatch.setattr(deadline, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
-    monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: None)
-    monkeypatch.setattr(pod_try, "release_now", lambda *_, own, **__: released.append(own))
+    monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: object())
+    monkeypatch.setattr(giving_back, "release_now", lambda *_, own, **__: released.append(own))
     return released
 
 

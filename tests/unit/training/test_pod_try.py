@@ -18,7 +18,8 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     TaskKilled,
 )
-from airflow_gpu_provider.training.life import pod_try, task_attempt
+from airflow_gpu_provider.scaling.end import release_now as giving_back
+from airflow_gpu_provider.training.life import task_attempt
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.preemptions import Preemptions
 from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
@@ -104,7 +105,7 @@ def test_timeout_may_come_while_the_node_is_released(monkeypatch: pytest.MonkeyP
         if len(tries) == 1:
             raise AirflowTaskTimeout
 
-    monkeypatch.setattr(pod_try, "release_now", times_out_once)
+    monkeypatch.setattr(giving_back, "release_now", times_out_once)
     with pytest.raises(AirflowTaskTimeout):
         life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))
     assert life.steps[-1] == "delete the pod"
@@ -151,7 +152,7 @@ def test_why_a_task_releases_nodes_is_said_where_it_releases_any(
         for line in lines:
             say(line)
 
-    monkeypatch.setattr(pod_try, "release_now", release)
+    monkeypatch.setattr(giving_back, "release_now", release)
     life = Life()
     with caplog.at_level(logging.INFO), pytest.raises(PodFailed):
         life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))

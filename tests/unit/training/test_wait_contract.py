@@ -67,7 +67,9 @@ def test_a_lost_node_is_a_preemption(kind: Kind) -> None:
 def test_what_its_pods_did_is_recorded_when_one_is_lost(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody finds them later: the lost one's node took it along, and its controller deletes the others."""
     recorded = list[str]()
-    monkeypatch.setattr(watch, "record_pods", lambda _, pods, __: recorded.extend(each.name for each in pods))
+    monkeypatch.setattr(
+        watch, "record_pods", lambda _, pods, *__, **___: recorded.extend(each["metadata"]["name"] for each in pods)
+    )
     monkeypatch.setattr(waiting_kinds, "nowhere", Mock())
 
     async def what(night: Night) -> None:
