@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.scaling.cost import UNKNOWN
-from airflow_gpu_provider.scaling.waits import format_seconds
+from airflow_gpu_provider.cost.amounts import UNKNOWN
+from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 Json = Mapping[str, Any]
 

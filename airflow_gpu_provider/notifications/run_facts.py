@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.notifications.night import Failure, Night, night
-from airflow_gpu_provider.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

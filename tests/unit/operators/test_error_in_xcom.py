@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.log import mask_secret
 
 from airflow_gpu_provider.errors import GpuOutOfMemory
-from airflow_gpu_provider.pool_operator import ERROR, PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import ERROR, PoolOperator
 
 
 class Training(PoolOperator):
