@@ -60,6 +60,13 @@ class Ledger:
         """Record that `by`'s scale-down bills what was used for `key`; False if another's does."""
         return usage.claim_bill(self._api, key, by)
 
+    def close(self, key: DemandKey) -> None:
+        """Record that a block's own scale-down has billed it: if the DAG loses the block later, no other bills it."""
+        try:
+            usage.claim_bill(self._api, key, key)
+        except GpuError as error:
+            self._say(f"if the DAG loses this block while its run goes on, it is billed once more ({error})")
+
     def bill(self, key: DemandKey, platform: Platform, now: datetime, *, release_began: datetime | None = None) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 

@@ -96,7 +96,8 @@ class RunUsage:
         open: Whether it still wants them.
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
-        billed_by: The demand whose scale-down bills it, for its own block has none any more: a DemandKey's hash.
+        billed_by: The demand whose scale-down bills it, as a DemandKey's hash: its own, or, where the DAG has lost its
+            block, another of the run's.
     """
 
     key: DemandKey
@@ -118,7 +119,7 @@ class RunUsage:
         """Return it with nodes wanted from `at` to `until`, or longer where it wants some already."""
         if self.open:
             return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)))
-        return replace(self, wanted=(*self.wanted, (at, until)), open=True)
+        return replace(self, wanted=(*self.wanted, (at, until)), open=True, billed_by="")
 
     def ended(self, at: datetime) -> RunUsage:
         """Return it with nothing wanted from `at` on."""
@@ -212,7 +213,9 @@ def _with_work(
 
 
 def claim_bill(api: ApiClient, key: DemandKey, by: DemandKey) -> bool:
-    """Write down whose scale-down bills what a run used for `key`; False where another's does."""
+    """Write down whose scale-down bills what a run used for `key`; False where another's does, or nothing is known."""
+    if all(usage.key != key for usage in read_runs(api, key.pool)):
+        return False
     _amend_run(api, key, lambda usage: usage if usage.billed_by else replace(usage, billed_by=by.hash))
     return any(usage.key == key and usage.billed_by == by.hash for usage in read_runs(api, key.pool))
 

@@ -253,6 +253,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         for of, each in {key: own, **former}.items():
             run_bill.measure(of, each)
         context["ti"].xcom_push(key=USAGE, value=bill.to_json())
+        reconciler.ledger.close(key)
         return bill.to_json()
 
     def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:

@@ -12,10 +12,13 @@ from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.usage import RunUsage
+from airflow_gpu_provider.cost.ledger import Ledger
+from airflow_gpu_provider.cost.usage import RunUsage, read_runs, record_begin, record_end
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.scaling.state.other_pools import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeApiClient
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = DemandKey(installation="here", dag_id="nightly", run_id="tonight", pool="new", block="new")
@@ -141,6 +144,53 @@ def test_what_former_blocks_used_is_billed_by_one_scale_down(monkeypatch: pytest
     used = [usage(old), usage(before, billed_by=RUN.hash), usage(key("old", "older"), billed_by="another's")]
     found, missing = Cluster(monkeypatch, []).bills({("new", "new")}, *used, *map(usage, others))
     assert (found, missing) == ({old: "bill of old", before: "bill of new"}, "")
+
+
+class TestOwnBill:
+    """A block whose own scale-down has billed it, and that the DAG loses afterwards while the run goes on."""
+
+    OLD = key("old", "old")
+
+    def billed_by_another(self, monkeypatch: pytest.MonkeyPatch, api: Any) -> list[DemandKey]:
+        """Return what the scale-down of the run's other block bills, by what is written in the cluster."""
+        cluster = Cluster(monkeypatch, [])
+        here = cluster.connect(pool("new"))
+        here.api, here.ledger.claim = api, Ledger(api, pool("new"), print).claim
+        found, _ = bills(here, RUN, {("new", "new")}, connect=cluster.connect, say=print)
+        return list(found)
+
+    def night(self, api: Any, began: datetime) -> None:
+        record_begin(api, self.OLD, began, began + timedelta(hours=6))
+        record_end(api, self.OLD, began + timedelta(minutes=30))
+
+    def test_it_is_on_no_other_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        api: Any = FakeApiClient(ApiServer())
+        self.night(api, NOW - timedelta(hours=2))
+        Ledger(api, pool("old"), print).close(self.OLD)
+        assert self.billed_by_another(monkeypatch, api) == []
+
+    def test_what_it_used_after_that_bill_is_on_another_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It was cleared, began anew, and lost its scale-down before that came."""
+        api: Any = FakeApiClient(ApiServer())
+        self.night(api, NOW - timedelta(hours=2))
+        Ledger(api, pool("old"), print).close(self.OLD)
+        self.night(api, NOW - timedelta(hours=1))
+        assert self.billed_by_another(monkeypatch, api) == [self.OLD]
+        assert self.billed_by_another(monkeypatch, api) == [self.OLD], "another try says the same"
+
+    def test_a_run_without_machines_leaves_nothing_behind(self) -> None:
+        api: Any = FakeApiClient(ApiServer())
+        Ledger(api, pool("old"), print).close(self.OLD)
+        assert not read_runs(api, None)
+
+    def test_a_refusal_is_told_and_costs_no_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def away(*_: Any) -> Any:
+            raise ClusterUnreachable("It does not answer.", "Wait.")
+
+        said: list[str] = []
+        monkeypatch.setattr("airflow_gpu_provider.cluster.usage.claim_bill", away)
+        Ledger(FakeApiClient(ApiServer()), pool("old"), said.append).close(self.OLD)  # type: ignore[arg-type]
+        assert "billed once more (It does not answer." in said[0]
 
 
 @pytest.mark.parametrize(
