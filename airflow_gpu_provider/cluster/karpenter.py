@@ -224,6 +224,7 @@ class NodeClaim:
         node: Its node's name; empty before that has joined.
         launched_at: When the cloud gave it; None before.
         lacks: The first of its steps that is not done, in Karpenter's words; None where all are, or none was tried.
+        ended: Whether the cloud was told to end the machine: after its node was drained (nodeclaim/termination.go).
     """
 
     name: str
@@ -235,6 +236,7 @@ class NodeClaim:
     created_at: datetime
     launched_at: datetime | None
     lacks: Condition | None = None
+    ended: bool = False
 
     @property
     def problem(self) -> str:
@@ -267,6 +269,7 @@ class NodeClaim:
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
             launched_at=launched.since if launched and _is_true(launched) else None,
             lacks=None if lacks is None or lacks.is_awaited else lacks,
+            ended=_is_true(conditions.get("InstanceTerminating")),
         )
 
 

@@ -157,11 +157,11 @@ def record_pods(
 
 
 def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) -> tuple[MachineUse, ...]:
-    """Return what is seen of the machines that are not terminating."""
+    """Return what is seen of the machines that run."""
     by_machine = {node.machine: node for node in nodes}
     found = []
     for group in groups:
-        for machine in (each for each in group.live if each.state != "requested"):
+        for machine in (each for each in group.machines if each.drains or each.state in ("pending", "running")):
             node = by_machine.get(machine.id)
             launched_at = machine.launched_at or (node.created_at if node else now)
             found.append(

@@ -50,6 +50,7 @@ class Machine:
         state: "requested": a provisioner has asked for it, and the cloud has not given it. "pending": it is booting.
         lacks: What it lacks before pods can use it, in its provisioner's words; empty where that says nothing.
         market: Where its group has machines of several; None: the group's.
+        drains: It is terminating, and runs, and costs, until its provisioner has drained its node.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Machine:
     launched_at: datetime | None = None
     lacks: str = ""
     market: Market | None = None
+    drains: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

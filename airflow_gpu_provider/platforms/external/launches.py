@@ -84,6 +84,7 @@ def machine_of(claim: NodeClaim, group: str) -> Machine:
         launched_at=claim.launched_at or claim.created_at,
         lacks=lacks_of(claim),
         market=market_of(claim.labels),
+        drains=claim.deleting and claim.launched_at is not None and not claim.ended,
     )
 
 

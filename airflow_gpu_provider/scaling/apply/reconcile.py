@@ -307,8 +307,9 @@ class Reconciler(PoolAccess):
         self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
 
     def _record_idle(self, snapshot: PoolSnapshot) -> None:
-        """Record, now and then, machines that their provisioner keeps although no run wants them: they cost as well."""
-        if not left_to_provisioner(snapshot):
+        """Record, now and then, machines that their provisioner keeps or drains though no run wants them: they cost."""
+        draining = any(machine.drains for group in snapshot.groups for machine in group.machines)
+        if not draining and not left_to_provisioner(snapshot):
             return
         if self._recorded_at is None or snapshot.now - self._recorded_at >= _RECORDED_EVERY:
             self._recorded_at = snapshot.now

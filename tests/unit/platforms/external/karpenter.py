@@ -60,9 +60,13 @@ class Cluster:
         raw = {"metadata": {"name": name}, "spec": {"template": template, **spec}, "status": status}
         self.server.put(f"{_KARPENTER}/nodepools/{name}", raw)
 
-    def claim(self, name: str, *conditions: Mapping[str, str], ago: float = 1, **status: Any) -> None:
+    def claim(
+        self, name: str, *conditions: Mapping[str, str], ago: float = 1, deleting: bool = False, **status: Any
+    ) -> None:
         labels = {**SELECTOR, **(PLACE if "providerID" in status else {})}
         meta = {"name": name, "labels": labels, "creationTimestamp": stamp(ago)}
+        if deleting:
+            meta["deletionTimestamp"] = stamp(ago)
         raw = {"metadata": meta, "spec": {}, "status": {"conditions": list(conditions), **status}}
         self.server.put(f"{_KARPENTER}/nodeclaims/{name}", raw)
 
