@@ -149,6 +149,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.operators.block_namespaces import check_namespaces
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.run_identity import run_key
 
@@ -161,6 +162,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             return self._bring_nothing()
         reconciler = self._call_with_retries(lambda: self._open(context))
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+        self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
         plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
         for line in plan.lines():
             self.log.info(line)

@@ -16,11 +16,16 @@ def gang_size(ensure: Any) -> int:
 
     0 if no task wants several nodes. A task whose `nodes` is a template is known only when it runs, and does not count.
     """
+    return largest(tasks_after(ensure))
+
+
+def tasks_after(ensure: Any) -> list[Any]:
+    """Return the tasks after Ensure and before its ScaleDownSensor, on the same pool and block, as in the DAG file."""
     ensure = _as_parsed(ensure)
     after = ensure.get_flat_relatives(upstream=False) if ensure.downstream_task_ids else ()
-    mine = [task for task in after if _value(task, "gpu_pool") is not None and _is_of_same_block(task, ensure)]
+    mine = [task for task in after if value_of(task, "gpu_pool") is not None and _is_of_same_block(task, ensure)]
     over = {name for task in mine if task.task_type == "ScaleDownSensor" for name in task.get_flat_relative_ids()}
-    return largest(task for task in mine if task.task_id not in over)
+    return [task for task in mine if task.task_id not in over]
 
 
 def largest(tasks: Iterable[Any]) -> int:
@@ -124,7 +129,9 @@ def _as_parsed(task: Any) -> Any:
 
 def _sizes(tasks: Iterable[Any]) -> Iterator[int]:
     for task in tasks:
-        given = () if task.task_type == "EnsureGpuPoolOperator" else (_value(task, "nodes"), *_expanded(task, "nodes"))
+        given = (
+            () if task.task_type == "EnsureGpuPoolOperator" else (value_of(task, "nodes"), *_expanded(task, "nodes"))
+        )
         yield from (size for size in given if isinstance(size, int) and size > 1)
 
 
@@ -140,12 +147,12 @@ def _expanded(task: Any, name: str) -> Iterable[Any]:
 
 
 def _is_of_same_block(task: Any, ensure: Any) -> bool:
-    pool, own = _value(task, "gpu_pool"), _value(ensure, "gpu_pool")
+    pool, own = value_of(task, "gpu_pool"), value_of(ensure, "gpu_pool")
     is_same_pool = getattr(pool, "name", None) == getattr(own, "name", "")
-    return is_same_pool and (_value(task, "block_id") or "") == (_value(ensure, "block_id") or "")
+    return is_same_pool and (value_of(task, "block_id") or "") == (value_of(ensure, "block_id") or "")
 
 
-def _value(task: Any, name: str) -> Any:
+def value_of(task: Any, name: str) -> Any:
     """Return an argument of a task; for a mapped one, the value that all its instances share."""
     return (
         getattr(task, "partial_kwargs", {}).get(name) if hasattr(task, "partial_kwargs") else getattr(task, name, None)

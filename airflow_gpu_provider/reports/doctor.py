@@ -1,7 +1,7 @@
 """What would stop tonight's run on a pool: everything is checked, and nothing is changed.
 
-No writing call is tried. Instead it asks whether they are allowed: the API server for each verb, the cloud if it
-answers such questions.
+No writing call is tried. Instead it asks whether they are allowed: the API server for each verb, and by a dry run for
+the pods' namespace; the cloud if it answers such questions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
+from airflow_gpu_provider.cluster.namespaces import check_namespace
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
@@ -24,8 +25,10 @@ from airflow_gpu_provider.errors import (
     ConnectionNotFound,
     CredentialsError,
     GpuError,
+    NamespaceTerminating,
     PermissionDenied,
     QuotaExceeded,
+    ReferenceNotFound,
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import LaunchFailure
@@ -156,6 +159,11 @@ class _Doctor:
     def _permissions(self) -> Said:
         refused = missing(self._on.api, rules(self._pool, self._namespace))
         yield from map(_refusal, refused)
+        try:
+            check_namespace(self._on.api, self._namespace, creates_pods=False)
+        except (ReferenceNotFound, NamespaceTerminating) as error:
+            yield "problem", error.what, error.fix
+            return
         if not refused:
             yield "ok", f"all that a run does in the cluster, with pods in namespace {self._namespace}", ""
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider.cluster.namespaces import check_namespace
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     ClusterUnreachable,
@@ -224,6 +225,14 @@ def test_what_cannot_pass_ends_the_task_at_once(
         run(train(pool, **{"namespace": namespace, **arguments}))
     assert not error.value.retryable
     assert time.monotonic() - began < CREATE_WITHIN.total_seconds()
+
+
+def test_a_namespace_is_asked_for_by_a_dry_run(namespace: str, gpu_sandbox: Sandbox) -> None:
+    api = access_of(gpu_sandbox.control_plane.kubeconfig).api_client()
+    check_namespace(api, namespace, creates_pods=True)
+    assert not gpu_sandbox.control_plane.request("GET", f"/api/v1/namespaces/{namespace}/pods")[1]["items"]
+    with pytest.raises(ReferenceNotFound, match="there is no namespace no-such"):
+        check_namespace(api, "no-such", creates_pods=True)
 
 
 def test_a_namespace_that_is_being_deleted_is_told(pool: EksGpuPool, namespace: str, ask: Ask) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.namespaces import check_namespace
 from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.threads import in_parallel
@@ -76,6 +77,7 @@ class GangAttempt(ObjectAttempt):
     def start(self) -> None:
         request = self._task.build()
         if self.owns_demand:
+            check_namespace(self._cluster.api, request.metadata.namespace, creates_pods=False)
             call_with_retries(self._want_nodes, within=CREATE_WITHIN, say=self._task.log.warning)
         self._task.create(request)
         assert self._workload is not None

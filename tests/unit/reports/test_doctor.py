@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.reports.doctor import _Doctor
@@ -104,3 +105,15 @@ def test_what_could_not_be_compared_is_a_warning_of_the_doctor_and_no_line_of_a_
     platform = SimpleNamespace(plan=lambda nodes: plan)
     found = doctor(snapshot(), platform)["groups"]()
     assert ("warning", *plan.unread) in [(result, said) for result, said, _ in found]
+
+
+def test_a_namespace_for_pods_that_is_not_there_would_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(api: Any, name: str, *, creates_pods: bool) -> None:
+        raise ReferenceNotFound(f"there is no namespace {name}.", "Create it.")
+
+    seen = snapshot()
+    monkeypatch.setattr("airflow_gpu_provider.reports.doctor.missing", lambda *_: ())
+    monkeypatch.setattr("airflow_gpu_provider.reports.doctor.check_namespace", missing)
+    on: Any = SimpleNamespace(pool=seen.pool, platform=None, api=None, snapshot=lambda: seen)
+    found = list(_Doctor(on, "ml").checks()["permissions"]())
+    assert found == [("problem", "there is no namespace ml.", "Create it.")]

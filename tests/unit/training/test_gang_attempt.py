@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1ObjectMeta, V1OwnerReference, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted, ReferenceNotFound
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import gang_attempt, object_attempt
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
@@ -112,6 +112,20 @@ class Gang:
             return returns
 
         return do
+
+
+def test_a_gang_asks_for_its_namespace_before_it_wants_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ReferenceNotFound("there is no namespace ml.")
+
+    request = V1Pod(metadata=V1ObjectMeta(namespace="ml"))
+    gang = Gang(monkeypatch, build=lambda: request)
+    monkeypatch.setattr(GangAttempt, "owns_demand", True)
+    monkeypatch.setattr(GangAttempt, "_want_nodes", gang._step("want nodes"))
+    monkeypatch.setattr(gang_attempt, "check_namespace", missing)
+    with pytest.raises(ReferenceNotFound):
+        gang.attempt.start()
+    assert gang.steps == []
 
 
 END = ["note its use", "delete the Job"]
