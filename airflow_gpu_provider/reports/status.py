@@ -14,7 +14,8 @@ from airflow_gpu_provider.scaling.apply.admission import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
-from airflow_gpu_provider.scaling.decide.wanted import wanted_by, wanted_nodes
+from airflow_gpu_provider.scaling.decide.wanted import plural, wanted_by, wanted_nodes
+from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class PoolStatus:
         booting: Machines that exist and will soon be such nodes: those that are coming.
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
-        said: What keeps nodes from coming or from being of use, in the words of the provisioner that brings them.
+        said: What keeps nodes from coming or from being of use, in the words of the provisioner that brings them; and
+            that something is there which no run wants.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -137,7 +139,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,
-        said=tuple(_said_by_provisioners(snapshot, machines)),
+        said=(*_said_by_provisioners(snapshot, machines), *_left_over(snapshot)),
     )
 
 
@@ -178,6 +180,22 @@ def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStat
             yield f"{who} got no machine at {failure.at:%H:%M}Z: {failure.message}"
         mine = (each for each in machines if each.machine.group == group.name and each.is_there)
         yield from (f"{each}: {who} says of {each.machine.lacks}" for each in mine if each.machine.lacks)
+
+
+def _left_over(snapshot: PoolSnapshot) -> Iterator[str]:
+    over = [f"the demand of {lease.key}, which is over" for lease in snapshot.leases if not lease.live(snapshot.now)]
+    unwanted_now = Counter(each.kind for each in unwanted(snapshot, snapshot))
+    machines, sizes = unwanted_now["machine"], unwanted_now["size"]
+    left = [
+        *over,
+        *([plural(machines, "machine")] if machines else []),
+        *([f"machines that {plural(sizes, 'group')} still asks the cloud for"] if sizes else []),
+    ]
+    if left:
+        yield (
+            f"no run wants {', nor '.join(left)}: unless a scale-down is at it, `airflow gpu reap` says more, and"
+            " removes it with --yes"
+        )
 
 
 def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:

@@ -92,7 +92,7 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
     leftovers = (
         *(_lease(snapshot, lease) for lease in leases),
         *(_pod(snapshot, pod) for pod in pods),
-        *_of_decision(snapshot, without),
+        *unwanted(snapshot, without),
     )
     unreadable = tuple(str(each) for lease in snapshot.leases for each in lease.unreadable)
     return Findings(leftovers=leftovers, leases=leases, pods=pods, unreadable=unreadable)
@@ -279,8 +279,11 @@ def _pod(snapshot: PoolSnapshot, pod: Pod) -> Leftover:
     return Leftover(pool=snapshot.pool.name, kind="pod", name=str(pod), why=why, age_seconds=age)
 
 
-def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover]:
-    """Yield what scale-down would remove if the demand and the pods of runs that are over were gone."""
+def unwanted(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover]:
+    """Yield what scale-down would remove if the pool were as in `without`: no demand and no pods of runs that are over.
+
+    Times and costs are of `snapshot`, the pool as it is.
+    """
     decision = decide(without)
     pool = snapshot.pool.name
     by_id = {each.machine.id: each for each in supply(without)}

@@ -82,3 +82,29 @@ def test_only_what_comes_is_called_booting() -> None:
     status = pool_status(snapshot(*machines, nodes=(broken, taken)), "here")
     assert [row.state for row in status.machines] == ["broken", "taken", "coming"]
     assert (status.nodes, status.booting, status.out_of_use) == (0, 1, 2)
+
+
+def test_what_is_left_without_an_owner_is_said_with_how_it_goes() -> None:
+    over, one = lease("old", until=NOW - timedelta(minutes=1)), machine(1)
+    (said,) = pool_status(snapshot(one, nodes=(node(1),), leases=(over,)), "here").said
+    assert said.startswith(
+        "no run wants the demand of dag/old, which is over, nor 1 machine: unless a scale-down is at it,"
+    )
+    assert "`airflow gpu reap` says more" in said
+
+
+def test_machines_that_a_run_a_pod_or_the_pool_s_own_minimum_keeps_are_no_leftovers() -> None:
+    one = machine(1)
+    for kept in (
+        snapshot(one, leases=(lease(),)),
+        snapshot(one, pods=(pod("notebook", on=1),)),
+        snapshot(one, spec=pool(min_nodes=1)),
+        snapshot(leases=(lease(),)),
+    ):
+        assert pool_status(kept, "here").said == ()
+
+
+def test_a_size_that_no_run_wants_is_left_over_too() -> None:
+    asked = snapshot(train_a_g6_xlarge={"desired": 1})
+    (said,) = pool_status(asked, "here").said
+    assert said.startswith("no run wants machines that 1 group still asks the cloud for:")
