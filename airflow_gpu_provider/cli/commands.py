@@ -28,9 +28,10 @@ from airflow_gpu_provider.cli.tables import (
     print_rows,
     tell,
 )
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.reports.doctor import examine
+from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -131,11 +132,11 @@ def status(args: Namespace) -> None:
 @_command
 def doctor(args: Namespace) -> None:
     """Show what each check found; the exit status is 1 where something would stop a run."""
-    findings = [
-        finding
-        for pool in _pools(args)
-        for finding in examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
-    ]
+
+    def ask(pool: GpuPool) -> tuple[Finding, ...]:
+        return examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
+
+    findings = [finding for found in in_parallel(ask, _pools(args), at_once=_AT_ONCE) for finding in found]
     for_people = args.output not in ("json", "yaml")
     print_rows([finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]

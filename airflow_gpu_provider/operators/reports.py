@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import PoolNotUsable
+from airflow_gpu_provider.errors import GpuError, PoolNotUsable
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.reports.status import PoolStatus
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
@@ -39,33 +40,50 @@ class GpuPoolStatusOperator(_ReportOperator):
         gpu_pools: The pools to check.
 
     Returns:
-        A list of what `airflow gpu status --output json` prints.
+        A list of what `airflow gpu status --output json` prints. Where a pool cannot be read, that of the others is the
+            XCom "return_value", and the task fails with that pool's error.
     """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.cost.amounts import in_words
+        from airflow_gpu_provider.cluster.threads import in_parallel
         from airflow_gpu_provider.reports.status import read_status
 
-        found: list[dict[str, Any]] = []
-        for pool in self.gpu_pools:
-            reconciler = self._open(context, pool)
-            status = read_status(reconciler)
-            cost = in_words(status.cost_per_hour, status.currency)
-            if not found or found[-1]["where"] != status.where:
-                self.log.info("In %s", status.where)
-            self.log.info("Pool %s", status.pool)
-            counts = (status.nodes, status.booting, status.out_of_use, status.launching)
-            self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
-            self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
-            self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
-            for line in status.said:
-                self.log.info("  %s", line)
-            for gang in status.gangs:
-                self.log.info("  gang %s: %s", gang.gang, gang.state)
-            for line in (line for lease in status.leases for line in lease.unreadable):
-                self.log.warning("  %s", line)
-            found.append(status.to_json())
+        def ask(pool: GpuPool) -> PoolStatus | GpuError:
+            try:
+                return read_status(self._open(context, pool))
+            except GpuError as error:
+                return error
+
+        found, errors = list[dict[str, Any]](), list[GpuError]()
+        for pool, asked in zip(self.gpu_pools, in_parallel(ask, self.gpu_pools), strict=True):
+            if isinstance(asked, GpuError):
+                self.log.error("Pool %s could not be read: %s", pool.name, asked)
+                errors.append(asked)
+                continue
+            if not found or found[-1]["where"] != asked.where:
+                self.log.info("In %s", asked.where)
+            self._log(asked)
+            found.append(asked.to_json())
+        if errors:
+            context["ti"].xcom_push(key="return_value", value=found)
+            raise errors[0]
         return found
+
+    def _log(self, status: PoolStatus) -> None:
+        from airflow_gpu_provider.scaling.cost import in_words
+
+        cost = in_words(status.cost_per_hour, status.currency)
+        self.log.info("Pool %s", status.pool)
+        counts = (status.nodes, status.booting, status.out_of_use, status.launching)
+        self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
+        self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
+        self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
+        for line in status.said:
+            self.log.info("  %s", line)
+        for gang in status.gangs:
+            self.log.info("  gang %s: %s", gang.gang, gang.state)
+        for line in (line for lease in status.leases for line in lease.unreadable):
+            self.log.warning("  %s", line)
 
 
 class GpuPoolDoctorOperator(_ReportOperator):
@@ -90,13 +108,13 @@ class GpuPoolDoctorOperator(_ReportOperator):
         self.pod_namespace = pod_namespace
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.reports.doctor import examine
+        from airflow_gpu_provider.cluster.threads import in_parallel
+        from airflow_gpu_provider.reports.doctor import Finding, examine
 
-        findings = [
-            finding
-            for pool in self.gpu_pools
-            for finding in examine(pool, partial(self._open, context, pool), pod_namespace=self.pod_namespace)
-        ]
+        def ask(pool: GpuPool) -> tuple[Finding, ...]:
+            return examine(pool, partial(self._open, context, pool), pod_namespace=self.pod_namespace)
+
+        findings = [finding for found in in_parallel(ask, self.gpu_pools) for finding in found]
         for each in findings:
             say = self.log.info if each.result == "ok" else self.log.warning
             say("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)

@@ -68,6 +68,23 @@ def test_each_account_is_told_once_and_pools_without_anything_in_one_line(
     assert "pool-08" not in said.out
 
 
+def test_the_doctor_examines_pools_at_the_same_time_and_tells_them_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_are_asked = threading.Barrier(len(NAMES))
+
+    def opened(pool: Any) -> Any:
+        all_are_asked.wait(60)
+        raise (ClusterUnreachable if pool.name == "away" else PermissionDenied)(f"{pool.name} says no.")
+
+    monkeypatch.setattr(commands, "_pools", lambda args: [a_pool(name=name) for name in NAMES])
+    monkeypatch.setattr(commands, "_open", opened)
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    with pytest.raises(SystemExit):
+        commands.doctor(Namespace(output="json", pod_namespace="default", verbose=True))
+    assert [each["said"] for each in json.loads(capsys.readouterr().out)] == [f"{name} says no." for name in NAMES]
+
+
 @pytest.mark.parametrize("command", [commands.status, commands.plan])
 def test_where_no_pool_can_be_read_nothing_is_said_of_what_there_is(
     command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
