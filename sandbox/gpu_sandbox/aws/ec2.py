@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from moto.core.responses import ActionResult
+from moto.ec2.exceptions import InvalidLaunchTemplateVersionNotFound
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance as Ec2Instance
 from moto.ec2.models.instances import Reservation, StateReason
+from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersion
 from moto.ec2.responses import EC2Response
 
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
@@ -56,6 +58,14 @@ class Ec2Backend(EC2Backend):
             meant = [each for each in types if any(fnmatchcase(each, pattern) for pattern in wanted)]
             filters = {**filters, "instance-type": meant}
         return super().describe_instances(filters)
+
+    def describe_launch_template_versions(
+        self, template_name: str, template_id: str, versions: list[str], **which: Any
+    ) -> list[tuple[LaunchTemplate, LaunchTemplateVersion]]:
+        """As moto's, which takes 0 for the newest version, and crashes at a word that is none of EC2's two."""
+        for version in versions:
+            check_version(version, template_id)
+        return super().describe_launch_template_versions(template_name, template_id, versions, **which)
 
     def launch(
         self,
@@ -108,6 +118,13 @@ class Ec2Backend(EC2Backend):
             and self.catalogue.known(instance.instance_type)
             and code_for(instance.instance_type, market_of(instance)) == quota_code
         )
+
+
+def check_version(version: str, template_id: str | None) -> None:
+    """Raise EC2's error for what names no version of any launch template."""
+    is_number = version.isdecimal() and int(version) > 0
+    if not is_number and version.lower() not in ("$latest", "$default"):
+        raise InvalidLaunchTemplateVersionNotFound(version=version, template_id=template_id)
 
 
 def market_of(instance: Ec2Instance) -> Market:

@@ -13,7 +13,7 @@ from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws import node_group_rules as rules
 from gpu_sandbox.aws.auto_scaling import AutoScaling
-from gpu_sandbox.aws.ec2 import Ec2Backend
+from gpu_sandbox.aws.ec2 import Ec2Backend, check_version
 from gpu_sandbox.aws.groups import AutoScalingGroup
 from gpu_sandbox.aws.node_groups import NodeGroup
 from gpu_sandbox.aws.vpc import lacks_addresses, lacks_ipv6
@@ -129,9 +129,10 @@ class NodeGroupCreation:
     def _template_version(self, launch_template: Mapping[str, str]) -> LaunchTemplateVersion:
         named = {"LaunchTemplateId": launch_template.get("id"), "LaunchTemplateName": launch_template.get("name")}
         wanted = {key: value for key, value in named.items() if value}
-        if launch_template.get("version"):
-            wanted["Version"] = launch_template["version"]
         try:
+            if launch_template.get("version"):
+                wanted["Version"] = launch_template["version"]
+                check_version(wanted["Version"], launch_template.get("id"))
             return self._ec2._get_template_from_args(wanted)
         except (EC2ClientError, IndexError, KeyError) as error:
             raise rules.refuse(f"Launch template {launch_template} does not exist") from error

@@ -466,6 +466,17 @@ def test_what_a_template_of_a_node_group_may_not_have(account: Account, data: di
         account.eks.create_nodegroup(**account.node_group_request(launchTemplate={"name": "mine"}))
 
 
+@pytest.mark.parametrize("version", ["0", "3", "third", "$Newest"])
+def test_a_version_that_a_template_does_not_have(account: Account, version: str) -> None:
+    account.ec2.create_launch_template(LaunchTemplateName="mine", LaunchTemplateData={"UserData": ""})
+    with pytest.raises(ClientError) as error:
+        account.ec2.describe_launch_template_versions(LaunchTemplateName="mine", Versions=[version])
+    assert code(error) == "InvalidLaunchTemplateId.VersionNotFound"
+    with pytest.raises(ClientError) as error:
+        account.eks.create_nodegroup(**account.node_group_request(launchTemplate={"name": "mine", "version": version}))
+    assert code(error) == "InvalidParameterException"
+
+
 @pytest.mark.parametrize(
     ("asked", "number"), [({}, "1"), ({"version": "$Default"}, "1"), ({"version": "$Latest"}, "2")]
 )
