@@ -51,7 +51,7 @@ _OF_NOBODY = re.compile(r"^(?:Exception ignored in|Error in atexit)")  # printed
 _REPORTS = re.compile(
     "|".join(
         (
-            r"ChildFailedError|\bSignalException\b",  # torch/distributed/elastic
+            r"ChildFailedError|\bSignalException\b|torch[./]distributed[./]elastic",
             r"\bExceptionGroup\b|\bCancelledError\b",  # Python: a group of errors, and a task that ended for another's
             r"Process(?:Exited|Raised)Exception",  # torch/multiprocessing/spawn.py
             r"CalledProcessError|BrokenProcessPool|BrokenPipeError|\bEOFError|SystemExit|KeyboardInterrupt",  # Python
@@ -99,6 +99,7 @@ class _Line:
         sender: What a launcher has put there.
         is_quiet: It was logged as less than an error.
         is_loud: It was logged as an error.
+        is_warning: It was logged as a warning.
         is_of_group: It belongs to the traceback of an ExceptionGroup.
     """
 
@@ -108,6 +109,7 @@ class _Line:
     sender: str
     is_quiet: bool
     is_loud: bool
+    is_warning: bool
     is_of_group: bool
 
     @property
@@ -123,18 +125,25 @@ class _Line:
         sender = found[0] if (found := _SENDER.match(what)) else ""
         sent = what.removeprefix(sender)
         text = _GROUP.sub("", sent)
-        is_quiet = is_loud = False
+        is_quiet = is_loud = is_warning = False
         if _NCCL.search(text):
             is_loud = True
         elif found := _GLOG.match(text):
-            is_quiet, is_loud = found["level"] in "IW", found["level"] in "EF"
+            is_quiet, is_loud, is_warning = found["level"] in "IW", found["level"] in "EF", found["level"] == "W"
         elif _WARNING.match(text) or _HINT.match(text) or _JSON_LEVEL.search(text):
-            is_quiet = True
+            is_quiet, is_warning = True, text.startswith("WARNING:")
         elif found := _LEVEL.match(text):
             text, is_quiet, is_loud = text[found.end() :], found["loud"] is None, found["loud"] is not None
-        is_of_group = _OF_GROUP.match(sent) is not None
+            is_warning = "WARN" in (found["quiet"] or "").upper()
         return cls(
-            raw=raw, shown=what, text=text, sender=sender, is_quiet=is_quiet, is_loud=is_loud, is_of_group=is_of_group
+            raw=raw,
+            shown=what,
+            text=text,
+            sender=sender,
+            is_quiet=is_quiet,
+            is_loud=is_loud,
+            is_warning=is_warning,
+            is_of_group=_OF_GROUP.match(sent) is not None,
         )
 
 
@@ -244,4 +253,11 @@ class _Log:
             before = self.lines[failure.begins - 1]
             if _OF_NOBODY.match(before.text) or (before.is_loud and _RECOVERS.search(before.text)):
                 return True
+            if before.is_warning and self._logs_an_error_after(failure):
+                return True
         return all(_REPORTS.search(self.lines[at].text) for at in failure.named)
+
+    def _logs_an_error_after(self, failure: _Failure) -> bool:
+        """Return True if the program logs an error later: then what it logged as a warning before was not its end."""
+        later = (at for at in self._told(failure.named[-1] + 1) if self.lines[at].sender == failure.sender)
+        return any(self.lines[at].is_loud and not _REPORTS.search(self.lines[at].shown) for at in later)

@@ -82,11 +82,15 @@ def tells(*lines: str) -> bool:
          "  +-+---------------- 1 ----------------", "    | Traceback (most recent call last):", f"    | {OOM}",
          "    +---------------- 2 ----------------", "    | Traceback (most recent call last):",
          "    | asyncio.exceptions.CancelledError", "    +------------------------------------"],
+        ["WARNING:root:gradient overflow", *TRACEBACK, OOM, "INFO:root:closing the log"],
+        ["WARNING:root:gradient overflow", *TRACEBACK, OOM,
+         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 3)"],
     ],
     ids=["alone", "wandb", "its own bar", "torchrun", "shutdown", "thread", "peer", "launcher", "cause", "context",
          "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours", "logged with a step",
          "printed with a step", "XLA's buffers", "a bar of rich", "another rank works", "interleaved", "in between",
-         "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group"],
+         "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group", "after a warning",
+         "after a warning, launched"],
 )  # fmt: skip
 def test_an_error_that_ended_the_program(lines: list[str]) -> None:
     assert tells(*lines)
@@ -122,10 +126,13 @@ def test_an_error_that_ended_the_program(lines: list[str]) -> None:
         [*RANK, "I0801 02:00:00.1 1 torch/distributed/elastic/agent/server/api.py:895] [default] Worker group FAILED."
          " 2/3 attempts left; will restart worker group", "upload failed: no route to host"],
         [*RANK, "[rank0]: step 41 loss 2.0", "upload failed: no route to host"],
+        ["WARNING:root:batch 512 does not fit", *TRACEBACK, OOM, "ERROR:root:could not write the model"],
+        ["2026-08-01 02:00:00,1 - train - WARNING - no", *TRACEBACK, OOM, "2026-08-01 02:00:09,1 - train - ERROR - no"],
     ],
     ids=["recovered", "went on", "another", "launched", "later", "skipped", "bars", "one bar", "no header", "far",
          "far too", "warning", "bracket", "warnings", "TensorFlow", "glog", "JSON", "shutdown", "a frame's source",
-         "Optuna", "logged and skipped", "a counter", "a hint", "Keras", "restarted", "the same rank works"],
+         "Optuna", "logged and skipped", "a counter", "a hint", "Keras", "restarted", "the same rank works",
+         "logged as a warning", "logged as a warning with a time"],
 )  # fmt: skip
 def test_an_error_that_the_program_survived(lines: list[str]) -> None:
     assert not tells(*lines)
