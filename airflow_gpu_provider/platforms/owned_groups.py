@@ -116,3 +116,15 @@ def check_claim(
             other=ours,
             differences=[str(difference) for difference in spec.differences(group)],
         )
+
+
+def by_reason(why: Mapping[str, str]) -> str:
+    """Return why each of some groups is of no use: a reason that several have once, in the first one's words.
+
+    Args:
+        why: In the cloud's words, by group.
+    """
+    alike: dict[str, list[str]] = {}
+    for group, reason in why.items():
+        alike.setdefault(reason.replace(group, ""), []).append(group)
+    return "; ".join(f"{', '.join(names)}: {why[names[0]].rstrip('.')}" for names in alike.values())

@@ -25,7 +25,7 @@ from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
+from airflow_gpu_provider.platforms.owned_groups import Offers, by_reason, compare_offers
 from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
@@ -146,9 +146,7 @@ class OwnedGroups(GroupSource):
         pool = self._pool
         if failed:
             return GroupFailed(
-                f"Pool {pool.name} has no usable node group: "
-                + "; ".join(f"{name}: {why}" for name, why in failed.items())
-                + ".",
+                f"Pool {pool.name} has no usable node group: {by_reason(failed)}.",
                 "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
                 groups=sorted(failed),
             )

@@ -20,7 +20,7 @@ from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.platforms.google.node_pools import Step, group_paths, is_owned, knows_exclusions
 from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
+from airflow_gpu_provider.platforms.owned_groups import Offers, by_reason, compare_offers
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.candidates import Market
 
@@ -243,15 +243,11 @@ def _candidate(node_pool: Mapping[str, Any]) -> Candidate:
 
 def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
     """Return one error for all node pools, of their own type where they agree."""
-    text = "; ".join(f"{name}: {error.what}" for name, error in failed.items())
+    what = f"Pool {pool.name} has no usable node pool: {by_reason({n: error.what for n, error in failed.items()})}."
     first = next(iter(failed.values()))
     if len({type(error) for error in failed.values()}) == 1:
-        return type(first)(f"Pool {pool.name} has no usable node pool: {text}", first.fix, groups=sorted(failed))
-    return GroupFailed(
-        f"Pool {pool.name} has no usable node pool: {text}",
-        "Correct what GKE complains of, and run the task again.",
-        groups=sorted(failed),
-    )
+        return type(first)(what, first.fix, groups=sorted(failed))
+    return GroupFailed(what, "Correct what GKE complains of, and run the task again.", groups=sorted(failed))
 
 
 def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[tuple[str, str]]:

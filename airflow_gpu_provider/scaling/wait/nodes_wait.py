@@ -14,6 +14,12 @@ from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.shortage import (
+from airflow_gpu_provider.platforms.owned_groups import by_reason
+from airflow_gpu_provider.records import Record
+from airflow_gpu_provider.scaling import scarce_capacity
+from airflow_gpu_provider.scaling.gangs import NO_GANG, GangNodes
+from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.shortage import (
     groups_are_ready,
     launches_refused,
     no_capacity,
@@ -135,9 +141,9 @@ class NodesWait(Record):
 
     def _groups_step(self, snapshot: PoolSnapshot) -> Progress:
         lines = tuple(_group_lines(snapshot))
-        if groups_are_ready(snapshot):
-            return Progress(done=True, lines=lines, result=self.as_it_is(snapshot))
         error = _failed_groups(snapshot)
+        if error is None and groups_are_ready(snapshot):
+            return Progress(done=True, lines=lines, result=self.as_it_is(snapshot))
         if error is None and snapshot.now >= self.deadline:
             error = GroupFailed(
                 f"Pool {snapshot.pool.name}: its node groups are not ready for an autoscaler after"
@@ -269,9 +275,9 @@ def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
     failed = [group for group in snapshot.groups if group.status == "failed"]
     if not failed or len(failed) < len(snapshot.groups):
         return None
-    issues = "; ".join(f"{group.name}: {', '.join(group.issues) or 'no reason given'}" for group in failed)
+    why = by_reason({group.name: ", ".join(group.issues) or "no reason given" for group in failed})
     return GroupFailed(
-        f"Pool {snapshot.pool.name}: its node groups failed ({issues}).",
+        f"Pool {snapshot.pool.name}: its node groups failed ({why}).",
         "Correct what the issues name, delete the failed groups, and run the task again.",
         pool=snapshot.pool.name,
     )
