@@ -60,12 +60,20 @@ class Ec2Backend(EC2Backend):
         return super().describe_instances(filters)
 
     def describe_launch_template_versions(
-        self, template_name: str, template_id: str, versions: list[str], **which: Any
+        self,
+        template_name: str,
+        template_id: str,
+        versions: list[str],
+        min_version: int,
+        max_version: int,
+        max_results: int,
     ) -> list[tuple[LaunchTemplate, LaunchTemplateVersion]]:
         """As moto's, which takes 0 for the newest version, and crashes at a word that is none of EC2's two."""
         for version in versions:
             check_version(version, template_id)
-        return super().describe_launch_template_versions(template_name, template_id, versions, **which)
+        return super().describe_launch_template_versions(
+            template_name, template_id, versions, min_version, max_version, max_results
+        )
 
     def launch(
         self,
