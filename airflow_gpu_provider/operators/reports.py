@@ -70,7 +70,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         return found
 
     def _log(self, status: PoolStatus) -> None:
-        from airflow_gpu_provider.scaling.cost import in_words
+        from airflow_gpu_provider.cost.amounts import in_words
 
         cost = in_words(status.cost_per_hour, status.currency)
         self.log.info("Pool %s", status.pool)

@@ -10,16 +10,11 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
+from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.shortage import (
-from airflow_gpu_provider.platforms.owned_groups import by_reason
-from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling import scarce_capacity
-from airflow_gpu_provider.scaling.gangs import NO_GANG, GangNodes
-from airflow_gpu_provider.scaling.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.shortage import (
     groups_are_ready,
     launches_refused,
     no_capacity,
