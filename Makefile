@@ -17,7 +17,7 @@ REPORT := build/demo-report.json
 # Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS say how many tests run at a time; COVERAGE=1 measures.
 RINGS := $(BIN)/python -m tests.rings
 
-# Without bytecode each process compiles some 2,500 modules anew, which is half of its start.
+# Without bytecode each process compiles some 2,500 modules again, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -90,7 +90,7 @@ nightly: .venv engines
 lint: .venv
 	@$(RINGS) lint
 
-# make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, made anew on each change
+# make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, rebuilt on each change
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 docs: .venv
@@ -104,7 +104,7 @@ protocol: .venv
 	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n 2 -v
 
 # Each with the tests that only `make nightly` runs, unless QUICK=1. test-kubelet takes root and Debian's containerd,
-# test-browser Debian's Chromium; BROWSER_IMAGES=docs/images makes the pictures of the README anew.
+# test-browser Debian's Chromium; BROWSER_IMAGES=docs/images writes the README's pictures.
 test-sandbox test-airflow test-of-sandbox test-browser test-chaos test-kubelet: test-%: .venv control-plane
 	@$(RINGS) $*
 

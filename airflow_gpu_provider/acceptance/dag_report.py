@@ -52,7 +52,7 @@ def _step(ti: Any, name: str, tasks: Sequence[str], states: Mapping[str, str | N
     report = StepReport(name, "passed" if all(states.get(task) == "success" for task in tasks) else "failed")
     for task in tasks:
         if states.get(task) != "success":
-            report.said.append(f"{task} is {states.get(task) or 'not begun'}")
+            report.lines.append(f"{task} is {states.get(task) or 'not begun'}")
         result = ti.xcom_pull(task_ids=task)
         timeline = ti.xcom_pull(task_ids=task, key="timeline") or ()
         if isinstance(result, Mapping):
@@ -79,4 +79,4 @@ def _facts(ti: Any, tasks: Sequence[str]) -> dict[str, str]:
 def _nothing_is_left(lists: Sequence[Listed]) -> StepReport:
     left = [str(each) for each in lists if each.left]
     unasked = [str(each) for each in lists if each.unasked]
-    return StepReport("nothing is left", "failed" if left or unasked else "passed", said=[*left, *unasked])
+    return StepReport("nothing is left", "failed" if left or unasked else "passed", lines=[*left, *unasked])

@@ -52,7 +52,11 @@ def markdown(
         f"{budget.in_words()}",
         "## Steps",
         _table(("step", "outcome", "seconds"), [(s.name, s.outcome, f"{s.seconds:.0f}") for s in steps]),
-        *(f"**{step.name}**\n\n" + "\n".join(f"- {_line(each)}" for each in step.said) for step in steps if step.said),
+        *(
+            f"**{step.name}**\n\n" + "\n".join(f"- {_line(each)}" for each in step.lines)
+            for step in steps
+            if step.lines
+        ),
         "## Times to each phase",
         _table(
             ("step", "phase", "seconds"),

@@ -58,14 +58,14 @@ class StepReport:
     Attributes:
         name: The step.
         outcome: "skipped" where a step that it builds on has failed.
-        said: What was seen, a line each.
+        lines: What was seen, a line each.
         seconds: How long it took.
         phases: Times to each phase of its tasks, "task: phase" and seconds.
     """
 
     name: str
     outcome: Outcome = "skipped"
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     seconds: float = 0.0
     phases: list[tuple[str, float]] = field(default_factory=list)
 
@@ -124,7 +124,7 @@ class Acceptance:
     def _nights(self) -> None:
         if not self._step("a night from zero", self._first_night):
             for name in ("a second night, whose wait is killed", "groups of others"):
-                self.steps.append(StepReport(name, said=["The first night has failed."]))
+                self.steps.append(StepReport(name, lines=["The first night has failed."]))
         else:
             self._step("a second night, whose wait is killed", self._second_night)
             self._step("groups of others", self._night_in_an_external_group)
@@ -135,7 +135,7 @@ class Acceptance:
         report = StepReport(name)
         self.steps.append(report)
         if self._is_stopped and not self._is_ending:
-            report.said.append("Told to stop.")
+            report.lines.append("Told to stop.")
             return False
         self._say(f"{name} ...")
         started = time.monotonic()
@@ -144,12 +144,12 @@ class Acceptance:
             report.outcome = "passed"
         except NotAsExpected as error:
             report.outcome = "failed"
-            report.said.append(str(error))
+            report.lines.append(str(error))
         except (Exception, TaskKilled) as error:  # noqa: BLE001 - whatever it was, the report tells it
             report.outcome = "failed"
-            report.said.append(f"{type(error).__name__}: {error}")
+            report.lines.append(f"{type(error).__name__}: {error}")
         report.seconds = time.monotonic() - started
-        self._say(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.said[-1] if report.said else ''}")
+        self._say(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.lines[-1] if report.lines else ''}")
         return report.outcome == "passed"
 
     # -- the doctor ------------------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ class Acceptance:
         findings = examine(self.pool, functools.partial(self._opened, self.pool), pod_namespace=self._namespace)
         for each in findings:
             if each.result != "ok":
-                report.said.append(f"{each.result}: {each.check}: {each.said} {each.fix}".strip())
+                report.lines.append(f"{each.result}: {each.check}: {each.said} {each.fix}".strip())
         problems = [each.check for each in findings if each.result == "problem"]
         if problems:
             raise NotAsExpected(f"It would stop a run: {', '.join(problems)}.")
-        report.said.append(f"{len(findings)} findings, no problem among them")
+        report.lines.append(f"{len(findings)} findings, no problem among them")
         version = call(self._opened(self.pool).api, "get", "/version", resource="version")
         self.facts["Kubernetes"] = str(version.get("gitVersion"))
 
@@ -181,7 +181,7 @@ class Acceptance:
         if plan.changes:
             changes = "; ".join(f"{each.action} {each.group}: {each.detail}" for each in plan.changes)
             raise NotAsExpected(f"A second night plans changes: {changes}.")
-        report.said.append("the plan has no change")
+        report.lines.append("the plan has no change")
         with self._night(self.pool, report) as tasks:
             self._ensure(tasks, self.pool, report)
             self._plugin(tasks, report)
@@ -197,7 +197,7 @@ class Acceptance:
             waiter.give(tasks.row(result))
             pod = self._running_pod(tasks)
             waiter.kill()
-        report.said.append("the process that waited for the pod was killed while the pod ran")
+        report.lines.append("the process that waited for the pod was killed while the pod ran")
         while isinstance(result, TaskDeferred):
             event = tasks.event_of(result)
             seen = [each["metadata"]["uid"] for each in self._pods_of(tasks)]
@@ -205,7 +205,7 @@ class Acceptance:
                 raise NotAsExpected(f"There is not the one pod any more, but {len(seen)}, or another one.")
             result = tasks.resume(operator, context, result, event)
         self._note_pod(Done(result or {}, context["ti"].xcoms), report)
-        report.said.append("another one went on with the same pod, and its success stands")
+        report.lines.append("another one went on with the same pod, and its success stands")
 
     def _running_pod(self, tasks: Tasks) -> dict[str, Any]:
         deadline = time.monotonic() + _RUNNING_WITHIN
@@ -227,15 +227,15 @@ class Acceptance:
     def _fallback_night(self, report: StepReport) -> None:
         notes = self._opened(self.fallback).platform.plan(1).notes
         impossible = self.fallback.preferences.types[0]
-        told = [note for note in notes if impossible in note]
-        if not told:
+        matching = [note for note in notes if impossible in note]
+        if not matching:
             raise NotAsExpected(f"The plan does not say that {impossible} cannot be had.")
-        report.said.append(told[0])
+        report.lines.append(matching[0])
         with self._night(self.fallback, report) as tasks:
             node = self._ensure(tasks, self.fallback, report)
             if node["instance_type"] == impossible:
                 raise NotAsExpected(f"There is a {impossible}.")
-            report.said.append(f"the node is a {node['instance_type']} in {node['zone']}")
+            report.lines.append(f"the node is a {node['instance_type']} in {node['zone']}")
 
     def _night_in_an_external_group(self, report: StepReport) -> None:
         groups = self._opened(self.pool).platform.observe()
@@ -249,7 +249,7 @@ class Acceptance:
                 self._ensure(tasks, pool, report)
         finally:
             take_back(self.pool, self._say)
-        report.said.append(f"{name} was scaled by its size alone, and is this package's again")
+        report.lines.append(f"{name} was scaled by its size alone, and is this package's again")
 
     @contextmanager
     def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
@@ -277,7 +277,7 @@ class Acceptance:
     def _ensure(self, tasks: Tasks, pool: CloudPool, report: StepReport) -> dict[str, Any]:
         done = tasks.run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
         report.phases += [(f"ensure: {each['phase']}", float(each["seconds"])) for each in done.result["timeline"]]
-        report.said += [
+        report.lines += [
             f"no {each['instance_type']} {each['capacity_type']} in {each['zone']}: {each['why']}"
             for each in done.result["tried"]
         ]
@@ -309,7 +309,7 @@ class Acceptance:
             report.phases.append((f"pod: {each['phase']}", float(each["seconds"])))
         for key, name in gpu_program.RESULT.items():
             self.facts[name] = str(done.result.get(key, ""))
-        report.said.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
+        report.lines.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
 
     def _note_node(self, name: str) -> None:
         node = call(self._opened(self.pool).api, "get", f"/api/v1/nodes/{name}", resource="nodes")
@@ -334,7 +334,7 @@ class Acceptance:
         for pool in (self.pool, self.fallback):
             try:
                 done = Tasks("accept__end").run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool, force=True))
-                report.said.append(f"{pool.name}: {len(done.result['deleted'])} groups deleted")
+                report.lines.append(f"{pool.name}: {len(done.result['deleted'])} groups deleted")
             except GpuError as error:
                 failed.append(f"{pool.name}: {type(error).__name__}: {error}")
         if failed:
@@ -351,14 +351,14 @@ class Acceptance:
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_SECONDS)
-        report.said += [str(each) for each in self.lists if each.left]
+        report.lines += [str(each) for each in self.lists if each.left]
         unasked = [str(each) for each in self.lists if each.unasked]
-        report.said += unasked
+        report.lines += unasked
         if left:
             raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
         if unasked:
             raise NotAsExpected("Some resources could not be listed, so leftovers are possible.")
-        report.said.append(f"{len(self.lists)} lists were asked for, and none has anything that costs money")
+        report.lines.append(f"{len(self.lists)} lists were asked for, and none has anything that costs money")
 
     def _opened(self, pool: CloudPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)

@@ -66,18 +66,18 @@ def main() -> None:
     import airflow_gpu_provider.triggers.pod  # noqa: F401 - what it will need; READY means that it is there
     from airflow_gpu_provider.acceptance.tasks import rebuilt
 
-    _say(READY)
+    _print(READY)
     trigger = rebuilt(tuple(json.loads(sys.stdin.readline())))
     asyncio.run(_wait(trigger))
 
 
 async def _wait(trigger: Any) -> None:
-    _say(WAITING)
+    _print(WAITING)
     async for _ in trigger.run():
         return
 
 
-def _say(word: str) -> None:
+def _print(word: str) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 

@@ -270,8 +270,8 @@ def plugin_state(pod: PodState) -> str:
         return f"plugin pod {pod.name} is {pod.phase}"
     if base.status == "running":
         return f"plugin pod {pod.name} runs, and has not registered any GPU"
-    said = f"{base.reason}: {base.message}".strip(": ")
-    return f"plugin pod {pod.name} is {base.status} ({said or 'no reason given'})"
+    reason = f"{base.reason}: {base.message}".strip(": ")
+    return f"plugin pod {pod.name} is {base.status} ({reason or 'no reason given'})"
 
 
 # -- NVIDIA's driver on GKE nodes whose pool leaves it to a DaemonSet: Google's installers for COS and Ubuntu --------

@@ -160,5 +160,5 @@ async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Pr
     lines = lines_of(log or "")
     if not lines:
         return progress
-    told = GpusNotAllocatable(f"{error.what} It last said: {shown(lines[-1]).strip()}", error.fix, **error.details)
-    return Progress(lines=progress.lines, error=told, result=progress.result)
+    with_log = GpusNotAllocatable(f"{error.what} It last said: {shown(lines[-1]).strip()}", error.fix, **error.details)
+    return Progress(lines=progress.lines, error=with_log, result=progress.result)

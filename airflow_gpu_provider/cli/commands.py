@@ -62,8 +62,10 @@ def _command(run: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except DatabaseError as error:
-            said = str(error.orig or error)
-            raise SystemExit(f"Airflow's metadata database cannot be read: {said}. See `airflow db check`.") from error
+            reason = str(error.orig or error)
+            raise SystemExit(
+                f"Airflow's metadata database cannot be read: {reason}. See `airflow db check`."
+            ) from error
 
     return command
 

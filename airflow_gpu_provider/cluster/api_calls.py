@@ -83,11 +83,11 @@ def _google_response(response: Any, *_: Any, **__: Any) -> None:
 
 def _google_reason(response: Any) -> str:
     try:
-        said = response.json()["error"]
-        told = (*said.get("errors", ()), *said.get("details", ()))
-        reasons = [str(each["reason"]) for each in told if "reason" in each]
+        answer = response.json()["error"]
+        entries = (*answer.get("errors", ()), *answer.get("details", ()))
+        reasons = [str(each["reason"]) for each in entries if "reason" in each]
         # A 403 of Compute Engine is a limit of calls or a permission: only its reason tells which.
-        first = [*reasons, said.get("status")] if response.status_code == 403 else [said.get("status"), *reasons]
+        first = [*reasons, answer.get("status")] if response.status_code == 403 else [answer.get("status"), *reasons]
         return str(next(filter(None, first), ""))
     except (ValueError, LookupError, TypeError, AttributeError):
         return ""

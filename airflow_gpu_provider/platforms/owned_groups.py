@@ -51,7 +51,7 @@ class Difference:
     """One field in which a group is not as its pool says.
 
     `update` is what corrects it, in the words of the cloud's own request, None where the cloud cannot; `replaces_nodes`
-    says that it makes the nodes anew for it, so that it has to wait until there is none.
+    says that it recreates the nodes for it, so that it has to wait until there is none.
     """
 
     field: str
@@ -82,7 +82,7 @@ def check_fixed(spec: Any, differences: Iterable[Difference], *, differs: str, w
         raise PoolDrift(
             f"{differs}: {'; '.join(map(str, fixed))}.",
             f"Put the old values back into the pool, give the pool another name, or delete the {what} ({command}); the"
-            " next run creates it anew.",
+            " next run recreates it.",
             group=spec.candidate.group,
             fields=[difference.field for difference in fixed],
         )

@@ -69,8 +69,8 @@ class Limited:
 
     def words(self, missing: int) -> str:
         """Return its quotas, what is used of them and how much is needed, for people."""
-        said = " and ".join(quota.words for quota in self.met_first)
-        return f"{said}, {missing * self.units} more are needed" if said else "no quota is known"
+        met = " and ".join(quota.words for quota in self.met_first)
+        return f"{met}, {missing * self.units} more are needed" if met else "no quota is known"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,8 +213,8 @@ class EksGpuPool(GpuPool):
         self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
         if self.launch_template is not None:
-            said = "a launch template's name or id, with :3, :$Latest or :$Default where a version is meant"
-            self._check("launch_template", _TEMPLATE.fullmatch, said)
+            wanted = "a launch template's name or id, with :3, :$Latest or :$Default where a version is meant"
+            self._check("launch_template", _TEMPLATE.fullmatch, wanted)
         self._check_manage(shape=SHAPE, machine_types="instance_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()

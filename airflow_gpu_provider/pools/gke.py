@@ -307,9 +307,9 @@ class GkeGpuPool(GpuPool):
                 raise self._error(f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own.")
 
     def _check_machine_types(self) -> None:
-        said = (self.machine_types, self.accelerator_type, self.accelerator_count)
-        if not is_template(said):
-            self._refuse(gke_machines.machine_problems(*said))
+        machine = (self.machine_types, self.accelerator_type, self.accelerator_count)
+        if not is_template(machine):
+            self._refuse(gke_machines.machine_problems(*machine))
 
     def _check_zones(self) -> None:
         if is_template(self.node_locations) or is_template(self.location):
@@ -343,9 +343,9 @@ class GkeGpuPool(GpuPool):
         self._refuse(gke_machines.partition_problems(size, accelerator_by_type))
 
     def _check_lifetime(self) -> None:
-        said = (self.max_run_duration, self.max_runtime, self.capacity_types)
-        if not is_template(said):
-            self._refuse(gke_machines.lifetime_problems(*said))
+        lifetime = (self.max_run_duration, self.max_runtime, self.capacity_types)
+        if not is_template(lifetime):
+            self._refuse(gke_machines.lifetime_problems(*lifetime))
 
     def _check_capacity(self) -> None:
         self._check("flex_start", lambda value: isinstance(value, bool), "True or False")

@@ -307,9 +307,11 @@ class GpuPool(ABC):
             self._check(name, are_group_names, "names of groups, each once")
         self._check_named_once(named)
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
-        said = [name for name in shape if getattr(self, name) != defaults[name]]
-        if said:
-            raise self._error(f'{", ".join(said)}: with manage="scale" the groups have theirs already', "Leave it out.")
+        given = [name for name in shape if getattr(self, name) != defaults[name]]
+        if given:
+            raise self._error(
+                f'{", ".join(given)}: with manage="scale" the groups have theirs already', "Leave it out."
+            )
 
     def _check_named_once(self, named: Mapping[str, Any]) -> None:
         names = [name for groups in named.values() if not is_template(groups) for name in groups]

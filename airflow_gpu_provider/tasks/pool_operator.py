@@ -129,7 +129,7 @@ class PoolOperator(BaseOperator):
         raise error
 
     def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
-        """Begin anew, in this process: what the task has done so far is found as it is."""
+        """Start again, in this process: what the task has done so far is found as it is."""
         self.log.warning("%s The task waits in its worker.", event["message"])
         self.deferrable = False
         return self.execute(context)

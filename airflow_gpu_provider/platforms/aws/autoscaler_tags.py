@@ -38,7 +38,7 @@ class TagChange:
         return (*(f"+{key}={value}" for key, value in put.items()), *(f"-{key}" for key in self.remove))
 
 
-def news(words: Iterable[str]) -> list[str]:
+def reported(words: Iterable[str]) -> list[str]:
     """Return those of a TagChange's words that a plan reports.
 
     Not those of the bill's tags, nor of EKS's own offer of each new group to autoscalers: they are corrected silently.

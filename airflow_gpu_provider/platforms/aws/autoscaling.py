@@ -193,7 +193,7 @@ class AutoScaling:
         if asg is None:
             raise CloudError(
                 f"The Auto Scaling group {name} does not exist.",
-                "Somebody deleted it; delete its node group too, and the next run creates both anew.",
+                "It was deleted externally. Delete its node group too; the next run recreates both.",
             )
         return asg
 

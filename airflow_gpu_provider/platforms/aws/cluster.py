@@ -130,7 +130,7 @@ class EksCluster:
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, AsgState]]:
         """Return node groups, and what there is of Auto Scaling groups, those behind them and those `besides`, by name.
 
-        `names` are in the order of preference. Node groups and activities are read anew only where they may have
+        `names` are in the order of preference. Node groups and activities are read again only where they may have
         changed: see `LastLook`.
         """
         last = self.groups.last_look

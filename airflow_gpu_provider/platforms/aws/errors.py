@@ -127,30 +127,30 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
     code, message = str(answer.get("Code", "")), str(answer.get("Message", "")).strip()
     details = {"code": code, "message": message, "operation": error.operation_name}
     call = f"{service}:{error.operation_name}"
-    said = f"{code}: {message}" if message else code
+    reason = f"{code}: {message}" if message else code
     action = _refused_action(code, message, call)
     if action:
         return PermissionDenied(
-            f"AWS refused {action} ({said}).",
+            f"AWS refused {action} ({reason}).",
             f"Allow {action} to the identity of {connection}; docs/iam.md has the whole policy.",
             action=action,
             **details,
         )
     if code in _BAD_CREDENTIALS:
         return CredentialsError(
-            f"AWS does not accept the credentials of {connection} ({said}).",
+            f"AWS does not accept the credentials of {connection} ({reason}).",
             "Put valid ones into it, which are read at the next try; and check the worker's clock.",
             **details,
         )
     if code in _QUOTA:
         return QuotaExceeded(
-            f"{call} is over a limit of the AWS account ({said}).",
+            f"{call} is over a limit of the AWS account ({reason}).",
             "Ask for a higher limit in Service Quotas.",
             **details,
         )
     if code in _THROTTLED:
         return CloudError(
-            f"AWS throttled {call}, all retries included ({said}).",
+            f"AWS throttled {call}, all retries included ({reason}).",
             "Try again later, or spread the DAGs that start together.",
             **details,
         )
@@ -162,9 +162,9 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
         )
     if code in _REJECTED:
         return RequestRejected(
-            f"AWS rejected {call} as invalid ({said}).", "Correct what the message names.", **details
+            f"AWS rejected {call} as invalid ({reason}).", "Correct what the message names.", **details
         )
-    return CloudError(f"{call} failed ({said}).", **details)
+    return CloudError(f"{call} failed ({reason}).", **details)
 
 
 def _refused_action(code: str, message: str, call: str) -> str | None:

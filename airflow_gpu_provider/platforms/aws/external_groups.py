@@ -126,8 +126,8 @@ class ExternalGroups(GroupSource):
         if not self._pool.is_autoscaled:
             return
         lacking = {}
-        untold = [self._candidate(each).instance_type for each in named if not has_gpus_tag(each.asg)]
-        fractional_gpus.check(self._eks.clients.ec2, self._pool, untold)
+        untagged = [self._candidate(each).instance_type for each in named if not has_gpus_tag(each.asg)]
+        fractional_gpus.check(self._eks.clients.ec2, self._pool, untagged)
         for each in named:
             instance_type = self._candidate(each).instance_type
             if tags := missing_tags(self._pool, instance_type, each.asg):
@@ -243,9 +243,9 @@ def machine_types(
     asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the types that a group's machines may have, in its own order; () where it chooses by attributes."""
-    said = (node_group or {}).get("instanceTypes") or _overrides(asg)
+    listed = (node_group or {}).get("instanceTypes") or _overrides(asg)
     from_template = [template["InstanceType"]] if template.get("InstanceType") else []
-    return tuple(dict.fromkeys(said or from_template))
+    return tuple(dict.fromkeys(listed or from_template))
 
 
 def template_of(asg: Mapping[str, Any]) -> dict[str, str] | None:

@@ -155,8 +155,8 @@ def failure_kind(message: str) -> FailureKind:
         "quota": _OVER_QUOTA,
         "refused": _REFUSED,
     }
-    said = message.lower()
-    found = (kind for kind, words in meanings.items() if any(each.lower() in said for each in words))
+    lowered = message.lower()
+    found = (kind for kind, words in meanings.items() if any(each.lower() in lowered for each in words))
     return next(found, "other")
 
 
@@ -258,8 +258,8 @@ def launched_by(asg: str, instances: Iterable[Mapping[str, Any]]) -> dict[str, M
 
 
 def _launched_at(instance: Mapping[str, Any] | None, launch: Mapping[str, Any] | None) -> datetime | None:
-    told: datetime | None = (instance or {}).get("LaunchTime") or (launch or {}).get("StartTime")
-    return told.astimezone(UTC) if told else None
+    at: datetime | None = (instance or {}).get("LaunchTime") or (launch or {}).get("StartTime")
+    return at.astimezone(UTC) if at else None
 
 
 def _ended_at(instance: Mapping[str, Any] | None, end: Mapping[str, Any] | None) -> datetime | None:
@@ -267,10 +267,10 @@ def _ended_at(instance: Mapping[str, Any] | None, end: Mapping[str, Any] | None)
     if instance is not None:
         if instance["State"]["Name"] not in _ENDED:
             return None
-        if asked := _ASKED_AT.search(str(instance.get("StateTransitionReason", ""))):
-            return datetime.strptime(asked[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+        if match := _ASKED_AT.search(str(instance.get("StateTransitionReason", ""))):
+            return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
     if end is None:
         return None
     is_gone_before = any(words.lower() in str(end.get("Cause", "")).lower() for words in _FOUND_GONE)
-    told: datetime | None = end["StartTime"] if is_gone_before else end.get("EndTime")
-    return told.astimezone(UTC) if told else None
+    at: datetime | None = end["StartTime"] if is_gone_before else end.get("EndTime")
+    return at.astimezone(UTC) if at else None

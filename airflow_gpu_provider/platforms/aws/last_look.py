@@ -17,13 +17,13 @@ from airflow_gpu_provider.platforms.aws.group_state import OVER
 Answer = Mapping[str, Any]
 
 TURN = timedelta(minutes=1)
-"""After so long a node group, and what it launched, may be read anew though its Auto Scaling group is as it was."""
+"""After so long a node group, and what it launched, may be read again though its Auto Scaling group is as it was."""
 TURNS = 2
 """How many have their turn in one look, less those that have changed."""
 SHOWN_WITHIN = timedelta(seconds=15)
 """How old an answer may be: what is read so soon after a change is read once more."""
 _OLD = timedelta(minutes=10)
-_SETTLED = ("ACTIVE", "DEGRADED", "CREATE_FAILED")
+_STABLE = ("ACTIVE", "DEGRADED", "CREATE_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ class LastLook:
         `changed` or are `busy`, the fewer of those that are not on their way have one.
         """
         waiting = [name for name, seen in self._groups.items() if name not in changed and now >= seen.due_at]
-        coming = [name for name in waiting if self._groups[name].group["status"] not in _SETTLED]
+        coming = [name for name in waiting if self._groups[name].group["status"] not in _STABLE]
         coming = [*coming[:1], *self._oldest_first(coming[1:])][:TURNS]
-        settled = self._oldest_first(name for name in waiting if self._groups[name].group["status"] in _SETTLED)
+        settled = self._oldest_first(name for name in waiting if self._groups[name].group["status"] in _STABLE)
         room = max(TURNS - len({*changed, *busy, *coming}), 0 if changed or coming else 1)
         return [*coming, *settled[:room]]
 
@@ -97,7 +97,7 @@ class LastLook:
             return
         before = self._groups.get(name)
         has_changed = before is not None and before.asg is not None and before.asg != asg
-        is_settled = group["status"] in _SETTLED and not has_changed
+        is_settled = group["status"] in _STABLE and not has_changed
         self._groups[name] = _Described(group=group, asg=asg, due_at=now + TURN if is_settled else now)
 
     def note(self, asgs: Mapping[str, Answer]) -> None:
@@ -107,7 +107,7 @@ class LastLook:
                 self._groups[name] = replace(seen, asg=asgs[name])
 
     def forget(self, name: str) -> None:
-        """Have a node group described anew: it was written to."""
+        """Have a node group described again: it was written to."""
         self._groups.pop(name, None)
 
     # -- activities ------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class LastLook:
         return is_under_way or may_be_old or now - read.at >= _OLD
 
     def was_sized(self, name: str) -> None:
-        """Have the activities of an Auto Scaling group read anew, whose size this process has set.
+        """Have the activities of an Auto Scaling group read again, whose size this process has set.
 
         Another process may give up before the next look what came of it, and the group is as it was.
         """

@@ -182,8 +182,10 @@ class NodeGroups:
             return ""  # EKS forgets updates, and whether one failed is no reason to fail
         if update["status"] != "Failed":
             return ""
-        said = (f"{each.get('errorCode')}: {each.get('errorMessage', '')}".strip() for each in update.get("errors", ()))
-        return "; ".join(said) or "no reason given"
+        reasons = (
+            f"{each.get('errorCode')}: {each.get('errorMessage', '')}".strip() for each in update.get("errors", ())
+        )
+        return "; ".join(reasons) or "no reason given"
 
     def delete(self, name: str, say: Say) -> None:
         """Start to delete a group; fine if it is gone or being deleted."""

@@ -119,7 +119,7 @@ def changes(
     """Return what Ensure would bring up to date: these groups have no machines, and `failed` is why EKS once could not.
 
     EKS updates no group that is DEGRADED (aws/containers-roadmap#2204): one that keeps the cluster from being upgraded
-    is made anew, and another waits for a launch that works. Pure.
+    is recreated, and another waits for a launch that works. Pure.
     """
     found = []
     for group in groups:
@@ -128,8 +128,8 @@ def changes(
         if group["status"] == "ACTIVE" and differences:
             last = f"; EKS could not, the last time: {failed[name]}" if name in failed else ""
             found.append(Change(action="upgrade", group=name, detail=f"{detail}{last}"))
-        elif is_to_be_made_anew(group, newest.kubernetes):
-            detail = f"is DEGRADED, which EKS does not update: made anew from Kubernetes {newest.kubernetes}"
+        elif is_to_be_recreated(group, newest.kubernetes):
+            detail = f"is DEGRADED, and EKS cannot update it: recreated from Kubernetes {newest.kubernetes}"
             found.append(Change(action="update", group=name, detail=detail))
     return tuple(found)
 
@@ -155,7 +155,7 @@ def notes(
     return tuple(found)
 
 
-def is_to_be_made_anew(group: Mapping[str, Any], kubernetes: str) -> bool:
+def is_to_be_recreated(group: Mapping[str, Any], kubernetes: str) -> bool:
     """Return True if a group keeps the cluster from being upgraded, and EKS does not update it: a DEGRADED one."""
     return group["status"] == "DEGRADED" and not _has_own_image(group) and _is_older(group, kubernetes)
 

@@ -14,7 +14,7 @@ from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import fractional_gpus, node_versions
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
-from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
@@ -78,7 +78,7 @@ class OwnedGroups(GroupSource):
         groups = self._eks.groups.read(names)
         candidates = self.candidates()
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
-        stale_tags = {group.name: news(group.stale_tags) for group in observed}
+        stale_tags = {group.name: reported(group.stale_tags) for group in observed}
         changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
@@ -147,7 +147,7 @@ class OwnedGroups(GroupSource):
         if failed:
             return GroupFailed(
                 f"Pool {pool.name} has no usable node group: {by_reason(failed)}.",
-                "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
+                "Correct what EKS reports. The groups are being deleted; the next retry recreates them.",
                 groups=sorted(failed),
             )
         return QuotaExceeded(
@@ -187,7 +187,7 @@ class OwnedGroups(GroupSource):
         name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
         if group["status"] == "CREATE_FAILED":
             say(f"EKS could not create {name}: {why}")
-        elif not (spec.update_request(group) or self._is_to_be_made_anew(group)):
+        elif not (spec.update_request(group) or self._is_to_be_recreated(group)):
             self._update(spec, group, say)
             return {}
         elif self._has_machines(group):
@@ -198,8 +198,8 @@ class OwnedGroups(GroupSource):
         self._eks.groups.delete(name, say)
         return {name: why}
 
-    def _is_to_be_made_anew(self, group: Mapping[str, Any]) -> bool:
-        return node_versions.is_to_be_made_anew(group, self._eks.description["version"])
+    def _is_to_be_recreated(self, group: Mapping[str, Any]) -> bool:
+        return node_versions.is_to_be_recreated(group, self._eks.description["version"])
 
     def _has_machines(self, group: Mapping[str, Any]) -> bool:
         return has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})

@@ -83,11 +83,11 @@ def _size_question(group: Mapping[str, Any]) -> Question:
     return Question(actions=_SIZES, resources=(group["AutoScalingGroupARN"],), context=tags, has_all_tags=True)
 
 
-def ask(iam: AwsService, caller: str, asked: Sequence[Question]) -> Refusals:
+def simulate(iam: AwsService, caller: str, questions: Sequence[Question]) -> Refusals:
     """Simulate the calls of `caller`, the identity by STS. Without permission to simulate, nothing is known."""
     fix = "docs/iam.md has the whole policy."
     try:
-        refused = [action for question in asked for action in _refused(iam, principal_of(caller), question)]
+        refused = [action for question in questions for action in _refused(iam, principal_of(caller), question)]
     except PermissionDenied as error:
         action = error.details.get("action", "iam:SimulatePrincipalPolicy")
         return Refusals(

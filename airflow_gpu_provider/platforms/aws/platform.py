@@ -55,14 +55,14 @@ class EksPlatform(CloudPlatform):
 
     def refusals(self) -> Refusals:
         behind = [name for group in self.observe() if (name := group.autoscaler_name)]
-        asked = eks_permissions.questions(
+        wanted = eks_permissions.questions(
             self._pool,
             cluster_arn=self._eks.description["arn"],
             node_role="" if self._pool.manage == "scale" else self._eks.groups.node_role(),
             groups=list(self._eks.scaling.groups(behind).values()),
         )
         caller = self._clients.sts.call("get_caller_identity")
-        return eks_permissions.ask(self._clients.iam, caller["Arn"], asked)
+        return eks_permissions.simulate(self._clients.iam, caller["Arn"], wanted)
 
     def cluster_access(self) -> ClusterAccess:
         return self._eks.access

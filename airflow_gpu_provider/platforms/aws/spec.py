@@ -324,16 +324,16 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
     )
     if group["status"] == "DELETE_FAILED":
         why = "; ".join(issues(group)) or "no reason given"
-        detail = f"EKS could not delete it ({why}): deleted again, created anew once it is gone"
+        detail = f"EKS could not delete it ({why}): deleted again, and recreated once it is gone"
         return Change(action="create", group=name, detail=detail)
     if group["status"] in GONE_SOON:
-        return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
+        return Change(action="create", group=name, detail="is being deleted; recreated once it is gone")
     if group["status"] == "CREATE_FAILED":
         why = "; ".join(issues(group)) or "no reason given"
         return Change(
             action="update",
             group=name,
-            detail=f"EKS could not create it ({why}): deleted, created anew by the next run",
+            detail=f"EKS could not create it ({why}): deleted; the next run recreates it",
         )
     return _repair(spec, group, stale_tags)
 

@@ -59,8 +59,8 @@ def _network_notes(pool: EksGpuPool) -> list[str]:
     those = {name: count for name in pool.instance_types if (count := EFA_INTERFACES.get(name))}
     if not those or pool.max_nodes < 2:
         return []
-    said = ", ".join(f"{name} ({count})" for name, count in those.items())
+    listed = ", ".join(f"{name} ({count})" for name, count in those.items())
     return [
-        f"nodes without a launch_template have none of the EFA interfaces of {said}, so that a training on several of"
+        f"nodes without a launch_template have none of the EFA interfaces of {listed}, so that a training on several of"
         " them talks over TCP (docs/multi-node.md)"
     ]

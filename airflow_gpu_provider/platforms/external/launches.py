@@ -43,8 +43,8 @@ _MARKET_LABELS = ("karpenter.sh/capacity-type", "cloud.google.com/gke-spot")
 
 def failure_kind(reason: str, message: str) -> FailureKind:
     """Return what a failed launch means; see `LaunchFailure`."""
-    said = f"{reason}: {message}"
-    found = (kind for kind, codes in _KINDS.items() if any(code in said for code in codes))
+    text = f"{reason}: {message}"
+    found = (kind for kind, codes in _KINDS.items() if any(code in text for code in codes))
     return next(found, "out_of_stock" if reason == NO_CAPACITY else "other")
 
 
@@ -95,8 +95,8 @@ def lacks_of(claim: NodeClaim) -> str:
 
 def market_of(labels: Mapping[str, str]) -> Market | None:
     """Return how a machine with these labels is bought; None where they do not say it."""
-    said = next((labels[name] for name in _MARKET_LABELS if name in labels), None)
-    return None if said is None else _MARKETS.get(said, "ON_DEMAND")
+    market = next((labels[name] for name in _MARKET_LABELS if name in labels), None)
+    return None if market is None else _MARKETS.get(market, "ON_DEMAND")
 
 
 def place_of(labelled: Iterable[Mapping[str, str]], otherwise: Candidate) -> Candidate:

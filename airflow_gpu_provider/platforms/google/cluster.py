@@ -129,11 +129,11 @@ class GkeCluster:
         except PermissionDenied:
             return tuple(groups)
 
-        def told(group: Group) -> Group:
+        def with_update(group: Group) -> Group:
             node_pool = group.name.partition("/")[0]
             return replace(group, update=under_way.get(node_pool, under_way.get("")))
 
-        return tuple(told(group) if group.status == "updating" else group for group in groups)
+        return tuple(with_update(group) if group.status == "updating" else group for group in groups)
 
     def _with_ends(self, groups: Sequence[Group], behind: Mapping[str, Sequence[InstanceGroup]]) -> tuple[Group, ...]:
         """Return the groups with when a machine of each last ended, and what is ending, where a launch met a quota.
@@ -156,7 +156,7 @@ class GkeCluster:
             return tuple(groups)
         operations = dict(zip(zones, read, strict=True))
 
-        def told(group: Group) -> Group:
+        def with_ends(group: Group) -> Group:
             pairs = [(one, operations[zone_of(one.path)]) for one in behind[group.name]]
             ends = filter(None, (last_end(*pair) for pair in pairs))
             listed = {machine.id for machine in group.machines}
@@ -167,7 +167,7 @@ class GkeCluster:
             )
             return replace(group, last_end=max(ends, default=None), machines=(*group.machines, *going))
 
-        return tuple(map(told, groups))
+        return tuple(map(with_ends, groups))
 
 
 def _tokens(clients: GoogleClients) -> Callable[[], str]:

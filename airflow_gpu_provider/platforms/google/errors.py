@@ -180,49 +180,49 @@ def quota_name(text: str) -> str | None:
 
 def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> GpuError:
     status, message = _status(error), _first_line(_body(error).get("message") or error.message)
-    said, reasons = f"{status}: {message}", _reasons(error)
+    answer, reasons = f"{status}: {message}", _reasons(error)
     details = {"status": status, "message": message, "reasons": reasons, "call": call}
-    text = f"{said} {reasons}"
+    text = f"{answer} {reasons}"
     if status == "UNAUTHENTICATED":
         return CredentialsError(
-            f"Google Cloud does not accept the credentials of {connection} ({said}).",
+            f"Google Cloud does not accept the credentials of {connection} ({answer}).",
             "Put valid ones into it, which are read at the next try; and check the worker's clock.",
             **details,
         )
     if is_throttled(text):
-        return _throttled(call, said, details)
+        return _throttled(call, answer, details)
     if is_over_quota(text):
         return QuotaExceeded(
-            f"{call} is over a quota of the project ({said}).",
+            f"{call} is over a quota of the project ({answer}).",
             "Ask for a higher quota in the Google Cloud console.",
             **details,
         )
     for refusal in _REFUSALS:
         if int(error.code or 0) == HTTPStatus.FORBIDDEN and any(sign in text for sign in refusal.signs):
-            return refusal.type(f"Google Cloud refused {call}: {refusal.because} ({said}).", refusal.fix, **details)
+            return refusal.type(f"Google Cloud refused {call}: {refusal.because} ({answer}).", refusal.fix, **details)
     if status == "PERMISSION_DENIED":
         match = _PERMISSION.search(message)
         permission = match[1] if match else call
         return PermissionDenied(
-            f"Google Cloud refused {permission} ({said}).",
+            f"Google Cloud refused {permission} ({answer}).",
             f"Grant {permission} to the service account of {connection}; docs/iam-gke.md has the whole role.",
             permission=permission,
             **details,
         )
-    if is_out_of_stock(said):
+    if is_out_of_stock(answer):
         return error_of_operation(status, message, doing=f"do {call}")
     if status == "RESOURCE_EXHAUSTED":
-        return _throttled(call, said, details)
+        return _throttled(call, answer, details)
     if status in _REJECTED:
         return RequestRejected(
-            f"Google Cloud rejected {call} as invalid ({said}).", "Correct what the message names.", **details
+            f"Google Cloud rejected {call} as invalid ({answer}).", "Correct what the message names.", **details
         )
-    return CloudError(f"{call} failed ({said}).", **details)
+    return CloudError(f"{call} failed ({answer}).", **details)
 
 
-def _throttled(call: str, said: str, details: Mapping[str, Any]) -> CloudError:
+def _throttled(call: str, answer: str, details: Mapping[str, Any]) -> CloudError:
     return CloudError(
-        f"Google Cloud throttled {call}, all retries included ({said}).",
+        f"Google Cloud throttled {call}, all retries included ({answer}).",
         "Try again later, or spread the DAGs that start together.",
         **details,
     )

@@ -247,7 +247,7 @@ def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
     first = next(iter(failed.values()))
     if len({type(error) for error in failed.values()}) == 1:
         return type(first)(what, first.fix, groups=sorted(failed))
-    return GroupFailed(what, "Correct what GKE complains of, and run the task again.", groups=sorted(failed))
+    return GroupFailed(what, "Correct what GKE reports, and run the task again.", groups=sorted(failed))
 
 
 def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[tuple[str, str]]:

@@ -57,8 +57,8 @@ class GkePlatform(CloudPlatform):
         return f"{where}, as {self._clients.identity}"
 
     def refusals(self) -> Refusals:
-        asked = (*_CHANGES, *self._node_pools.permissions)
-        path, body = f"projects/{self._pool.project_id}:testIamPermissions", {"permissions": list(asked)}
+        wanted = (*_CHANGES, *self._node_pools.permissions)
+        path, body = f"projects/{self._pool.project_id}:testIamPermissions", {"permissions": list(wanted)}
         fix = "docs/iam-gke.md has the whole role."
         try:
             # Every caller may ask. There is no answer where the API is not enabled in the project, say.
@@ -69,7 +69,7 @@ class GkePlatform(CloudPlatform):
             return Refusals(
                 unasked=f"whether it may also change things Google Cloud does not say: {error.what}", fix=fix
             )
-        return Refusals(refused=tuple(each for each in asked if each not in answer.get("permissions", ())), fix=fix)
+        return Refusals(refused=tuple(each for each in wanted if each not in answer.get("permissions", ())), fix=fix)
 
     def cluster_access(self) -> ClusterAccess:
         return self._gke.access

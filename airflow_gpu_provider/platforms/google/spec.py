@@ -375,10 +375,10 @@ def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[
         mark=f"the resource label {OWNER_LABEL}",
     )
     if found.get("status") in GONE_SOON:
-        return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
+        return Change(action="create", group=name, detail="is being deleted; recreated once it is gone")
     if found.get("status") in FAILED and not sizes.get(name):
         why = "; ".join(issues(found)) or "no reason given"
-        return Change(action="update", group=name, detail=f"GKE could not create it ({why}): deleted and created anew")
+        return Change(action="update", group=name, detail=f"GKE could not create it ({why}): deleted and recreated")
     return _repair(spec, found, sizes.get(name, 0))
 
 

@@ -28,7 +28,7 @@ _ASK_AGAIN_SECONDS = 0.05
 
 
 class Stop:
-    """Whether a task was told to stop. `error` is set when it was."""
+    """Whether a task received SIGTERM. `error` is set when it was."""
 
     def __init__(self) -> None:
         self.error: TaskKilled | None = None
@@ -36,10 +36,10 @@ class Stop:
         self._waiting: asyncio.Task[Any] | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in an event loop of its own, until it returns or the task is told to stop.
+        """Run a coroutine in an event loop of its own, until it returns or the task receives SIGTERM.
 
         Raises:
-            TaskKilled: The task was told to stop, now or before.
+            TaskKilled: The task received SIGTERM, now or before.
         """
         if self.error is not None:
             coroutine.close()
@@ -67,7 +67,7 @@ class Stop:
             raise error
 
     def check(self) -> None:
-        """Raise TaskKilled if the task was told to stop: the error itself may have been swallowed on its way."""
+        """Raise TaskKilled if the task received SIGTERM: the error itself may have been swallowed on its way."""
         if self.error is not None:
             raise self.error
 

@@ -41,8 +41,8 @@ def report_of(*steps: StepReport, calls: Counter[ApiCall] | None = None, lists: 
 def test_nothing_of_the_account_is_in_any_part() -> None:
     calls = Counter({ApiCall(api="eks", operation="CreateNodegroup", error=DENIED): 2})
     steps = (
-        StepReport("doctor", "failed", said=[DENIED], phases=[(DENIED, 1.0)]),
-        StepReport("nothing is left", "failed", said=[f"{INSTANCE} (g6.xlarge, running)"]),
+        StepReport("doctor", "failed", lines=[DENIED], phases=[(DENIED, 1.0)]),
+        StepReport("nothing is left", "failed", lines=[f"{INSTANCE} (g6.xlarge, running)"]),
     )
     lists = (Listed(what="instances, by EC2", left=(INSTANCE,)), Listed(what="groups", unasked=DENIED))
     text = report_of(*steps, calls=calls, lists=lists)

@@ -14,8 +14,8 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws import fractional_gpus
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     TagChange,
-    news,
     node_labels,
+    reported,
     tag_change,
     tag_command,
     wanted_tags,
@@ -114,12 +114,12 @@ def test_the_bill_knows_the_pool_and_what_the_user_says_by_tags_of_the_instances
     change = tag_change(pool(scaling="direct", tags={"team": "ml"}), TYPE, asg({**BY_EKS, "team": "web"}))
     assert change.put_for_bill == {"airflow-gpu-provider/pool": "train", "team": "ml"}
     assert change.put == {}
-    assert news(change.words) == []
+    assert reported(change.words) == []
 
 
 def test_a_plan_tells_of_what_autoscalers_read() -> None:
     change = tag_change(pool(), TYPE, asg(BY_EKS))
-    assert news(change.words) == [f"+{key}={value}" for key, value in change.put.items()]
+    assert reported(change.words) == [f"+{key}={value}" for key, value in change.put.items()]
 
 
 keys = st.sampled_from([*wanted_tags(pool(), TYPE), "team", "k8s.io/cluster-autoscaler/node-template/label/old"])

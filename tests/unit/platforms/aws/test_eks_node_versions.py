@@ -129,7 +129,7 @@ def test_a_degraded_group_is_made_anew_where_it_keeps_the_cluster_back() -> None
     degraded = group("1.35", "1.35.6-20260301", status="DEGRADED")
     (change,) = changes(spec().pool, [degraded], NEWEST, {})
     assert change.action == "update"
-    assert "made anew from Kubernetes 1.36" in change.detail
+    assert "recreated from Kubernetes 1.36" in change.detail
     assert changes(spec().pool, [group(release="1.36.0-20260101", status="DEGRADED")], NEWEST, {}) == ()
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.platforms.aws.permissions import Question, ask, principal_of, questions
+from airflow_gpu_provider.platforms.aws.permissions import Question, principal_of, questions, simulate
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.aws.policies import Request, evaluate
 
@@ -132,6 +132,6 @@ class Iam:
     [(BEHIND, True), (OLD, True), (OWN, True), (OF_ANOTHER, False), (FOREIGN, False), (asg("eks-untagged"), False)],
 )
 def test_tags_tell_the_groups_of_the_pool_from_others(group: dict[str, Any], allowed: bool) -> None:
-    refused = ask(cast("Any", Iam()), "arn:aws:iam::123456789012:user/airflow", asked(SCALED, group)).refused
+    refused = simulate(cast("Any", Iam()), "arn:aws:iam::123456789012:user/airflow", asked(SCALED, group)).refused
     assert ("autoscaling:SetDesiredCapacity" in refused) is not allowed
     assert bool(refused) is not allowed

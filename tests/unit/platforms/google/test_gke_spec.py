@@ -219,7 +219,7 @@ class TestPlan:
     def test_what_has_failed_is_made_anew_unless_it_has_machines(self) -> None:
         failed = answered(spec()) | {"status": "ERROR", "conditions": [{"message": "no subnet"}]}
         assert self.changes(spec(), failed) == [
-            ("update", "GKE could not create it (no subnet): deleted and created anew")
+            ("update", "GKE could not create it (no subnet): deleted and recreated")
         ]
         assert self.changes(spec(), failed, size=1) == []
 

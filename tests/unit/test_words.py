@@ -1,0 +1,158 @@
+"""The words that this project left behind, in code and in prose: each thing has one name, which Kubernetes, Airflow or
+the clouds know.
+
+CONTRIBUTING.md lists the names; here are the old ones. What still has some of them is listed in `OWED`: an entry that
+nothing needs any more fails, so that the list only shrinks.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = ROOT / "airflow_gpu_provider"
+
+NAMES = {
+    "Ask": "DemandChange",
+    "Following": "watch",
+    "Patience": "Tolerance",
+    "PodTask": "Run, PodSettings",
+    "PoolNews": "PoolStatus",
+    "Seat": "GangNodes",
+    "Seats": "GangAssignment",
+    "Supply": "MachineStatus",
+    "Unshown": "DirectReads",
+    "Watched": "WaitOutcome",
+    "Way": "RunKind",
+    "_Keeper": "PoolLoop",
+    "_MEETS_ALL": "_SHARED_FAILURES",
+    "bears": "allows",
+    "borne_for": "tolerated_for",
+    "counted": "plural",
+    "follow_here": "wait_in_worker",
+    "go_on": "resume",
+    "go_on_without_event": "resume_without_event",
+    "hard_to_get": "scarce_capacity",
+    "is_borne": "is_tolerated",
+    "keeper": "pool_loop",
+    "let_go": "release_uncollected",
+    "news": "update",
+    "pool_news": "pool_updates",
+    "release_without_sensor": "release_now",
+    "said": "what it is: message, reason, lines",
+    "settle": "wait_out_airflow_72716",
+    "take_up": "adopt",
+    "told": "what it is: outcome, at, matching",
+    "unhurried": "what it is",
+    "untold": "what it is: untagged",
+    "untried": "what it is",
+}
+SETTLE = re.compile(r"_?SETTLE[A-Z_]*")
+"""Four constants of this form meant four things: CORDON_TO_RECHECK, PROPOSALS_WRITTEN_IN, ENDS_REPORTED_WITHIN."""
+
+PHRASES = {
+    r"\banew\b": "again; recreated",
+    r"\bdemand is given up": "Withdrawing this run's demand",
+    r"gave \S+ of the \S+ nodes wanted": "has %d of %d requested nodes",
+    r"has not told which nodes": "has not listed the pool's nodes yet",
+    r"The next try goes on": "The next retry continues",
+    r"The same again goes on": "Run the command again to continue",
+    r"EKS updates no such group": "EKS cannot update it",
+    r"IAM does not say": "could not be checked with IAM",
+    r"list could be had": "could not be listed",
+    r"GPU nodes, (whatever exists now|gone)\b": "Brings a DAG run's GPU nodes up. / Releases them",
+    r"was told to stop": "received SIGTERM",
+    r"is four tasks": "is six tasks",
+}
+
+OWED: dict[str, set[str]] = {
+    "acceptance": {"said"},
+    "cli": {"said"},
+    "cluster": {r"\banew\b", "said", "counted"},
+    "operators": {"said", "told", "PodTask"},
+    "reports": {"said"},
+    "scaling": {"said", r"\banew\b", "news", "let_go", "told", "counted"},
+    "sensors": {"said"},
+    "training": {
+        "_SETTLED_AFTER",
+        "counted",
+        "said",
+        r"\banew\b",
+        "PodTask",
+        "news",
+        "Following",
+        "told",
+        "was told to stop",
+    },
+    "triggers": {r"\banew\b", "Following"},
+}
+"""By folder or file, the names and phrases that are still there. `said` is a key of what the doctor and the status
+leave in XCom."""
+
+
+def python(path: Path) -> Iterator[str]:
+    """Yield each name that code gives or uses, those within f-strings too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield from name.split(".")
+
+
+def prose(path: Path) -> str:
+    """Return a file's text as one line: a phrase may go over the end of a line, or of a string."""
+    text = re.sub(r"[\"'] *\n\s*[frb]*[\"']", "", path.read_text())
+    return re.sub(r"\s*\n\s*(#\s*)?", " ", text)
+
+
+def room(path: Path) -> str:
+    """Return what owes a word: the provider's folder or module, or the folder or page beside it."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == CODE.name else parts[0]
+
+
+def texts() -> list[Path]:
+    patterns = ("airflow_gpu_provider/**/*.py", "docs/**/*.md", "ui/src/*.ts*", "example_dags/**/*.py")
+    return [*ROOT.glob("*.md"), ROOT / "Makefile", *(path for each in patterns for path in ROOT.glob(each))]
+
+
+def found() -> dict[str, set[str]]:
+    """Return the old words of each room."""
+    owed: dict[str, set[str]] = {}
+    for path in CODE.rglob("*.py"):
+        names = set(python(path)) | {path.stem}
+        old = (names & NAMES.keys()) | set(filter(SETTLE.fullmatch, names))
+        owed.setdefault(room(path), set()).update(old)
+    for path in texts():
+        if path.name != "CHANGELOG.md":
+            text = prose(path)
+            owed.setdefault(room(path), set()).update(each for each in PHRASES if re.search(each, text, re.IGNORECASE))
+    return {name: words for name, words in owed.items() if words}
+
+
+def test_no_old_word_comes_back() -> None:
+    new = {name: words - OWED.get(name, set()) for name, words in found().items()}
+    assert {name: {word: (NAMES | PHRASES).get(word) for word in words} for name, words in new.items() if words} == {}
+
+
+def test_what_is_paid_is_owed_no_more() -> None:
+    now = found()
+    assert {name: words - now.get(name, set()) for name, words in OWED.items() if words - now.get(name, set())} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("told = 1", "told"), ('f"{each.said}"', "said"), ("def f(news): ...", "news")]
+)
+def test_a_name_is_found_where_code_has_it(tmp_path: Path, text: str, name: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(text)
+    assert name in python(path)
+
+
+def test_a_phrase_is_found_over_the_end_of_a_string(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('x = (\n    "The group is made "\n    f"anew."\n)\n# is made\n# anew\n')
+    assert prose(path).count("made anew") == 2
