@@ -78,7 +78,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             all.
         hang_timeout: With nodes=: after how long without a line from any rank the task fails with GangHung, in seconds
             or as a timedelta; None or 0 for never. Default None.
-        queue_name: The Kueue LocalQueue that admits it: docs/workloads.md. Templated. Default None.
+        queue_name: The Kueue LocalQueue that admits it: docs/running.md. Templated. Default None.
         shm_size: Size of /dev/shm, like "8Gi". Default: up to the container's memory limit, otherwise the node's
             memory; its contents count as the container's memory. "0" keeps the container runtime's 64 MiB.
         schedule_timeout_seconds: How long the pod may wait for a node, node boot included. Time during which the pool

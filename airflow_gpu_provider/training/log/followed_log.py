@@ -45,7 +45,7 @@ REPEATED = "(the following lines may repeat the last seconds: the triggerer was 
 
 ROTATED = (
     "(lines may be missing here: the node has rotated the log, or has started the container again; "
-    'see "The log" in docs/gpu-pod.md)'
+    'see "The log" in docs/running.md)'
 )
 
 WriteLine = Callable[[str, str, datetime | None], None]
