@@ -124,7 +124,7 @@ class ConnectionNotFound(GpuError):
         return cls(
             f"The Airflow connection {conn_id!r} was not found.",
             f"Create it, or name another in {argument}{otherwise}; if it exists, Airflow's API did not answer or could"
-            " not decrypt it (another Fernet key): the API server's log says which.",
+            " not decrypt it (another Fernet key): see the API server's log.",
             connection=conn_id,
         )
 
@@ -188,7 +188,7 @@ class AdmissionDenied(GpuError):
 
 
 class ResourceQuotaExceeded(GpuError):
-    """A ResourceQuota of the namespace is exhausted; the message names it, what is asked for, used and allowed."""
+    """A ResourceQuota of the namespace is exhausted; the message names it, with what is requested, used and allowed."""
 
     tolerated_for: ClassVar[timedelta | None] = None
 
@@ -334,7 +334,7 @@ class PodOutOfMemory(PodFailed):
 
 
 class GpuOutOfMemory(PodFailed):
-    """The training asked for more memory than the GPU has left; its own last lines say so."""
+    """The training asked for more memory than the GPU has left; by its own last lines."""
 
     retryable = False
 
@@ -397,7 +397,7 @@ class TaskKilled(BaseException):
     """The task's process received SIGTERM; what it had started was removed.
 
     Not an Exception, like KeyboardInterrupt: it is raised in a signal handler, so it surfaces wherever the program
-    is, and libraries that take any Exception for a failed request (Airflow's secrets backends, botocore) would go on.
+    is, and libraries that take any Exception for a failed request (Airflow's secrets backends, botocore) continue.
     """
 
     retryable: ClassVar[bool] = True

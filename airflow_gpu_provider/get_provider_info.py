@@ -1,6 +1,6 @@
-"""What Airflow is told about this package; loaded at every `airflow` call, so it imports nothing.
+"""Provider metadata for Airflow; loaded at every `airflow` call, so it imports nothing.
 
-The web UI's plugin is not told here but by the entry point `airflow.plugins`, in pyproject.toml. Airflow reads a
+The web UI's plugin is registered not here but by the entry point `airflow.plugins`, in pyproject.toml. Airflow reads a
 provider's `plugins` only where [core] lazy_discover_providers is off, which is not its default, and a plugin that is
 registered both ways is an import error.
 """
@@ -73,7 +73,7 @@ def get_provider_info() -> dict[str, Any]:
                     "log_streams": {
                         "description": (
                             "How many containers' logs one triggerer streams at once into the logs of deferred "
-                            "tasks. The logs of others come when one of these ends, or their pod. 0: none is streamed."
+                            "tasks. Others are followed when one of these ends, or read when their pod ends. 0: none."
                         ),
                         "version_added": "0.1.0",
                         "type": "integer",

@@ -1,7 +1,7 @@
-"""The most that an acceptance can cost, said before it begins. Pure.
+"""The most that an acceptance can cost, printed before it begins. Pure.
 
 One node at a time, a night at a time. A night's demand ends at a fixed moment; the cloud's own switch ends the machine
-a margin later, also where this process is killed; and a machine that the cloud is told to end is paid for until it has:
+a margin later, also where this process is killed; and a machine is charged until its termination has ended:
 EKS drains a node that does not answer for about a quarter of an hour more.
 """
 
@@ -15,7 +15,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN
 
 GOING = timedelta(minutes=20)
-"""How long a machine may be paid for after the cloud was told to end it."""
+"""How long a machine may be charged after its termination was requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ def price_of(pool: GpuPool, given: float | None) -> float:
     known = [price for price in prices if price is not None and 0 < price < float("inf")]
     if not known or len(known) < len(prices):
         raise PoolSpecError(
-            f"Pool {pool.name}: nobody says what a node costs an hour on {' and '.join(markets) or 'its market'}, so"
-            " what the acceptance costs has no bound.",
-            "Give --price, or price_per_hour in the spec.",
+            f"Pool {pool.name}: the spec has no price per hour for {' and '.join(markets) or 'its market'}, so"
+            " the cost of the acceptance has no bound.",
+            "Set --price, or price_per_hour in the spec.",
             pool=pool.name,
         )
     return max(known)

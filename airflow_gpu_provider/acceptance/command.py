@@ -44,14 +44,14 @@ def accept_pool(
         night: How long a night's demand lives at the most.
         pod_namespace: Where the pods run.
         report: The report's file.
-        may_cost: Do it; else say what would be done and what it may cost, and do nothing.
+        may_cost: Do it; else print the steps and what they may cost, and do nothing.
         say: Takes lines for people.
 
     Returns:
         PASSED where each step has, FAILED where one has not, NOT_RUN where it may not cost.
 
     Raises:
-        PoolSpecError: The pool cannot be accepted, or nobody says its price; or a night or the report cannot be.
+        PoolSpecError: The pool cannot be accepted, or its price is unknown; or a night or the report cannot be.
     """
     _check(night, report)
     tried = accepted(pool, night)
@@ -90,10 +90,10 @@ def _check(night: timedelta, report: Path) -> None:
     """Raise PoolSpecError where the nights would fail, or be for nothing in the end."""
     if night <= timedelta(0):
         minutes = night.total_seconds() / 60
-        raise PoolSpecError(f"A night of {minutes:g} minutes is none.", "Give --night-minutes more than zero.")
+        raise PoolSpecError(f"A night of {minutes:g} minutes is not possible.", "Set --night-minutes above zero.")
     if report.is_dir() or not os.access(report if report.exists() else report.parent, os.W_OK):
         what = f"The report cannot be written to {report}."
-        raise PoolSpecError(what, "Name a file in --report whose folder is there and can be written to.")
+        raise PoolSpecError(what, "Name a file in --report whose folder exists and is writable.")
 
 
 @contextmanager

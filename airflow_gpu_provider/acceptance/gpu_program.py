@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 
 HOLD = "ACCEPT_HOLD_SECONDS"
-"""The environment variable that says how long the program goes on after the addition, in whole seconds."""
+"""The environment variable with how long the program runs on after the addition, in whole seconds."""
 
 # Driver API: "CUDA Driver API", NVIDIA; the kernel in PTX, which every driver compiles for its own GPU.
 _PYTHON = """

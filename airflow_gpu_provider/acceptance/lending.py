@@ -44,8 +44,8 @@ def _mark(marks: _EksMarks | _GkeMarks, group: str, mark: str, say: Say) -> None
             return
         if time.monotonic() > deadline:
             raise CloudError(
-                f"Group {group} does not show the mark {mark!r} that it was given {_SHOWN_WITHIN:.0f} s ago.",
-                "Look who else changes the group's tags or labels, and run the acceptance again.",
+                f"Group {group} does not show the mark {mark!r} that was set {_SHOWN_WITHIN:.0f} s ago.",
+                "Check what else changes the group's tags or labels, and run the acceptance again.",
                 group=group,
             )
         time.sleep(_LOOK_SECONDS)

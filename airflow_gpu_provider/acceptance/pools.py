@@ -27,21 +27,22 @@ def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
     """
     if not isinstance(pool, EksGpuPool | GkeGpuPool):
         raise PoolSpecError(
-            f"Pool {pool.name} is a {type(pool).__name__}, whose nodes are not this package's to bring.",
-            "Give the spec of an EksGpuPool or a GkeGpuPool; `airflow gpu doctor` looks at any pool.",
+            f"Pool {pool.name} is a {type(pool).__name__}, whose nodes this package does not create.",
+            "Use the spec of an EksGpuPool or a GkeGpuPool; `airflow gpu doctor` checks any pool.",
             pool=pool.name,
         )
     if pool.manage != "full":
         own = "instance_types" if isinstance(pool, EksGpuPool) else "machine_types"
         raise PoolSpecError(
-            f"Pool {pool.name} is one of groups that others own (manage={pool.manage!r}); an acceptance makes its own.",
-            f"Name {own} in place of the groups, and leave manage out; one of its steps plays groups of others.",
+            f"Pool {pool.name} has external groups (manage={pool.manage!r}); an acceptance creates its own.",
+            f"Name {own} in place of the groups, and leave manage out; one of its steps uses them as external groups.",
             pool=pool.name,
         )
     if pool.is_autoscaled:
         raise PoolSpecError(
-            f"The nodes of pool {pool.name} are an autoscaler's to bring (scaling={pool.scaling!r}): none is tried.",
-            'Give the same spec with scaling="direct".',
+            f"An autoscaler adds the nodes of pool {pool.name} (scaling={pool.scaling!r}): an acceptance does not"
+            " try these.",
+            'Use the same spec with scaling="direct".',
             pool=pool.name,
         )
     small = replace(pool, name=_named("accept", pool.name), max_nodes=1, min_nodes=0, max_runtime=night)

@@ -43,11 +43,11 @@ class Listed:
     costs: bool = True
 
     def __str__(self) -> str:
-        return f"{self.what}: not known: {self.unasked}" if self.unasked else f"{self.what}: {', '.join(self.left)}"
+        return f"{self.what}: unknown: {self.unasked}" if self.unasked else f"{self.what}: {', '.join(self.left)}"
 
 
 def in_cloud(pools: Sequence[CloudPool]) -> list[Listed]:
-    """Return what the cloud lists of pools of one cluster; a list that cannot be had says why."""
+    """Return what the cloud lists of pools of one cluster; a list that cannot be read has the reason."""
     first = pools[0]
     prefixes = tuple(f"{pool.name}-" for pool in pools)
     lists = _eks(first, prefixes) if isinstance(first, EksGpuPool) else _Gke(first, prefixes).lists()

@@ -102,7 +102,7 @@ def _calls(calls: Mapping[ApiCall, int]) -> str:
 
 def _left(each: Listed) -> str:
     if each.unasked:
-        return f"not known: {each.unasked}"
+        return f"unknown: {each.unasked}"
     return ", ".join(each.left) + ("" if each.costs else " (costs nothing)") if each.left else "nothing"
 
 
@@ -133,7 +133,7 @@ def _line(text: str) -> str:
 
 # -- what a report must not hold: whose account it was, where it is reached, and with what -------------------
 
-# Names that are known (the cluster's, the project's) are replaced wherever they stand; the rest is told by its form.
+# Names that are known (the cluster's, the project's) are replaced wherever they occur; the rest is known by its form.
 
 _HEX = "[0-9a-fA-F]{1,4}"
 _BASE64 = "A-Za-z0-9+/_="
@@ -226,7 +226,7 @@ def differences(expected: Expected, steps: Sequence[StepReport], calls: Mapping[
         if step.outcome == "failed":
             yield f"{step.name} failed, and passes in the sandbox"
     for each in sorted(seen.errors - expected.errors):
-        yield f"an error that the sandbox does not give: {each}"
+        yield f"an error that does not occur in the sandbox: {each}"
     for each in sorted(seen.calls - expected.calls):
         yield f"a call that is not made in the sandbox: {each}"
     for each in sorted(seen.phases - expected.phases):

@@ -1,7 +1,7 @@
 """The steps of an acceptance, in order: each runs the package's own operators on the account, and says what it saw.
 
-A step that fails is told, and the rest that makes sense goes on; what was made is deleted at the end whatever happened,
-and then the cloud is asked what is left.
+A failed step is reported, and the rest that makes sense is run; what was created is deleted at the end in any case,
+and then the cloud's lists are read for leftovers.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ class Acceptance:
     def stop(self) -> None:
         """End the step that is under way, from a signal's handler; the end runs on, and nothing stops that."""
         if self._is_ending or self._is_stopped:
-            self._say("What was made is being removed; it ends by itself.")
+            self._say("Cleaning up; this ends by itself.")
             return
         self._is_stopped = True
-        self._say("Told to stop: what was made is removed now.")
+        self._say("Received a signal: cleaning up.")
         self._tasks.stop()
 
     def _nights(self) -> None:
@@ -135,7 +135,7 @@ class Acceptance:
         report = StepReport(name)
         self.steps.append(report)
         if self._is_stopped and not self._is_ending:
-            report.lines.append("Told to stop.")
+            report.lines.append("Received a signal.")
             return False
         self._say(f"{name} ...")
         started = time.monotonic()
@@ -176,7 +176,7 @@ class Acceptance:
             self._note_pod(tasks.run(operator), report)
 
     def _second_night(self, report: StepReport) -> None:
-        """Plan no change, and kill what waits for the pod: another one goes on with it."""
+        """Plan no change, and kill the process that waits for the pod: another one continues."""
         plan = self._opened(self.pool).platform.plan(1)
         if plan.changes:
             changes = "; ".join(f"{each.action} {each.group}: {each.detail}" for each in plan.changes)
@@ -202,10 +202,10 @@ class Acceptance:
             event = tasks.event_of(result)
             seen = [each["metadata"]["uid"] for each in self._pods_of(tasks)]
             if seen != [pod["metadata"]["uid"]]:
-                raise NotAsExpected(f"There is not the one pod any more, but {len(seen)}, or another one.")
+                raise NotAsExpected(f"Expected the same one pod, found {len(seen)} or another one.")
             result = tasks.resume(operator, context, result, event)
         self._note_pod(Done(result or {}, context["ti"].xcoms), report)
-        report.lines.append("another one went on with the same pod, and its success stands")
+        report.lines.append("another process continued with the same pod, which succeeded")
 
     def _running_pod(self, tasks: Tasks) -> dict[str, Any]:
         deadline = time.monotonic() + _RUNNING_WITHIN
@@ -229,7 +229,7 @@ class Acceptance:
         impossible = self.fallback.preferences.types[0]
         matching = [note for note in notes if impossible in note]
         if not matching:
-            raise NotAsExpected(f"The plan does not say that {impossible} cannot be had.")
+            raise NotAsExpected(f"The plan does not report that {impossible} is unavailable.")
         report.lines.append(matching[0])
         with self._night(self.fallback, report) as tasks:
             node = self._ensure(tasks, self.fallback, report)
@@ -249,11 +249,11 @@ class Acceptance:
                 self._ensure(tasks, pool, report)
         finally:
             take_back(self.pool, self._say)
-        report.lines.append(f"{name} was scaled by its size alone, and is this package's again")
+        report.lines.append(f"{name} was scaled by its size alone, and is owned by this package again")
 
     @contextmanager
     def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
-        """Open one night's run, and scale the pool down at its end; where it is told to stop, `_delete` does."""
+        """Open one night's run, and scale the pool down at its end; after a signal, `_delete` does."""
         self._tasks = tasks = Tasks(f"accept__{uuid.uuid4().hex[:12]}")
         self._open_nights[tasks.run_id] = pool
         try:
@@ -358,7 +358,7 @@ class Acceptance:
             raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
         if unasked:
             raise NotAsExpected("Some resources could not be listed, so leftovers are possible.")
-        report.lines.append(f"{len(self.lists)} lists were asked for, and none has anything that costs money")
+        report.lines.append(f"{len(self.lists)} lists were read, and none has anything that costs money")
 
     def _opened(self, pool: CloudPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)

@@ -34,7 +34,7 @@ _GKE_STAYS_AWAY = "gke-no-default-nvidia-gpu-device-plugin"
 _DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
 
-# Labels of Karpenter's and Auto Mode's machines, of which nobody knows all before they are there.
+# Labels of Karpenter's and Auto Mode's machines, not all known before they exist.
 _OF_PROVISIONERS = ("karpenter.sh/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "cloud.google.com/")
 
 # Where the platform itself brings driver and plugin: by the pool's provisioner, and by a label of nodes that are there.
@@ -62,7 +62,7 @@ _ANY_VALUE = frozenset(
 class Server:
     """Something that hands out GPUs, and whether it does so on the pool's nodes.
 
-    `serves` is None where it depends on labels that nobody knows before the nodes are there.
+    `serves` is None where it depends on labels that are unknown before the nodes exist.
     """
 
     kind: Kind
@@ -88,7 +88,7 @@ def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
     answers = {brings_bottlerocket(api, each) for each in found}
     if True not in answers:
         return []
-    # Where only some of the NodePools do, nobody knows before the node is there.
+    # Where only some of the NodePools do, it is unknown before the node exists.
     return [Server(kind="node image", name="Bottlerocket", serves=True if answers == {True} else None)]
 
 
@@ -154,8 +154,8 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
             )
         if server.serves is None:
             raise DevicePluginConflict(
-                f"Pool {pool.name}: whether {server} would run on its nodes depends on labels that are not known yet.",
-                "Give the pool node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
+                f"Pool {pool.name}: whether {server} would run on its nodes depends on labels that no node has yet.",
+                "Set node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
                 pool=pool.name,
             )
     if near and ours:
@@ -281,7 +281,7 @@ def _have_gpus(nodes: list[dict[str, Any]]) -> bool:
 # -- whether a pod's node selector, affinity and tolerations let it onto a node that may not exist yet -------------
 
 # The labels of a node that does not exist are known only in part, so the answer has three values: True, False, and None
-# for "it depends on a label that nobody knows yet".
+# for "it depends on a label that is unknown yet".
 
 Answer = bool | None
 Json = Mapping[str, Any]
@@ -317,7 +317,7 @@ def runs_on(spec: Json, node: NodePicture) -> Answer:
 
 def _term(term: Json, node: NodePicture) -> Answer:
     if term.get("matchFields"):
-        return None  # the node's name: known to nobody
+        return None  # the node's name: unknown yet
     expressions = term.get("matchExpressions") or ()
     return _unless(False, [_expression(e, node) for e in expressions]) if expressions else False
 
@@ -330,5 +330,5 @@ def _expression(expression: Json, node: NodePicture) -> Answer:
 
 
 def _unless(decisive: bool, answers: list[Answer]) -> Answer:
-    """Return `decisive` where one answer is that, None where one depends on what nobody knows, else the opposite."""
+    """Return `decisive` where one answer is that, None where one depends on the unknown, else the opposite."""
     return decisive if decisive in answers else None if None in answers else not decisive

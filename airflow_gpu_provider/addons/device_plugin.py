@@ -135,8 +135,8 @@ class DevicePlugin:
         renamed = [each for each in slicing.get("resources") or () if each.get("rename")]
         if slicing.get("renameByDefault") or renamed:
             raise PoolSpecError(
-                f"config of the device plugin of pool {self.pool.name} gives shared GPUs another name.",
-                f"Leave renameByDefault and rename out: pods ask for {GPU_RESOURCE}.",
+                f"config of the device plugin of pool {self.pool.name} renames shared GPUs.",
+                f"Leave renameByDefault and rename out: pods request {GPU_RESOURCE}.",
                 pool=self.pool.name,
             )
 
@@ -235,7 +235,7 @@ class GpusWait(Record):
         error = GpusNotAllocatable(
             f"Pool {self.pool}: {GPU_RESOURCE} is not allocatable on {', '.join(node.name for node in missing)} "
             f"after {format_seconds(now - self.started)}; {self._line(stuck, snapshot)}.",
-            f"{driver_fix(stuck)} The device plugin's log says more.",
+            f"{driver_fix(stuck)} See the device plugin's log.",
             pool=self.pool,
             node=stuck.name,
         )
@@ -253,7 +253,7 @@ class GpusWait(Record):
 def driver_fix(node: Node) -> str:
     """Return what to do about a node that has GPUs, and none of them allocatable, as far as its image tells."""
     if node.image.driver:
-        return f"NVIDIA's driver comes from {node.image.driver}; see whether the node has it."
+        return f"{node.image.driver} installs NVIDIA's driver; check that the node has it."
     return f"The node runs {node.image}, which may lack NVIDIA's driver. {node.image.fix}"
 
 
@@ -269,7 +269,7 @@ def plugin_state(pod: PodState) -> str:
     if base is None:
         return f"plugin pod {pod.name} is {pod.phase}"
     if base.status == "running":
-        return f"plugin pod {pod.name} runs, and has not registered any GPU"
+        return f"plugin pod {pod.name} is running and has not registered any GPU"
     reason = f"{base.reason}: {base.message}".strip(": ")
     return f"plugin pod {pod.name} is {base.status} ({reason or 'no reason given'})"
 

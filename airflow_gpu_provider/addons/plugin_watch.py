@@ -160,5 +160,7 @@ async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Pr
     lines = lines_of(log or "")
     if not lines:
         return progress
-    with_log = GpusNotAllocatable(f"{error.what} It last said: {shown(lines[-1]).strip()}", error.fix, **error.details)
+    with_log = GpusNotAllocatable(
+        f"{error.what} Its last log line: {shown(lines[-1]).strip()}", error.fix, **error.details
+    )
     return Progress(lines=progress.lines, error=with_log, result=progress.result)

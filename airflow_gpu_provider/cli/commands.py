@@ -186,7 +186,7 @@ def reap(args: Namespace) -> None:
 def extend(args: Namespace) -> None:
     """Let a run that is still running keep its nodes for longer."""
     if not args.dag_id:
-        raise PoolSpecError("--dag-id is missing.", "Say whose nodes are to stay: --dag-id and --run-id.")
+        raise PoolSpecError("--dag-id is missing.", "Name the run whose nodes are to stay: --dag-id and --run-id.")
     pools = _pools(args)
     if len(pools) > 1:
         raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name one of them.")
@@ -264,7 +264,7 @@ def _if_none(args: Namespace) -> str:
 
 
 def _pools(args: Namespace) -> list[GpuPool]:
-    """Return the pools that the arguments choose, rendered; those that cannot be are told and left out.
+    """Return the pools that the arguments choose, rendered; those that cannot be are reported and left out.
 
     Raises:
         PoolSpecError: A pool that the arguments name cannot be rendered, or there is none to look at.
@@ -295,10 +295,10 @@ def _unread(args: Namespace, unread: Sequence[NamedPool]) -> PoolSpecError:
 
 
 def _of_each_pool(args: Namespace, look: Callable[[Reconciler, str], Found]) -> tuple[list[Found], int]:
-    """Return what each pool that the arguments choose is found to be, and how many of them could not be asked.
+    """Return what each pool that the arguments choose is found to be, and how many of them could not be read.
 
-    They are asked at the same time, and told in their order, whose they are first: each account once. A pool that
-    cannot be asked does not keep the others from being shown.
+    They are read in parallel, and reported in their order, the accounts first, each once. A pool that
+    cannot be read does not keep the others from being shown.
 
     Args:
         args: They choose the pools.
@@ -328,7 +328,7 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler, str], Found]) -> 
 
 
 def _end(failed: int) -> None:
-    """End with exit status 1 where so many pools could not be asked."""
+    """End with exit status 1 if any pool could not be read."""
     if failed:
         tell(f"{failed} pool{'s' * (failed != 1)} could not be read.")
         raise SystemExit(1)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "pools": "List the GPU pools that DAGs name",
     "plan": "Show what the next run would change about the pools' groups; nothing is changed",
-    "status": "Show nodes, GPUs in use and idle, who wants nodes, and what they cost an hour",
+    "status": "Show nodes, GPUs in use and idle, which runs want nodes, and their cost per hour",
     "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
     "reap": "List leftovers that no run wants, and remove them with --yes",
     "extend": "Let a DAG run that is still running keep its nodes for longer",

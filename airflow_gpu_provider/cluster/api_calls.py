@@ -1,4 +1,4 @@
-"""Who is told of each request to a cloud or a cluster, and how it was answered: nobody, unless somebody counts them."""
+"""Listeners for each request to a cloud or a cluster and its answer; none by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ApiCall:
-    """One request and its answer; a request that is sent again is told again.
+    """One request and its answer; a request that is sent again is reported again.
 
     Attributes:
         api: "eks", "autoscaling", "ec2", "compute", "container", "kubernetes".

@@ -38,7 +38,7 @@ def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]
 
     A quota is the account's, not a zone's: where one zone met it, the others are passed over too, and a machine of the
     pool that has ended since, in whichever group, may have made room: each end is a reason to try once more. A failure
-    of which nobody knows whether it lasts is a reason to try another candidate, and none to try nothing.
+    that may or may not last is a reason to try another candidate, and none to try nothing.
     """
     last_end = max((group.last_end for group in groups if group.last_end), default=None)
     found = {group.name: over for group in groups if (over := _own(group, now)) and not _may_have_room(over, last_end)}
@@ -74,7 +74,7 @@ def _own(group: Group, now: datetime) -> PassedOver | None:
 def in_a_row(failed_at: Iterable[datetime]) -> tuple[int, datetime]:
     """Return how often a candidate was tried in vain, and until when it is passed over; the oldest failure first.
 
-    A cloud tries by itself several times before it is told to stop: failures while a candidate is passed over are one
+    A cloud tries by itself several times before it is stopped: failures while a candidate is passed over are one
     with those before, and only make the time begin again.
     """
     times, last, until = 0, datetime.min, datetime.min

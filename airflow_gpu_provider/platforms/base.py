@@ -32,7 +32,7 @@ COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
 # InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
 _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")
 
-# By the kind of pool; "provisioner" is a kind where somebody else brings machines for pods.
+# By the kind of pool; "provisioner": another program adds machines for pods.
 _PLATFORMS = {
     "eks": "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
     "gke": "airflow_gpu_provider.platforms.google.platform:GkePlatform",
@@ -100,7 +100,7 @@ class LaunchFailure:
 
     Attributes:
         kind: "out_of_stock": the cloud has no such machine there now. "quota": the account may not have more of them.
-            "refused": it would refuse the same again until somebody changes something, a permission say. "other": it
+            "refused": it refuses the same again until something changes, such as a permission. "other": it
             may be this zone's or this moment's affair.
         quota: The quota's name or code, where it is known.
         earlier: When the launches before it failed, the oldest first; since the last one that worked, as far back as
@@ -161,7 +161,7 @@ class Group:
         desired: The size that the cloud works towards.
         machines: Those that exist, terminating ones too.
         switch_at: When the cloud sets the group to zero by itself; None where no switch is set.
-        has_switch: Whether the cloud can be told to do that. Where it cannot, machines have a lifetime of their own.
+        has_switch: Whether the cloud has a setting for that. Where it cannot, machines have a lifetime of their own.
         launch_failure: The newest launch, if it failed; None once a later one worked.
         failures: All failed launches that the cloud remembers, the oldest first.
         last_end: When a machine of it last ended and left its quota to others, by the cloud's own word; None where the
@@ -171,8 +171,8 @@ class Group:
         keeps: Machines that the cloud keeps even without demand: the group's minimum size.
         autoscaler_name: What an autoscaler calls the group in its reports and events.
         stale_tags: The tags that are not as autoscalers and the bill need them to know the group, for people.
-        when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
-        provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
+        when_idle: What becomes of machines without demand. Those that others add are kept, or kept and cordoned.
+        provisioner: What adds machines when pods request them, and removes idle ones; empty where nothing does.
         owned: This package created it. Another is left as it was found, but for its size.
         update: What an "updating" group waits for; None where the cloud does not tell it.
         left_suspended: A process of this package suspended its launches for a moment, and died over it.
@@ -381,7 +381,7 @@ class Platform(ABC):
     def lives(
         self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()
     ) -> tuple[MachineLife, ...] | None:
-        """Return when machines of these groups ran: those that ran after `since`, those that nobody saw among them.
+        """Return when machines of these groups ran: those that ran after `since`, including those that no task saw.
 
         Of what a cloud forgets soon, `known` machines (`Machine.id`) are asked for by name too. Default None: there is
         no cloud that could tell.

@@ -47,7 +47,7 @@ class FromConnection(Generic[T]):
     def read_again(self, refused: T | None = None) -> T:
         """Return what the connection holds now, after a refusal of what it held before.
 
-        It is not read where another call has read it since `refused` was had, nor twice within AGAIN_AFTER. What it
+        It is not read where another call has read it since `refused` was read, nor twice within AGAIN_AFTER. What it
         gave stays where it cannot be read.
         """
         with self._lock:

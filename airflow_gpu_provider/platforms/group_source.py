@@ -83,7 +83,7 @@ class CloudPlatform(Platform):
         try:
             verdict = self._compare_quotas(missing, candidates)
         except (PermissionDenied, CloudError) as error:
-            # In a network without a way to the quotas' API, nodes can be had all the same.
+            # In a network without a way to the quotas' API, nodes are available all the same.
             say(f"The {self.quotas_of}'s quotas are not checked: {error}")
             return frozenset()
         for note in verdict.notes:

@@ -1,4 +1,4 @@
-"""Groups that others own and a pool names: what is asked of them before they are used, on any cloud. Pure."""
+"""Groups that others own and a pool names: what they must have before they are used, on any cloud. Pure."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _check_types(pool: GpuPool, group: NamedGroup, known: Sequence[str]) -> None
     others = [name for name in group.types if known and name not in known]
     if others:
         raise PoolDrift(
-            f"Group {group.name} has machines of type {', '.join(others)}, and pool {pool.name} says"
-            f" {', '.join(known)}: its GPUs would be counted wrong.",
-            "Name all types of the groups in the pool, or none; a run then says nodes= instead of gpus=.",
+            f"Group {group.name} has machines of type {', '.join(others)}, and pool {pool.name} has"
+            f" {', '.join(known)}: its GPUs would be miscounted.",
+            "Name all types of the groups in the pool, or none, and use nodes= instead of gpus= in the run.",
             group=group.name,
             pool=pool.name,
         )
@@ -109,9 +109,9 @@ def _check_room(pool: GpuPool, nodes: int, groups: Sequence[NamedGroup]) -> None
     room = sum(group.max_size for group in groups)
     if nodes > room:
         raise PoolSpecError(
-            f"Pool {pool.name}: {nodes} nodes are wanted, and its groups may have {room} together:"
+            f"Pool {pool.name}: {nodes} nodes are requested, and its groups allow {room} in all:"
             f" {', '.join(f'{group.name} at most {group.max_size}' for group in groups)}.",
-            "Raise the maximum sizes where the groups are defined, or want fewer nodes; this package leaves them.",
+            "Raise the maximum sizes where the groups are defined, or request fewer nodes.",
         )
 
 
@@ -121,5 +121,5 @@ def _notes(pool: GpuPool, groups: Sequence[NamedGroup]) -> Iterable[str]:
         yield f"max_nodes is {pool.max_nodes}, and the groups' own limits allow {room}"
     for group in groups:
         if group.min_size:
-            yield f"{group.name} keeps {group.min_size} when nobody wants any: its own minimum size"
+            yield f"{group.name} keeps {group.min_size} without demand: its own minimum size"
         yield from (f"{group.name}: {warning}" for warning in group.warnings)

@@ -110,7 +110,7 @@ def check_claim(
         raise PoolDrift(
             f"{what.capitalize()} {name} was set up by {owner}, whose spec of pool {pool.name} differs from that of"
             f" {ours}.",
-            f"Use one spec for both, or another pool name here; if {owner} is no more, remove {mark}.",
+            f"Use one spec for both, or another pool name here; if {owner} no longer exists, remove {mark}.",
             group=name,
             owner=owner,
             other=ours,

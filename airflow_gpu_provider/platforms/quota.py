@@ -70,7 +70,7 @@ class Limited:
     def words(self, missing: int) -> str:
         """Return its quotas, what is used of them and how much is needed, for people."""
         met = " and ".join(quota.words for quota in self.met_first)
-        return f"{met}, {missing * self.units} more are needed" if met else "no quota is known"
+        return f"{met}, {missing * self.units} more are needed" if met else "the quota is unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def judge_all(pool: GpuPool, missing: int, limited: Sequence[Limited], *, whose:
         raise QuotaExceeded(
             f"Pool {pool.name} needs {missing} more node{'s' * (missing > 1)}, and {whose} have no room:"
             f" {'; '.join(lines)}.",
-            f"Ask for a higher {quota.request}, or want fewer GPUs.",
+            f"Request a higher {quota.request}, or use fewer GPUs.",
             quota=quota.name,
             limit=quota.limit,
             used=quota.used,

@@ -207,8 +207,8 @@ class EksGpuPool(GpuPool):
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
         if "CAPACITY_BLOCK" in self.capacity_types:
             raise self._error(
-                "capacity_types: this package makes no groups for Capacity Blocks, whose reservation a template names",
-                'Make one of yours and name it in node_groups, with manage="scale" (docs/groups-of-others.md).',
+                "capacity_types: this package creates no groups for Capacity Blocks, which need a launch template",
+                'Create one and name it in node_groups, with manage="scale" (docs/groups-of-others.md).',
             )
         self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
@@ -226,8 +226,8 @@ class EksGpuPool(GpuPool):
             raise self._error("disk_size and launch_template exclude each other: the template has the disk")
         if self.has_image_volume and self.disk_size is not None:
             raise self._error(
-                f"disk_size is the root volume's, and with ami_type {self.ami_type} images and pods are on another one",
-                f"Leave it out, and give {IMAGE_VOLUME} its size in a launch_template (docs/node-images.md).",
+                f"disk_size is the root volume's; with ami_type {self.ami_type} images and pods are on another volume",
+                f"Leave it out, and set the size of {IMAGE_VOLUME} in a launch_template (docs/node-images.md).",
             )
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')

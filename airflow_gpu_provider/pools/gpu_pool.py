@@ -60,7 +60,7 @@ class GpuPool(ABC):
         node_labels: Labels for the pool's nodes, in addition to the package's own.
         taints: Taints for the pool's nodes, in kubectl's notation.
         price_per_hour: What one node costs per hour, for reports: a number, or one for each capacity type.
-        currency: That of these prices, and so of all costs that are told of the pool: its ISO 4217 code. Default "USD".
+        currency: That of these prices, and so of all costs of the pool: its ISO 4217 code. Default "USD".
         manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
             (Terraform or eksctl owns them, say); only their sizes and machines are changed. Their nodes get
             `node_labels` and the pool's label when they join, and `taints` lists what pods have to tolerate.
@@ -142,7 +142,7 @@ class GpuPool(ABC):
         return tuple(Taint.parse(text) for text in self.taints)
 
     def price(self, market: str) -> float | None:
-        """Return what a node on `market` costs per hour, or None where the spec does not say."""
+        """Return what a node on `market` costs per hour, or None where the spec has no price."""
         if isinstance(self.price_per_hour, dict):
             return self.price_per_hour.get(market)
         return self.price_per_hour
@@ -222,11 +222,11 @@ class GpuPool(ABC):
             PoolSpecError: Both or neither are given, or the pool cannot have that many.
         """
         if (gpus is None) == (nodes is None):
-            raise PoolSpecError(f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Give one of gpus and nodes.")
+            raise PoolSpecError(f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Set one of gpus and nodes.")
         if nodes is None:
             if self.gpus_per_node is None:
                 raise PoolSpecError(
-                    f"Pool {self.name}: the catalogue does not know how many GPUs its machines have.",
+                    f"Pool {self.name}: the catalogue does not have the number of GPUs of its machines.",
                     "Give nodes= instead of gpus=.",
                 )
             nodes = math.ceil(cast("int", gpus) / self.gpus_per_node)

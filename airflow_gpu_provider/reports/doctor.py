@@ -101,7 +101,7 @@ def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
 def _unless_said(problem: Finding, before: Iterable[Finding]) -> Finding:
     """Return a short form of a problem that an earlier check has reported."""
     first = next((each.check for each in before if each.said == problem.said), None)
-    return replace(problem, said=f"could not be looked at: see {first}", fix="") if first else problem
+    return replace(problem, said=f"could not be checked: see {first}", fix="") if first else problem
 
 
 Said = Iterator[tuple[Result, str, str]]
@@ -174,13 +174,13 @@ class _Doctor:
         for action in answer.refused:
             yield "problem", f"may not {action}", f"Allow it: {answer.fix}"
         if answer.unasked:
-            yield "warning", f"what only reads is tried by the other checks; {answer.unasked}", answer.fix
+            yield "warning", f"the other checks try what only reads; {answer.unasked}", answer.fix
         elif not answer.refused:
-            yield "ok", "all that a run changes in the cloud", ""
+            yield "ok", "all changes that a run makes in the cloud", ""
         try:
             self._on.platform.lives(self._seen.groups, self._seen.now)
         except PermissionDenied as error:
-            yield "warning", f'bills will say "at least": {error.what}', error.fix
+            yield "warning", f'bills will have "at least": {error.what}', error.fix
 
     def _groups(self) -> Said:
         plan = self._on.platform.plan(1)
@@ -216,7 +216,7 @@ class _Doctor:
             yield (
                 "warning",
                 note,
-                "Ask for a higher quota, or name other machines too; docs/iam.md says how it is read.",
+                "Request a higher quota, or name more machine types (docs/iam.md).",
             )
         if not notes:
             self._has_quota = True
@@ -238,7 +238,7 @@ class _Doctor:
                 said = _failed(str(group.candidate), lately, lately[-1].reason)
                 yield "warning", said + still, "Name more zones, types or markets; see give_up_after= of Ensure."
         if quiet:
-            yield "ok", "no launch failed in a day, as far as the cloud remembers", ""
+            yield "ok", "no launch failed in the last day", ""
 
     def _launches(self) -> Said:
         quiet = True
@@ -254,10 +254,10 @@ class _Doctor:
         for each in supply(self._seen):
             if each.lacks_for_long(self._seen.now):
                 quiet = False
-                said = f"{each}: {who[each.machine.group]} says of {each.machine.lacks}"
-                yield "warning", said, "`kubectl describe nodeclaim` says more."
+                said = f"{each}: {who[each.machine.group]}: {each.machine.lacks}"
+                yield "warning", said, "See `kubectl describe nodeclaim`."
         if quiet:
-            yield "ok", "no launch has failed in the last hour, as far as the cluster's events tell", ""
+            yield "ok", "no launch has failed in the last hour, by the cluster's events", ""
 
     def _plugin(self) -> Said:
         servers, is_installed = look(self._on.api, self._pool)
@@ -269,7 +269,7 @@ class _Doctor:
         if is_installed:
             yield "ok", "this package's device plugin is installed", ""
         else:
-            yield "ok", "none yet: InstallDevicePluginOperator, which gpu_nodes brings, installs it", ""
+            yield "ok", "not installed yet: InstallDevicePluginOperator of the block installs it", ""
 
     def _driver(self) -> Said:
         blind = [node for node in self._seen.nodes if node.ready and not node.gpus]
@@ -286,7 +286,7 @@ class _Doctor:
             logs = (
                 f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
             )
-            yield "problem" if is_late else "warning", said, f"{driver_fix(node)} {logs} says more."
+            yield "problem" if is_late else "warning", said, f"{driver_fix(node)} See `{logs}`."
 
     def _autoscaler(self) -> Said:
         status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)
@@ -299,8 +299,8 @@ class _Doctor:
                 yield (
                     "warning",
                     f"cluster-autoscaler does not report {name} among its groups",
-                    "A new group takes it a minute. After that see how it is told to find groups:"
-                    " --node-group-auto-discovery has to name tags that the group has.",
+                    "It finds a new group after a minute. Otherwise check that its --node-group-auto-discovery names"
+                    " tags that the group has.",
                 )
         yield "ok", "cluster-autoscaler is alive", ""
 
@@ -320,7 +320,7 @@ def _refusal(rule: Rule) -> tuple[Result, str, str]:
 def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
     found = {node.image.driver for node in nodes if node.image.driver}
     if found:
-        return f"the nodes that are there have it from {', '.join(sorted(found))}"
+        return f"existing nodes have it from {', '.join(sorted(found))}"
     ami_type, driver = getattr(pool, "ami_type", ""), getattr(pool, "driver", "")
     if ami_type and ami_type != "CUSTOM":
         return f"nodes have it from their image, {ami_type}"
@@ -328,7 +328,7 @@ def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
         return f"GKE installs it ({driver})"
     if driver == "daemonset":
         return "InstallDevicePluginOperator installs it by a DaemonSet"
-    return "the nodes' owner brings it; no node without GPUs is seen"
+    return "the nodes' owner installs it; every node has allocatable GPUs"
 
 
 def list_plugin_pods(api: ApiClient, pool: GpuPool) -> dict[str, PodState]:

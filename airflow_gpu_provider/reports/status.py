@@ -80,8 +80,8 @@ class PoolStatus:
         booting: Machines that exist and will soon be such nodes: those that are coming.
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
-        said: What keeps nodes from coming or from being of use, in the words of the provisioner that brings them; and
-            that something is there which no run wants.
+        said: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
+            that no run wants. A key of the XCom.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -107,7 +107,7 @@ class PoolStatus:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing, and nobody wants anything of it."""
+        """Whether it has no nodes and no demand."""
         return not (self.wanted or self.launching or self.machines or self.leases or self.gangs)
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStat
         if failure := group.launch_failure:
             yield f"{who} got no machine at {failure.at:%H:%M}Z: {failure.message}"
         mine = (each for each in machines if each.machine.group == group.name and each.is_there)
-        yield from (f"{each}: {who} says of {each.machine.lacks}" for each in mine if each.machine.lacks)
+        yield from (f"{each}: {who}: {each.machine.lacks}" for each in mine if each.machine.lacks)
 
 
 def _left_over(snapshot: PoolSnapshot) -> Iterator[str]:

@@ -135,7 +135,7 @@ class PoolOperator(BaseOperator):
         return self.execute(context)
 
     def on_kill(self) -> None:
-        """End the task with TaskKilled, never green: see `Stop`. What it has begun in a cloud or a cluster goes on."""
+        """End the task with TaskKilled, never green: see `Stop`. What it began in the cloud or cluster continues."""
         doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
         self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
 

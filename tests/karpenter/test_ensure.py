@@ -30,7 +30,7 @@ def test_a_node_pool_that_is_ready_passes_with_a_taint_of_gpus_too(cluster: Clus
     pool = cluster.node_pool(name, template={"taints": taints})
     with told() as lines:
         assert Night(pool).ensure()["nodes"] == []
-    assert lines.matching(rf"Karpenter \(NodePool {name}\) brings nodes with karpenter.sh/nodepool={name}")
+    assert lines.matching(rf"Karpenter \(NodePool {name}\) provisions nodes with karpenter.sh/nodepool={name}")
 
 
 def test_without_a_node_pool_nothing_is_wanted(cluster: Cluster) -> None:

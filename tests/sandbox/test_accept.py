@@ -184,5 +184,5 @@ def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) 
     assert status == FAILED
     for row in ("a night from zero | failed", "groups of others | skipped", "delete | passed", "is left | passed"):
         assert row in text, text
-    assert "What was made is being removed; it ends by itself." in said
+    assert "Cleaning up; this ends by itself." in said
     assert not [group for group in sandbox.google.node_pools.groups() if group.members]

@@ -144,7 +144,7 @@ def test_a_machine_type_without_that_accelerator_is_refused_when_the_dag_is_pars
 def test_a_quota_that_is_too_small(cloud: Cloud) -> None:
     for quota in cloud.quotas:
         cloud.sandbox.faults.set_quota(quota, 0)
-    says = rf"{cloud.quotas[0]}.* 0 .*needed.*Ask for a higher"
+    says = rf"{cloud.quotas[0]}.* 0 .*needed.*Request a higher"
     with cloud.creates_nothing(), pytest.raises(QuotaExceeded, match=says):
         ensure(cloud.pool())
 

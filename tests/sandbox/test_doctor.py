@@ -90,7 +90,7 @@ def complaints(pool: GpuPool) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {}
     for each in examined(pool):
         if each.result != "ok":
-            assert each.fix or each.said.startswith("could not be looked at: see "), each
+            assert each.fix or each.said.startswith("could not be checked: see "), each
             found.setdefault(each.check, []).append(each)
     return found
 
@@ -111,7 +111,7 @@ def test_nothing_would_stop_it(pool: Callable[..., EksGpuPool]) -> None:
     findings = examined(pool())
     assert {each.result for each in findings} == {"ok"}
     assert list(dict.fromkeys(each.check for each in findings)) == ["credentials", *POOL_CHECKS]
-    assert "all that a run changes in the cloud" in [each.said for each in findings]
+    assert "all changes that a run makes in the cloud" in [each.said for each in findings]
 
 
 # -- credentials and the way to the cluster --------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_permissions_of_the_cluster_that_are_missing(
     patient = pool(aws_conn_id="patient")
     nobody = complaints(patient)
     assert nobody["cluster"][0].said.startswith("The cluster denies permission to list leases")
-    assert [each.said for each in nobody["stock"]] == ["could not be looked at: see cluster"]
+    assert [each.said for each in nobody["stock"]] == ["could not be checked: see cluster"]
     assert "may not get/list/create/update/delete leases in namespace airflow-gpu-provider" in [
         each.said for each in nobody["permissions"]
     ]
@@ -231,13 +231,13 @@ def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], id
     (groups,) = found["groups"]
     assert groups.result == "problem"
     assert "AWS refused ec2:DescribeSubnets" in groups.said
-    assert [each.said for each in found["quota"]] == ["could not be looked at: see groups"]
+    assert [each.said for each in found["quota"]] == ["could not be checked: see groups"]
 
     identity("cannot-ask", ["eks-full.json"], "system:masters", without=["autoscaling:SetDesiredCapacity"])
     findings = examined(patient)
     assert {each.check for each in findings if each.result != "ok"} == {"cloud permissions"}
     (said,) = (each.said for each in findings if each.check == "cloud permissions")
-    assert "is not known without iam:SimulatePrincipalPolicy" in said
+    assert "are not checked: iam:SimulatePrincipalPolicy is not allowed" in said
 
 
 def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_quotas_that_are_too_small(pool: Callable[..., EksGpuPool], gpu_sandbox:
     gpu_sandbox.faults.set_quota("L-417A185B", 31)
     none = the_only(patient, "quota")
     assert "(L-417A185B) is 31 vCPUs, 0 are used, 32 more are needed" in none.said
-    assert "Ask for a higher L-417A185B in Service Quotas" in none.fix
+    assert "Request a higher L-417A185B in Service Quotas" in none.fix
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_a_quota_that_is_too_small_is_named_and_nothing_is_created(
     with pytest.raises(QuotaExceeded, match=r"NVIDIA_L4_GPUS in us-central1 is 0, 0 are used, 1 more are needed") as no:
         run_tasks(load("deployment_on_gpus_gke"))
     assert "NVIDIA_T4_GPUS in us-central1 is 0" in str(no.value)
-    assert "Ask for a higher NVIDIA_L4_GPUS" in str(no.value)
+    assert "Request a higher NVIDIA_L4_GPUS" in str(no.value)
     assert gke_sandbox.google.calls["container:CreateNodePool"] == calls["container:CreateNodePool"]
 
 

@@ -232,7 +232,7 @@ class TestPlanAndApply:
         key = account.cloud.add_identity("airflow", policy=policy)
         connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
         plan = pools.platform(launch_template="gpu-nodes").plan(1)
-        assert f"whether launch template gpu-nodes exists is not known without {read}" in plan.notes
+        assert f"launch template gpu-nodes is not checked: {read} is not allowed" in plan.notes
 
 
 class TestUpgrades:
@@ -340,9 +340,9 @@ class TestUpgrades:
         plan = platform.plan(0)
         assert [change.detail for change in plan.changes] == ["Kubernetes is 1.36, wanted 1.37"]
         assert (plan.notes, len(plan.unread)) == ((), 1)
-        assert plan.unread[0].endswith("is not known without ssm:GetParameter")
+        assert plan.unread[0].endswith("ssm:GetParameter is not allowed")
         assert platform.upgrade(said.append, lambda: None) == ()
-        assert said[0].startswith(f"{GROUP_A} is not brought up to date: AWS refused eks:UpdateNodegroupVersion")
+        assert said[0].startswith(f"{GROUP_A} cannot be upgraded: AWS refused eks:UpdateNodegroupVersion")
         assert platform.observe()[0].status == "active"
 
     def test_an_update_that_failed_is_told_with_eks_s_words(self, account: Account, pools: Pools) -> None:
@@ -368,7 +368,7 @@ class TestUpgrades:
         assert [change.action for change in plan.changes] == ["update", "upgrade"]
         platform.apply(plan, print)
         assert platform.upgrade(said.append, lambda: None) == ()
-        assert said == [f"{GROUP_A} is UPDATING: the next run brings it up to date"]
+        assert said == [f"{GROUP_A} is UPDATING; the next run upgrades it"]
         account.advance(TIMINGS.nodegroup_update)
         self.brought(account, pools.platform())
         assert account.events.seen == []
@@ -538,7 +538,7 @@ class TestDrift:
         account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig=bigger)
         account.advance(TIMINGS.nodegroup_update - 1)
         changed.apply(plan, said.append)
-        assert said == [f"{GROUP_A} is being updated by somebody else: the next run brings it in line"]
+        assert said == [f"{GROUP_A} is already being updated; the next run applies the spec"]
         account.advance(1)
         pools.applied(changed)
         assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
@@ -582,7 +582,7 @@ class TestFailedGroups:
         roles.update(taken)
         plan = platform.plan(1)
         assert "EKS could not delete it (IamNodeRoleNotFound: Role" in plan.changes[0].detail
-        with pytest.raises(GroupFailed, match="could not delete it, and tries again: IamNodeRoleNotFound"):
+        with pytest.raises(GroupFailed, match="could not delete it: IamNodeRoleNotFound"):
             platform.apply(plan, said.append)
         assert said[-1] == f"deleting {GROUP_A}"
         account.advance(TIMINGS.nodegroup_delete)

@@ -684,7 +684,7 @@ class TestAccess:
         cloud.set_endpoints(ip=False, dns=False)
         with pytest.raises(PoolSpecError, match=r"Set use_dns_endpoint=True"):
             GkePlatform(spec(), OWNER).cluster_access()
-        with pytest.raises(PoolSpecError, match="takes no traffic of users"):
+        with pytest.raises(PoolSpecError, match="does not allow external traffic"):
             GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
         cloud.set_endpoints(ip=False, dns=True)
         access = GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()

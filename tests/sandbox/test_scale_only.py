@@ -362,7 +362,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     thread.join()
     log = capsys.readouterr().out
     assert "trained in attempt 4" in log
-    why = r"EC2 says terminated, Server\.SpotInstanceTermination: Spot instance termination"
+    why = r"EC2: terminated, Server\.SpotInstanceTermination: Spot instance termination"
     for told in (
         "ended with exit code 0 when its machine",
         "ended with exit code 143 when its machine",

@@ -51,3 +51,12 @@ def test_each_example_dag_is_listed() -> None:
     listed = (REPOSITORY / "docs/examples/index.md").read_text() + (REPOSITORY / "mkdocs.yml").read_text()
     for file in (REPOSITORY / "example_dags").glob("*.py"):
         assert listed.count(f"/{file.stem}.") == 2, file
+
+
+def test_make_help_lists_each_target() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets
+    built_by_others = {"help", ".venv", "control-plane", "engines", "ui-check"}
+    listed = set(re.findall(r"[a-z-]+", makefile.split("\n\n", 1)[0]))
+    assert set(targets[1].split()) - built_by_others - listed == set()

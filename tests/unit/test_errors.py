@@ -17,7 +17,7 @@ from airflow_gpu_provider import errors
 from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
 
 DOCS = Path(__file__).parents[2] / "docs"
-RETRIES, ENDS = DOCS / "errors.md", DOCS / "gpu-pod.md"
+RETRIES, ENDS = DOCS / "errors.md", DOCS / "running.md"
 
 
 @pytest.mark.parametrize("cls", errors.error_types(), ids=lambda cls: cls.__name__)

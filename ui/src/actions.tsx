@@ -32,7 +32,7 @@ type RunState = { dag_run_id: string; state: string };
 /** Why a DAG's run would not start now, as text; empty if nothing is known to prevent it. */
 async function waits(dagId: string): Promise<string> {
   const dag = await get<{ is_paused: boolean }>(`dags/${segment(dagId)}`);
-  return dag.is_paused ? ` The DAG ${dagId} is paused: it runs once somebody unpauses it.` : "";
+  return dag.is_paused ? ` The DAG ${dagId} is paused: it runs once it is unpaused.` : "";
 }
 
 async function trigger(dagId: string, conf: Record<string, unknown>, operator: string) {
@@ -156,11 +156,11 @@ export function hoursOf(typed: string): number | null {
 async function outcome(dagId: string, runId: string): Promise<string> {
   for (let look = 0; look < LOOKS; look++) {
     const { state } = await get<RunState>(runPath(dagId, runId));
-    if (state === "success") return `Done: the log of ${dagId}, ${runId}, says until when the nodes are wanted now.`;
-    if (state === "failed") throw new ApiError(409, `No more time was given: the log of ${dagId}, ${runId}, says why.`);
+    if (state === "success") return `Done: the log of ${dagId}, ${runId}, has the new end of the demand.`;
+    if (state === "failed") throw new ApiError(409, `The demand was not extended: see the log of ${dagId}, ${runId}.`);
     await new Promise((resolve) => window.setTimeout(resolve, LOOK_AGAIN));
   }
-  return `${dagId} was started as ${runId}, and has not ended yet: its log will say until when the nodes are wanted.`;
+  return `${dagId} was started as ${runId}, and has not ended yet: its log will have the new end of the demand.`;
 }
 
 type ConfirmProps = {

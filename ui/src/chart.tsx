@@ -46,7 +46,7 @@ export function extraOf(total: Total): string {
   return `${total.withoutAutoscaler || total.withoutBill ? "at least " : ""}+${sum(total.extra)}`;
 }
 
-function told({ day, total }: Day): string {
+function title({ day, total }: Day): string {
   if (!total.nights) return `${day}: no night`;
   const phases = PHASES.map((phase) => `${phase} ${duration(total.seconds[phase])}`).join(", ");
   const red = total.redRuns.size ? `, ${total.redRuns.size} red` : "";
@@ -78,7 +78,7 @@ export const Bars = ({ days, onPick }: { days: readonly Day[]; onPick: (day: str
             onClick={() => onPick(each.day)}
             style={{ cursor: each.total.nights ? "pointer" : "default" }}
           >
-            <title>{told(each)}</title>
+            <title>{title(each)}</title>
             <rect width={step} height={HEIGHT} fill="transparent" />
             <rect
               x={step * 0.68}

@@ -1,4 +1,4 @@
-// What Airflow's web UI loads: one component, which is told where it is shown.
+// What Airflow's web UI loads: one component, which gets the place where it is shown.
 
 import { Page } from "./page.tsx";
 import { RunTab } from "./run-tab.tsx";

@@ -87,7 +87,7 @@ const Health = ({ now }: { now: Now }) => {
         <Sentence>The doctor found nothing that would stop a night.</Sentence>
       ) : null}
       {!now.findings.length ? (
-        <Sentence>No doctor has checked yet: GpuPoolDoctorOperator in a DAG on a schedule says what would stop a night.</Sentence>
+        <Sentence>No doctor has checked yet: schedule a DAG with GpuPoolDoctorOperator, which finds what would stop a night.</Sentence>
       ) : null}
     </Section>
   );
@@ -104,8 +104,8 @@ const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reloa
       {!names.length ? (
         <>
           <Sentence>
-            No task has checked a pool yet, and no run has used one in {DAYS} days. GpuPoolStatusOperator in a DAG on a
-            schedule, as in example_dags/janitor.py, says what there is.
+            No task has checked a pool yet, and no run has used one in {DAYS} days. Schedule a DAG with GpuPoolStatusOperator,
+            as in example_dags/janitor.py.
           </Sentence>
           <LookNow janitor={now.janitor} done={reload} />
         </>

@@ -103,8 +103,8 @@ function rowsOf(live: readonly LiveRun[], leases: readonly Lease[]): RunRow[] {
     const own = leases.filter((lease) => lease.run === name || lease.run.startsWith(`${name}/`));
     return { dagId: run.dagId, runId: run.runId, live: run, leases: own, name };
   });
-  const told = new Set(rows.flatMap((row) => row.leases));
-  const rest = leases.filter((lease) => !told.has(lease));
+  const shown = new Set(rows.flatMap((row) => row.leases));
+  const rest = leases.filter((lease) => !shown.has(lease));
   return [...rows, ...rest.map((lease): RunRow => {
     const run = runOfLease(lease.run);
     return { dagId: run?.dagId ?? "", runId: run?.runId ?? "", live: null, leases: [lease], name: lease.run };

@@ -37,13 +37,13 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   ]);
   const of = (key: string) => entries.found.filter((entry) => entry.key === key);
   const ensures = new Set(tasks.found.filter((task) => task.operator === "EnsureGpuPoolOperator").map((task) => task.task_id));
-  const told = [...of("timeline"), ...of("return_value").filter((entry) => ensures.has(entry.task_id))];
+  const wanted = [...of("timeline"), ...of("return_value").filter((entry) => ensures.has(entry.task_id))];
   const phases = new Map<string, TimedPhase[]>();
   const refused = new Map<string, Refusal[]>();
   await eachOf(of("tried"), async (entry) => {
     refused.set(keyOf(entry.task_id, entry.map_index), readRefusals(await valueOf(entry)));
   });
-  await eachOf(told, async (entry) => {
+  await eachOf(wanted, async (entry) => {
     const value = await valueOf(entry);
     if (ensures.has(entry.task_id)) refused.set(keyOf(entry.task_id, entry.map_index), readRefusals(value));
     const timeline = entry.key === "timeline" ? value : (value as { timeline?: unknown } | null)?.timeline;

@@ -175,7 +175,7 @@ class AutoScaling:
     def _launches_suspended(self, name: str) -> Iterator[None]:
         asg = self._group(name)
         if _is_suspended(asg) and not self._marks.read([asg]):
-            yield  # somebody else's suspension serves as well, and is not ours to end
+            yield  # another writer's suspension serves as well, and is not ours to end
             return
         # The mark comes first: if this process dies after it, another one finds the mark.
         self._marks.set(name, self._service.now())

@@ -1,4 +1,4 @@
-"""What AWS and botocore say went wrong, as this package's errors. The one place where botocore's errors end."""
+"""AWS's and botocore's errors as this package's. The one place where botocore's errors end."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
     if code in _QUOTA:
         return QuotaExceeded(
             f"{call} is over a limit of the AWS account ({reason}).",
-            "Ask for a higher limit in Service Quotas.",
+            "Request a higher limit in Service Quotas.",
             **details,
         )
     if code in _THROTTLED:
@@ -156,7 +156,7 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
         )
     if code == "ResourceNotFoundException" and "cluster" in message.lower():
         return ClusterNotFound(
-            f"AWS does not know the cluster ({message}).",
+            f"AWS has no such cluster ({message}).",
             f"Check cluster_name and region, and that {connection} belongs to the cluster's account.",
             **details,
         )

@@ -33,10 +33,10 @@ def check(ec2: AwsService, pool: EksGpuPool, types: Iterable[str]) -> None:
         return
     if unseen := [each["InstanceType"] for each in described if not _whole_gpus(each)]:
         raise PoolSpecError(
-            f"Pool {pool.name}: EC2 counts no whole GPU in {', '.join(unseen)}, and by that cluster-autoscaler would"
-            " add no node for a pod that asks for one.",
+            f"Pool {pool.name}: EC2 reports no whole GPU for {', '.join(unseen)}, so cluster-autoscaler would add no"
+            " node for a pod that requests one.",
             'Use scaling="direct"; or manage="scale" with groups whose tag'
-            " k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu says how many there are.",
+            " k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu has their number.",
             pool=pool.name,
             instance_types=unseen,
         )

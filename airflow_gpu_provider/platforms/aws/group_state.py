@@ -44,7 +44,7 @@ _OVER_QUOTA = (
     "InstanceLimitExceeded",
 )
 
-# Another try ends the same until somebody changes a permission, an image, a launch template or a key. An instance
+# Another try ends the same until a change of a permission, an image, a launch template or a key. An instance
 # profile is not among them: IAM takes a while to tell EC2 of a new one.
 _REFUSED = (
     "UnauthorizedOperation",
@@ -101,7 +101,7 @@ def instance_end(instance: Mapping[str, Any]) -> MachineEnd | None:
     if state not in _ENDING:
         return None
     why = reason.get("Message") or instance.get("StateTransitionReason") or "no reason given"
-    return MachineEnd(why=f"EC2 says {state}, {why}", taken_back=reason.get("Code") in _TAKEN_BACK)
+    return MachineEnd(why=f"EC2: {state}, {why}", taken_back=reason.get("Code") in _TAKEN_BACK)
 
 
 def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> str:
@@ -205,7 +205,7 @@ def _started(activity: Mapping[str, Any]) -> datetime:
 # Scaling activities are kept for six weeks: "Verify a scaling activity for an Auto Scaling group" in its user guide.
 
 _ASKED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
-"""In "User initiated (2026-11-22 03:04:05 GMT)", the StateTransitionReason of an instance that somebody ended."""
+"""In "User initiated (2026-11-22 03:04:05 GMT)", the StateTransitionReason after TerminateInstances."""
 
 _FOUND_GONE = ("EC2 health check", "Spot Instance interruption")
 """In the cause of an activity by which a group lets go of an instance that EC2 has ended already."""
@@ -263,7 +263,7 @@ def _launched_at(instance: Mapping[str, Any] | None, launch: Mapping[str, Any] |
 
 
 def _ended_at(instance: Mapping[str, Any] | None, end: Mapping[str, Any] | None) -> datetime | None:
-    """Return when an instance was told to end: from then on it is not paid for."""
+    """Return when an instance's termination was requested: from then on it is not charged."""
     if instance is not None:
         if instance["State"]["Name"] not in _ENDED:
             return None

@@ -40,8 +40,7 @@ def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
         data = _read(ec2, launch_template(pool.launch_template))["LaunchTemplateData"]
     except PermissionDenied:
         return (
-            f"whether launch template {pool.launch_template} exists is not known without"
-            " ec2:DescribeLaunchTemplateVersions",
+            f"launch template {pool.launch_template} is not checked: ec2:DescribeLaunchTemplateVersions is not allowed",
         )
     except CloudError as error:
         if not has_code(error, *_NOT_FOUND):
@@ -62,8 +61,8 @@ def disk_notes(pool: EksGpuPool, data: Mapping[str, Any]) -> tuple[str, ...]:
     if not pool.has_image_volume or IMAGE_VOLUME in volumes:
         return ()
     return (
-        f"with ami_type {pool.ami_type} images and pods have 20 GiB on {IMAGE_VOLUME}, whatever the root volume has: a"
-        " launch template with a larger one gives more (docs/node-images.md)",
+        f"with ami_type {pool.ami_type} images and pods have 20 GiB on {IMAGE_VOLUME}, whatever the root volume's size:"
+        " enlarge that volume in a launch template (docs/node-images.md)",
     )
 
 

@@ -97,7 +97,7 @@ def zone_subnets(
 
 
 def choose(subnets: Iterable[Subnet], pool: EksGpuPool) -> dict[str, Subnet]:
-    """Return the best subnet of each zone; of zones that nobody named, those alone whose nodes would join. Pure."""
+    """Return the best subnet of each zone; of zones that are not named, only those whose nodes join. Pure."""
     by_zone: dict[str, list[Subnet]] = {}
     for subnet in subnets:
         by_zone.setdefault(subnet.zone, []).append(subnet)
@@ -125,15 +125,14 @@ def subnet_notes(subnets: Iterable[Subnet], pool: EksGpuPool) -> tuple[str, ...]
     without = [subnet for subnet in chosen if subnet.way_out == "without address"]
     if without and not pool.launch_template:
         notes.append(
-            f"{_listed(without)}: public, and machines get no public address, so that EKS makes no node group there"
+            f"{_listed(without)}: public, and machines get no public address: EKS refuses a node group there"
             " (Ec2SubnetInvalidConfiguration); subnets= names others"
         )
     without_ipv6 = [subnet for subnet in chosen if subnet.lacks_ipv6]
     if without_ipv6:
         notes.append(
-            f"{_listed(without_ipv6)}: the cluster gives pods IPv6 addresses, and machines there have none, so that EKS"
-            " makes no node group (Ec2SubnetMissingIpv6Assignment): have the subnet assign them, or name others by"
-            " subnets="
+            f"{_listed(without_ipv6)}: the cluster's pods have IPv6 addresses, and machines there get none: EKS refuses"
+            " the node group (Ec2SubnetMissingIpv6Assignment). Enable IPv6 assignment on the subnet, or set subnets="
         )
     notes += [
         f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses, and {_needed(pool)} are wanted for"

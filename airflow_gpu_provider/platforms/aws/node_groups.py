@@ -119,7 +119,7 @@ class NodeGroups:
         )
 
     def create(self, spec: GroupSpec, say: Say) -> None:
-        """Start to create a group of its minimum size; fine if somebody else creates it just now.
+        """Start to create a group of its minimum size; fine if another run creates it just now.
 
         Raises:
             QuotaExceeded: The cluster has as many groups as EKS allows: ResourceLimitExceededException.
@@ -144,7 +144,7 @@ class NodeGroups:
         except CloudError as error:
             if not has_code(error, "ResourceInUseException"):
                 raise
-            say(f"{name} is being updated by somebody else: the next run brings it in line")
+            say(f"{name} is already being updated; the next run applies the spec")
             return
         # The tags come last: until then the group still says that it has the old spec.
         tags = spec.missing_tags(group)
@@ -162,9 +162,9 @@ class NodeGroups:
         try:
             answer = self._eks.call("update_nodegroup_version", **request)
         except (CloudError, PermissionDenied, QuotaExceeded) as error:
-            say(f"{name} is not brought up to date: {error.what}")
+            say(f"{name} cannot be upgraded: {error.what}")
             return False
-        say(f"bringing {name} up to date")
+        say(f"upgrading {name}")
         with suppress(CloudError, PermissionDenied):
             tag = {UPDATE_TAG: answer["update"]["id"]}
             self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tag)

@@ -65,10 +65,10 @@ def read_newest(
             answer = ssm.call("get_parameter", Name=_RELEASES[ami_type].format(kubernetes=kubernetes))
             releases[ami_type] = str(answer["Parameter"]["Value"])
         except PermissionDenied as error:
-            allowed = f"without {error.details.get('action', 'ssm:GetParameter')}"
-            unread.append(f"whether node groups have the newest image of {ami_type} is not known {allowed}")
+            denied = f"{error.details.get('action', 'ssm:GetParameter')} is not allowed"
+            unread.append(f"node groups are not compared with the newest image of {ami_type}: {denied}")
         except (CloudError, QuotaExceeded) as error:
-            unread.append(f"whether node groups have the newest image of {ami_type} is not known: {error.what}")
+            unread.append(f"node groups are not compared with the newest image of {ami_type}: {error.what}")
     template = wanted_version(ec2, pool) if pool.launch_template and groups else None
     return Newest(kubernetes=kubernetes, releases=releases, template=template, unread=tuple(unread))
 
@@ -76,7 +76,7 @@ def read_newest(
 def behind(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> list[Difference]:
     """Return in what a group's nodes are not what new ones would be. Pure.
 
-    An image that is the template's own follows the template alone: EKS takes no version beside it.
+    An image that is the template's own follows the template alone: EKS accepts no version with it.
     """
     kubernetes, release = str(group.get("version")), str(group.get("releaseVersion"))
     newest_release = newest.releases.get(str(group.get("amiType")))
@@ -149,8 +149,8 @@ def notes(
             )
         if _has_own_image(group) and _is_older(group, newest.kubernetes):
             found.append(
-                f"{name} has Kubernetes {group.get('version')} and the cluster {newest.kubernetes}: give its launch"
-                " template a version with an image for that, which the pool's launch_template then names"
+                f"{name} has Kubernetes {group.get('version')} and the cluster {newest.kubernetes}: create a launch"
+                " template version with an image for that, and name it in the pool's launch_template"
             )
     return tuple(found)
 

@@ -153,8 +153,8 @@ class OwnedGroups(GroupSource):
         return QuotaExceeded(
             f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
             f" {GROUP_QUOTA}).",
-            "Ask for a higher one in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
-            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete groups that nobody uses.",
+            "Request a higher quota in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
+            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete unused groups.",
             pool=pool.name,
             quota=GROUP_QUOTA,
         )
@@ -168,10 +168,10 @@ class OwnedGroups(GroupSource):
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, say)
         if group["status"] == "DELETE_FAILED":
-            why = "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
+            why = "; ".join(eks_spec.issues(group)) or "no reason given"
             say(f"EKS could not delete {name}: {why}")
             self._eks.groups.delete(name, say)
-            return {name: f"EKS could not delete it, and tries again: {why}"}
+            return {name: f"EKS could not delete it: {why}; deleting it again"}
         if group["status"] in eks_spec.GONE_SOON:
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}
@@ -184,7 +184,7 @@ class OwnedGroups(GroupSource):
         EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
         size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
         """
-        name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
+        name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "no reason given"
         if group["status"] == "CREATE_FAILED":
             say(f"EKS could not create {name}: {why}")
         elif not (spec.update_request(group) or self._is_to_be_recreated(group)):
@@ -252,7 +252,7 @@ class OwnedGroups(GroupSource):
             if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
             if not node_versions.can_be_updated(raw):
-                say(f"{name} is {raw['status']}: the next run brings it up to date")
+                say(f"{name} is {raw['status']}; the next run upgrades it")
                 continue
             check()
             if self._eks.groups.upgrade(raw, request, say):

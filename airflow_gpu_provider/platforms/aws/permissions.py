@@ -1,4 +1,4 @@
-"""Whether an identity may change in AWS what a run changes: asked of IAM's policy simulator, so that nothing is tried.
+"""Whether an identity may change in AWS what a run changes, by IAM's policy simulator, so that nothing is tried.
 
 The simulator takes no resource from anywhere: each question brings the resources and the condition keys that the call
 itself would have. It knows the identity's policies, permission boundary and organization, not a session's own policy.
@@ -90,9 +90,7 @@ def simulate(iam: AwsService, caller: str, questions: Sequence[Question]) -> Ref
         refused = [action for question in questions for action in _refused(iam, principal_of(caller), question)]
     except PermissionDenied as error:
         action = error.details.get("action", "iam:SimulatePrincipalPolicy")
-        return Refusals(
-            unasked=f"whether it may also change things is not known without {action} (docs/iam.md)", fix=fix
-        )
+        return Refusals(unasked=f"write permissions are not checked: {action} is not allowed (docs/iam.md)", fix=fix)
     except (CloudError, CredentialsError, QuotaExceeded) as error:
         return Refusals(unasked=f"write permissions could not be checked with IAM: {error.what}", fix=fix)
     return Refusals(refused=tuple(dict.fromkeys(refused)), fix=fix)
@@ -107,7 +105,7 @@ def principal_of(caller: str) -> str:
 def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
     """Return the actions that are refused for one of the resources at least.
 
-    Where the policies look at condition keys that nobody gave, the answer is a guess, and left out.
+    Where the policies look at condition keys that are not given, the answer is a guess, and left out.
     """
     if not question.resources:
         return []

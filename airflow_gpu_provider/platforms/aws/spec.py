@@ -257,7 +257,7 @@ def changes(
 ) -> tuple[Change, ...]:
     """Compare the specs with DescribeNodegroup's answers, by group name.
 
-    `stale_tags` is what cluster-autoscaler has to be told of each group by other tags, or not any more.
+    `stale_tags` are the tags for cluster-autoscaler to put on each group, or to remove.
 
     Raises:
         PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.

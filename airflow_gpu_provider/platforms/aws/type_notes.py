@@ -1,4 +1,4 @@
-"""What to know of a pool's instance types before its groups are made: how they are had, and their networks. Pure."""
+"""What to know of a pool's instance types before its groups are made: how to get them, and their networks. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _reservation_notes(pool: EksGpuPool) -> list[str]:
     if not rare or "ON_DEMAND" not in pool.capacity_types:
         return []
     return [
-        f"{', '.join(rare)} can rarely be had on demand: reserve a Capacity Block, and name its group in node_groups"
+        f"{', '.join(rare)} are rarely available on demand: reserve a Capacity Block, and name its group in node_groups"
         ' with manage="scale" (docs/groups-of-others.md), or have an open capacity reservation in the pool\'s zones'
     ]
 

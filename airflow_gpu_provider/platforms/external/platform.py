@@ -119,7 +119,7 @@ class KubernetesPlatform(ExternalMachinesPlatform):
             say(f"node {change.group}: {change.detail}: done")
 
     def delete(self, say: Say) -> None:
-        """Take the pool's label off its nodes; other labels and the taints may be somebody else's too, and stay."""
+        """Take the pool's label off its nodes; other labels and the taints may be another writer's too, and stay."""
         for name in self._labelled():
             self._write(name, _without_pool_label)
             say(f"node {name} is not in pool {self._pool.name} any more")
@@ -232,8 +232,9 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
         raise
     except (AirflowException, ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
         raise CredentialsError(
-            f"Airflow connection {conn_id} gives no way to a cluster: {' '.join(str(error).split()).rstrip('.')}.",
-            "Give it a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
+            f"Airflow connection {conn_id} does not configure access to a cluster:"
+            f" {' '.join(str(error).split()).rstrip('.')}.",
+            "Set a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
             connection=conn_id,
         ) from error
     _check_supported(kubeconfig, settings, conn_id)
@@ -291,7 +292,7 @@ def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubecon
 
 
 def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
-    """Raise CredentialsError about what would otherwise be left out, and reach the cluster as somebody else or not."""
+    """Raise CredentialsError about unsupported settings, without which another identity, or none, is used."""
     proxy, user = str(kubeconfig.cluster.get("proxy-url") or ""), kubeconfig.user
     if not settings.host:
         what, fix = "names no server", "Give the kubeconfig's cluster a server."
@@ -302,10 +303,13 @@ def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Non
         scheme = proxy.partition("://")[0]
         what, fix = f"has a proxy-url of the scheme {scheme}", "Give it an HTTP proxy: others are not supported."
     elif as_another := next((key for key in user if key == "as" or key.startswith("as-")), None):
-        what = f"impersonates somebody ({as_another})"
-        fix = "Give it an identity that has the permissions itself: impersonation is not supported."
+        what = f"uses impersonation ({as_another})"
+        fix = "Use an identity that has the permissions itself: impersonation is not supported."
     elif "username" in user:
-        what, fix = "has a user name and a password", "Give it a token or a certificate: Kubernetes takes no passwords."
+        what, fix = (
+            "has a user name and a password",
+            "Give it a token or a certificate: Kubernetes accepts no passwords.",
+        )
     else:
         return
     raise CredentialsError(f"Airflow connection {conn_id} {what}.", fix, connection=conn_id)
@@ -317,8 +321,8 @@ def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: s
     if plugin and access.token is None and not access.client_certificate_data:
         raise CredentialsError(
             f"Airflow connection {conn_id}: the plugin {plugin.get('command') or plugin.get('name')} of its kubeconfig"
-            " gives no credentials; why, it has told this process' own log.",
-            "Log in again, as that plugin asks.",
+            " returned no credentials. Its stderr is in this process' own log.",
+            "Log in again with that plugin.",
             connection=conn_id,
         )
     try:
@@ -326,8 +330,8 @@ def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: s
             access.ssl_context()
     except (ssl.SSLError, ValueError) as error:
         raise CredentialsError(
-            f"Airflow connection {conn_id} gives certificates that are not whole, or not of its key: {error}.",
-            "If they are being renewed, they are read again at the next look; otherwise correct them.",
+            f"Airflow connection {conn_id} has incomplete certificates, or ones that do not match its key: {error}.",
+            "If they are being renewed, the next attempt reads them again; otherwise correct them.",
             connection=conn_id,
         ) from error
 

@@ -67,7 +67,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
             by += f" (NodePool {', '.join(pool.name for pool in usable)})"
             notes = (*_troubles(usable), *self._limits(usable, nodes), *_stays(usable))
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())
-        brought = f"{by} brings nodes with {labels} when pods ask for them"
+        brought = f"{by} provisions nodes with {labels} when pods request them"
         return Plan(pool=self._pool.name, brought=(brought,), notes=notes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
@@ -97,7 +97,9 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
                 group,
                 failures=failed,
                 launch_failure=newest_failure(failed, worked),
-                issues=_troubles(usable) if usable else (f"no NodePool would bring nodes ({self._why_none(pools)})",),
+                issues=_troubles(usable)
+                if usable
+                else (f"no NodePool would provision nodes ({self._why_none(pools)})",),
             ),
         )
 
@@ -126,7 +128,8 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         usable = [pool for pool in found if not self._refusal(pool)]
         if not usable:
             raise NoProvisioner(
-                f"Pool {self._pool.name}: no NodePool of {self._who} would bring its nodes ({self._why_none(found)}).",
+                f"Pool {self._pool.name}: no NodePool of {self._who} would provision its nodes"
+                f" ({self._why_none(found)}).",
                 self._how_to_have_one(found),
                 pool=self._pool.name,
             )
@@ -140,7 +143,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         raise NoProvisioner(
             f"Pool {self._pool.name}: {self._who} has no NodePool (karpenter.sh/v1) in the cluster"
             f"{f'; {others} is of another kind' if others else ''}.",
-            'Install it, or say provisioner="karpenter" or "auto-mode", whichever brings nodes there.',
+            'Install it, or set provisioner="karpenter" or "auto-mode", whichever the cluster has.',
             pool=self._pool.name,
         )
 
@@ -162,9 +165,9 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         selector, tolerated = self._pool.node_selector, self._pool.parsed_taints
         ignored = [pool.name for pool in pools if pool.ignored and not pool.mismatch(selector, tolerated)]
         if ignored:
-            return f"Bring NodePool {', '.join(ignored)} back: `kubectl describe nodepool` says more."
+            return f"Make NodePool {', '.join(ignored)} Ready again: see `kubectl describe nodepool`."
         return (
-            "Make a NodePool with GPU instance types, these labels and taints, or correct the pool's"
+            "Create a NodePool with GPU instance types, these labels and taints, or correct the pool's"
             " node_selector_labels and taints."
         )
 
@@ -183,7 +186,11 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
 def _troubles(pools: Sequence[NodePool]) -> tuple[str, ...]:
     """Return what keeps NodePools from bringing another node, although they could."""
     full = (f"NodePool {pool.name} has no room in its limits ({pool.used_up})" for pool in pools if pool.used_up)
-    sick = (f"machines of NodePool {pool.name} do not come ({pool.unhealthy})" for pool in pools if pool.unhealthy)
+    sick = (
+        f"machines of NodePool {pool.name} do not launch or register ({pool.unhealthy})"
+        for pool in pools
+        if pool.unhealthy
+    )
     return (*full, *sick)
 
 
@@ -191,6 +198,6 @@ def _stays(pools: Sequence[NodePool]) -> Iterator[str]:
     for pool in pools:
         if not pool.consolidates:
             yield (
-                f"NodePool {pool.name} removes no idle node (consolidateAfter: Never): they cost until somebody deletes"
-                " their NodeClaims"
+                f"NodePool {pool.name} removes no idle node (consolidateAfter: Never): idle nodes cost money until"
+                " their NodeClaims are deleted"
             )

@@ -235,7 +235,7 @@ class GoogleClients:
             raise
         except (AirflowException, ValueError) as error:
             raise CredentialsError(
-                f"The Airflow connection {self._conn_id!r} does not give Google Cloud credentials: {error}.",
+                f"The Airflow connection {self._conn_id!r} provides no Google Cloud credentials: {error}.",
                 "Correct it, or name another in gcp_conn_id.",
             ) from error
 

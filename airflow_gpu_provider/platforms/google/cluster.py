@@ -96,7 +96,7 @@ class GkeCluster:
         return InstanceGroups(self.clients.compute)
 
     def observe(self, found: Sequence[GkeGroup]) -> tuple[Group, ...]:
-        """Return what Google Cloud says of groups; what is told only where it matters, too."""
+        """Return the state of groups by Google Cloud, with what is read only where it matters."""
         flat = [path for each in found for path in each.paths]
         read = dict(zip(flat, self.groups.read(flat), strict=True))
         behind = {each.candidate.group: [read[path] for path in each.paths] for each in found}
@@ -138,7 +138,7 @@ class GkeCluster:
     def _with_ends(self, groups: Sequence[Group], behind: Mapping[str, Sequence[InstanceGroup]]) -> tuple[Group, ...]:
         """Return the groups with when a machine of each last ended, and what is ending, where a launch met a quota.
 
-        Nothing is read, nor told, where none has; nor where the account may not list operations.
+        Nothing is read where none has; nor where the account may not list operations.
 
         Args:
             groups: The pool's groups.
@@ -189,7 +189,7 @@ def address_of(cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
 
     Raises:
         ClusterUnreachable: The cluster is still being created.
-        PoolSpecError: It has no endpoint of that kind, or one that takes no traffic of users.
+        PoolSpecError: It has no endpoint of that kind, or one that does not allow external traffic.
     """
     config = cluster.get("control_plane_endpoints_config") or {}
     dns, ip = config.get("dns_endpoint_config") or {}, config.get("ip_endpoints_config") or {}
@@ -212,11 +212,11 @@ def address_of(cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
 def _dns_endpoint(dns: Mapping[str, Any], cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
     enable = "gcloud container clusters update --enable-dns-access"
     if not dns.get("endpoint"):
-        return _missing("DNS endpoint", f"Set use_dns_endpoint=False, or give it one ({enable}).", cluster, pool)
+        return _missing("DNS endpoint", f"Set use_dns_endpoint=False, or enable one ({enable}).", cluster, pool)
     if not dns.get("allow_external_traffic"):
         raise PoolSpecError(
-            f"Pool {pool.name}: the DNS endpoint of the GKE cluster {pool.cluster_name} takes no traffic of users.",
-            f"Let it in ({enable}), or set use_dns_endpoint=False.",
+            f"Pool {pool.name}: the DNS endpoint of GKE cluster {pool.cluster_name} does not allow external traffic.",
+            f"Allow it ({enable}), or set use_dns_endpoint=False.",
         )
     return str(dns["endpoint"])
 

@@ -151,7 +151,7 @@ def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
     if is_over_quota(f"{code} {message}"):
         return QuotaExceeded(
             f"A quota of the project is too small to {doing}: {message}",
-            "Ask for a higher quota in the Google Cloud console.",
+            "Request a higher quota in the Google Cloud console.",
             **details,
         )
     return CloudError(f"Google Cloud could not {doing}: {message or code}", **details)
@@ -194,7 +194,7 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
     if is_over_quota(text):
         return QuotaExceeded(
             f"{call} is over a quota of the project ({answer}).",
-            "Ask for a higher quota in the Google Cloud console.",
+            "Request a higher quota in the Google Cloud console.",
             **details,
         )
     for refusal in _REFUSALS:
@@ -229,7 +229,7 @@ def _throttled(call: str, answer: str, details: Mapping[str, Any]) -> CloudError
 
 
 def _reasons(error: api.GoogleAPICallError) -> str:
-    """Return the reasons that an answer gives beside its status: `errors[].reason`, and of an ErrorInfo."""
+    """Return an answer's reasons, apart from its status: `errors[].reason`, and of an ErrorInfo."""
     body = _body(error)
     each = [*(body.get("errors") or ()), *(body.get("details") or ())]
     return " ".join([*(str(e.get("reason", "")) for e in each if isinstance(e, Mapping)), str(error.reason or "")])

@@ -40,7 +40,7 @@ class ExternalNodePools(GroupSource):
     """
 
     permissions: tuple[str, ...] = ()
-    """What a run needs for them, beside their sizes and machines."""
+    """What a run needs for them, apart from their sizes and machines."""
 
     def __init__(self, gke: GkeCluster) -> None:
         self._gke = gke
@@ -194,13 +194,13 @@ def _has_gpus(config: Mapping[str, Any], machine_type: str) -> bool:
 
 def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
     if _is_autoscaled(node_pool) and not pool.is_autoscaled:
-        yield "GKE's autoscaler sizes it too, and removes nodes ten minutes after their last pod by its own lights"
+        yield "GKE's autoscaler also scales it, and removes nodes ten minutes after their last pod"
     if run_seconds(node_pool.get("config") or {}) is None:
-        yield "its machines have no max_run_duration, so nothing ends them for good if Airflow never comes back"
+        yield "its machines have no max_run_duration, so nothing ends them if Airflow is gone for good"
     if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):
         yield (
-            "GKE upgrades its nodes when it sees fit, and drains trainings; exclude it until the end of support"
-            " (maintenance_policy), or give the cluster a maintenance window outside of its nights"
+            "GKE auto-upgrades its nodes, and drains trainings: exclude it until the end of support"
+            " (maintenance_policy), or set a maintenance window outside of the nights"
         )
     if node_pool.get("status") not in ("RUNNING", "RECONCILING"):
         why = "; ".join(issues(node_pool))

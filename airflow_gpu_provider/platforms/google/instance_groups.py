@@ -1,4 +1,4 @@
-"""Calls to Compute Engine about managed instance groups: sizes, single instances, and what could not be had."""
+"""Calls to Compute Engine about managed instance groups: sizes, single instances, and those that failed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class InstanceGroups:
         self._finish(answer, f"delete {', '.join(names)}")
 
     def shrink_to_existing(self, paths: Sequence[str]) -> int | None:
-        """Delete the managed instances that could not be had, so that the groups stop trying for them.
+        """Delete the managed instances that could not be created, so that the groups stop trying for them.
 
         Returns the size that is left, all groups together; None where nothing was changed: nothing is unfilled, or a
         launch is under way.
@@ -132,7 +132,7 @@ class InstanceGroups:
     def _finish(self, operation: Mapping[str, Any], doing: str) -> None:
         """Wait some seconds for the end of an operation that Compute Engine has taken on, and raise its error.
 
-        One that goes on for longer is a success: what becomes of it shows in the group. `zoneOperations.wait` is not
+        One that takes longer is a success: what becomes of it shows in the group. `zoneOperations.wait` is not
         used, for it answers after up to two minutes, which the pool's lock does not last (its reference;
         kubernetes/autoscaler polls, too).
         """

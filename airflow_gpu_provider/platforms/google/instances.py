@@ -15,7 +15,7 @@ _CREATES = ("CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING")
 _REMOVES = ("DELETING", "ABANDONING")
 _BOOTS = ("PROVISIONING", "STAGING", "PENDING", "REPAIRING")
 _REFUSED = ("PERMISSIONS_ERROR", "CONDITION_NOT_MET", "VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT", "INVALID_RESERVATION")
-"""Codes of launches that end the same in each zone until somebody changes something; cluster-autoscaler's GCE client
+"""Codes of launches that end the same in each zone until something changes; cluster-autoscaler's GCE client
 names them, and tells them from IP_SPACE_EXHAUSTED, which other machines' end may cure."""
 
 
@@ -123,7 +123,7 @@ def _failures(group: InstanceGroup, now: datetime) -> Iterable[LaunchFailure]:
         details = item.get("instanceActionDetails") or {}
         if item.get("timestamp") and str(details.get("action", "CREATING")) in _CREATES:
             yield _failure(item.get("error") or {}, parse_time(str(item["timestamp"])))
-    if not group.errors:  # they are kept for a while only; an instance that cannot be had still says why
+    if not group.errors:  # they are kept for a while only; an instance that cannot be created still has the reason
         for one in group.unborn:
             for error in last_errors(one)[:1]:
                 yield _failure(error, now)

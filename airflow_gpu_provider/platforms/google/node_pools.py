@@ -65,7 +65,7 @@ class NodePools:
         return None
 
     def create(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
-        """Start to create a node pool of size 0; None if somebody else creates it just now."""
+        """Start to create a node pool of size 0; None if another run creates it just now."""
         doing, node_pool = f"create {spec.candidate.group}", spec.node_pool()
         with unless_answered("ALREADY_EXISTS"), refusals_of("GKE", self._pool, doing, "INVALID_ARGUMENT"):
             return self._gke.call("create_node_pool", permission=_WRITE, parent=self._cluster_path, node_pool=node_pool)
@@ -196,7 +196,7 @@ class Operations:
         return found
 
     def in_the_way(self, refusal: str) -> str:
-        """Return what a change waits for that GKE refused in these words; empty where nobody may know.
+        """Return what a change waits for that GKE refused in these words; empty where that may not be read.
 
         Some name the operation; where they do not, it is the cluster's own.
         """

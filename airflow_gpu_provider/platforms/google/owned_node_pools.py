@@ -34,7 +34,7 @@ class OwnedNodePools(GroupSource):
     """
 
     permissions = ("container.clusters.update",)
-    """What a run needs for them, beside their sizes and machines."""
+    """What a run needs for them, apart from their sizes and machines."""
 
     def __init__(self, gke: GkeCluster, owner: str) -> None:
         self._gke = gke

@@ -66,9 +66,7 @@ class GkePlatform(CloudPlatform):
                 path, body, permission="resourcemanager.projects.testIamPermissions"
             )
         except (CloudError, PermissionDenied) as error:
-            return Refusals(
-                unasked=f"whether it may also change things Google Cloud does not say: {error.what}", fix=fix
-            )
+            return Refusals(unasked=f"write permissions could not be checked with Google Cloud: {error.what}", fix=fix)
         return Refusals(refused=tuple(each for each in wanted if each not in answer.get("permissions", ())), fix=fix)
 
     def cluster_access(self) -> ClusterAccess:

@@ -40,7 +40,7 @@ class NodePoolSpec:
 
     Attributes:
         min_size: Nodes for an autoscaler to keep.
-        has_exclusions: Whether GKE can be told to leave the node pool's version alone: it cannot, and need not, where
+        has_exclusions: Whether GKE can be set to leave the node pool's version alone: it cannot, and need not, where
             the cluster is in no release channel.
         is_in_channel: Whether the cluster is in a release channel.
     """
@@ -347,8 +347,8 @@ def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
     if "PREEMPTIBLE" not in pool.capacity_types:
         return ()
     return (
-        "preemptible machines take no max_run_duration: if Airflow never comes back, Google ends each after 24 hours,"
-        " and its group starts another in its place; with SPOT, at the same price, they end for good",
+        "preemptible machines take no max_run_duration: if Airflow is gone for good, Google ends each after 24 hours"
+        " and its group starts another; SPOT machines, at the same price, end for good",
     )
 
 

@@ -74,15 +74,15 @@ def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
         (KubernetesGpuPool(name="lab", nodes=["gpu-1"], max_nodes=1), "KubernetesGpuPool", "an EksGpuPool or a Gke"),
         (
             EksGpuPool(name="t", cluster_name="c", region="us-west-2", manage="scale", node_groups=["g"], max_nodes=1),
-            "Pool t is one of groups that others own (manage='scale')",
+            "Pool t has external groups (manage='scale')",
             "Name instance_types in place of the groups",
         ),
         (
             gke(machine_types=(), max_run_duration=None, manage="scale", node_pools=["g"]),
-            "groups that others own (manage='scale')",
+            "has external groups (manage='scale')",
             "Name machine_types in place of the groups",
         ),
-        (eks(scaling="autoscaler"), "an autoscaler's to bring", 'Give the same spec with scaling="direct".'),
+        (eks(scaling="autoscaler"), "An autoscaler adds the nodes of pool", 'Use the same spec with scaling="direct".'),
     ],
 )
 def test_only_pools_whose_machines_it_brings_are_accepted(pool: GpuPool, what: str, fix: str) -> None:

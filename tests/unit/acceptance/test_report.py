@@ -78,6 +78,6 @@ def test_only_what_the_sandbox_does_not_show_is_a_difference() -> None:
     steps = [StepReport("a night", "passed", phases=[("pod: ran", 1.0)])]
     expected = Expected(calls=frozenset({"eks DescribeCluster"}), phases=frozenset({"pod: ran", "pod: start"}))
     assert list(differences(expected, steps, {known: 1, throttled: 1})) == [
-        "an error that the sandbox does not give: eks DescribeCluster: ThrottlingException",
+        "an error that does not occur in the sandbox: eks DescribeCluster: ThrottlingException",
         "a phase that was not seen: pod: start",
     ]

@@ -175,7 +175,7 @@ def test_dra_driver_for_compute_domains_only_is_none() -> None:
 
 def test_plugin_that_may_or_may_not_run_there_is_a_conflict() -> None:
     by_zone = daemon_set("nvidia-plugin", PLUGIN, nodeSelector={"topology.kubernetes.io/zone": "us-west-2a"})
-    with pytest.raises(DevicePluginConflict, match="not known yet"):
+    with pytest.raises(DevicePluginConflict, match="labels that no node has yet"):
         served_by(a_pool(), serving(by_zone), ours=False)
     there = node(**{"topology.kubernetes.io/zone": "us-west-2b"})
     assert serving(by_zone, nodes=(there,)) == []
@@ -209,5 +209,5 @@ def test_nodes_of_auto_mode_are_known_by_their_label() -> None:
 
 def test_a_plugin_on_labels_that_a_provisioner_may_set_is_asked_about() -> None:
     plugin = daemon_set("nvdp", PLUGIN, affinity=affinity(("karpenter.k8s.aws/instance-gpu-name", "l4")))
-    with pytest.raises(DevicePluginConflict, match="not known yet"):
+    with pytest.raises(DevicePluginConflict, match="labels that no node has yet"):
         served_by(provisioned("karpenter"), find_servers(provisioned("karpenter"), [plugin], []), ours=False)

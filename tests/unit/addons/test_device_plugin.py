@@ -85,8 +85,8 @@ def test_a_config_comes_by_a_config_map_and_restarts_the_plugin_when_it_changes(
     ("sharing", "says"),
     [
         ({"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}, "by MPS"),
-        ({"timeSlicing": {"renameByDefault": True}}, "another name"),
-        ({"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "rename": "gpu.shared"}]}}, "another name"),
+        ({"timeSlicing": {"renameByDefault": True}}, "renames shared GPUs"),
+        ({"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "rename": "gpu.shared"}]}}, "renames shared GPUs"),
     ],
 )
 def test_a_config_by_which_pods_would_not_get_their_gpus_is_refused(sharing: dict[str, Any], says: str) -> None:
@@ -142,7 +142,7 @@ def test_late(seconds: float) -> None:
     ("plugin_pod", "words"),
     [
         (None, "served by ours"),
-        (pod(running()), "plugin pod train-x runs, and has not registered any GPU"),
+        (pod(running()), "plugin pod train-x is running and has not registered any GPU"),
         (pod(waiting("CrashLoopBackOff", "back-off 5m0s")), "is waiting (CrashLoopBackOff: back-off 5m0s)"),
         (pod(phase="Pending"), "plugin pod train-x is Pending"),
     ],

@@ -177,10 +177,10 @@ GOOD |= {"max_nodes": 1, "price_per_hour": 2.0}
         ({"manage": "scale"}, 'manage="scale" needs groups to scale.', "Name them in node_groups or asg_names."),
         (
             {"manage": "scale", "node_groups": ["a"], "instance_types": None},
-            "Pool train is one of groups that others own (manage='scale')",
+            "Pool train has external groups (manage='scale')",
             "Name instance_types in place of the groups",
         ),
-        ({"price_per_hour": None}, "Pool train: nobody says what a node costs", "Give --price, or price_per_hour"),
+        ({"price_per_hour": None}, "Pool train: the spec has no price per hour", "Set --price, or price_per_hour"),
     ],
 )
 def test_a_spec_that_cannot_be_accepted_is_told_with_what_to_do(
@@ -216,7 +216,7 @@ def test_a_file_that_holds_no_spec_is_told_in_a_line(text: str | None, what: str
 @pytest.mark.parametrize(
     ("arguments", "what", "fix"),
     [
-        ({"night_minutes": 0.0}, "A night of 0 minutes is none.", "Give --night-minutes more than zero."),
+        ({"night_minutes": 0.0}, "A night of 0 minutes is not possible.", "Set --night-minutes above zero."),
         (
             {"price": -1.0},
             "A node does not cost -1 USD an hour: what the acceptance costs has no bound.",

@@ -52,7 +52,7 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"launch_template": "lt-1", "disk_size": 50}, "exclude each other"),
         (
             {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA", "disk_size": 200},
-            "images and pods are on another one. Leave it out",
+            "images and pods are on another volume. Leave it out",
         ),
         ({"instance_types": ["p2.xlarge"]}, "470 was the last"),
         ({"instance_types": ["g2.2xlarge"]}, "Kepler GPUs"),

@@ -28,7 +28,10 @@ ALL: dict[str, tuple[GpuPool, str]] = {
     "karpenter": (brought_by("karpenter"), "its NodePool"),
     "auto-mode": (brought_by("auto-mode"), "its NodePool"),
     "autopilot": (brought_by("autopilot"), "by node_selector_labels"),
-    "cluster-autoscaler": (brought_by("cluster-autoscaler"), "more groups whose nodes have these labels"),
+    "cluster-autoscaler": (
+        brought_by("cluster-autoscaler"),
+        "groups to cluster-autoscaler whose nodes have these labels",
+    ),
     "bare metal": (brought_by(None), "Add nodes to the pool"),
 }
 

@@ -59,7 +59,7 @@ def test_machines_that_do_not_join_are_warned_of() -> None:
     slow = replace(machine(1, state="pending"), lacks=lacks)
     ((result, said, _),) = doctor(provisioned(machines=(slow,)), None)["stock"]()
     assert result == "warning"
-    assert said.endswith(f"Karpenter says of {lacks}")
+    assert said.endswith(f"Karpenter: {lacks}")
 
 
 def test_only_what_is_wrong_has_an_advice() -> None:
@@ -100,7 +100,7 @@ def test_launches_over_a_quota_that_was_raised_are_no_warning(
 
 
 def test_what_could_not_be_compared_is_a_warning_of_the_doctor_and_no_line_of_a_plan() -> None:
-    plan = Plan(pool="train", unread=("whether the image is the newest is not known without ssm:GetParameter",))
+    plan = Plan(pool="train", unread=("the image is not compared: ssm:GetParameter is not allowed",))
     assert plan.lines() == ["Plan for train: no changes."]
     platform = SimpleNamespace(plan=lambda nodes: plan)
     found = doctor(snapshot(), platform)["groups"]()

@@ -70,7 +70,7 @@ def test_what_the_provisioner_says_is_told_with_its_time() -> None:
     assert status.said == (
         "Karpenter: NodePool gpu has no room",
         "Karpenter got no machine at 01:55Z: insufficient capacity",
-        f"machine i-1 (no node in the pool) of {A}: Karpenter says of {lacks}",
+        f"machine i-1 (no node in the pool) of {A}: Karpenter: {lacks}",
     )
     assert status.to_json()["said"] == list(status.said)
 

@@ -12,8 +12,8 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.life.machine import PodMachine
 from tests.unit.training.test_pod_placement import a_pool
 
-TAKEN = MachineEnd(why="EC2 says shutting-down, Server.SpotInstanceTermination", taken_back=True)
-ENDED = MachineEnd(why="EC2 says terminated, Client.UserInitiatedShutdown")
+TAKEN = MachineEnd(why="EC2: shutting-down, Server.SpotInstanceTermination", taken_back=True)
+ENDED = MachineEnd(why="EC2: terminated, Client.UserInitiatedShutdown")
 KILLED = PodFailed("Pod p: container base ended with exit code 143.", "Its log.", exit_code=143)
 LOST = PodPreempted("Pod p was lost: its node left the cluster.", "Retry the task.", node="n1")
 

@@ -81,7 +81,7 @@ class Ec2:
 def test_a_newer_type_with_parts_of_a_gpu_is_refused_where_nothing_tells_cluster_autoscaler_of_them() -> None:
     ec2: Any = Ec2()
     newer = pool(instance_types=["g9f.large", "g9.large", TYPE], node_labels={ACCELERATOR_LABEL: "nvidia-l9"})
-    with pytest.raises(PoolSpecError, match=r"no whole GPU in g9f.large, and.* scaling=\"direct\""):
+    with pytest.raises(PoolSpecError, match=r"no whole GPU for g9f.large, so.* scaling=\"direct\""):
         fractional_gpus.check(ec2, newer, newer.instance_types)
     fractional_gpus.check(ec2, newer, ["g9.large", TYPE, ""])
     assert ec2.asked == ["g9.large", "g9f.large", "g9.large"], "and never one of the catalogue"

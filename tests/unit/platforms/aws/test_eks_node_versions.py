@@ -103,7 +103,7 @@ def test_an_image_of_the_template_s_own_is_changed_by_the_template_alone() -> No
         "launchTemplate": {"name": "gpu", "version": "2"},
     }
     (note,) = notes(spec(**pool).pool, [found], replace(NEWEST, template="1"), ())
-    assert "has Kubernetes 1.35 and the cluster 1.36: give its launch template a version with an image for that" in note
+    assert "has Kubernetes 1.35 and the cluster 1.36: create a launch template version with an image for that" in note
 
 
 def test_a_group_of_an_earlier_spec_keeps_its_own_template() -> None:
@@ -181,8 +181,14 @@ def test_the_newest_release_is_read_once_for_each_kind_of_image(ami_type: str, n
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (PermissionDenied("AWS refused.", action="ssm:GetParameter"), "is not known without ssm:GetParameter"),
-        (CloudError("AWS (ssm) did not answer: timed out."), "is not known: AWS (ssm) did not answer"),
+        (
+            PermissionDenied("AWS refused.", action="ssm:GetParameter"),
+            "newest image of AL2023_x86_64_NVIDIA: ssm:GetParameter is not allowed",
+        ),
+        (
+            CloudError("AWS (ssm) did not answer: timed out."),
+            "newest image of AL2023_x86_64_NVIDIA: AWS (ssm) did not answer",
+        ),
     ],
 )
 def test_who_cannot_read_it_is_told_by_the_doctor_alone(error: Exception, why: str) -> None:

@@ -173,20 +173,20 @@ def test_a_launch_is_under_way_until_its_instance_shows_or_ends() -> None:
             "shutting-down",
             "Server.SpotInstanceTermination",
             MachineEnd(
-                why="EC2 says shutting-down, Server.SpotInstanceTermination: Spot instance termination", taken_back=True
+                why="EC2: shutting-down, Server.SpotInstanceTermination: Spot instance termination", taken_back=True
             ),
         ),
         (
             "stopped",
             "Server.SpotInstanceShutdown",
-            MachineEnd(why="EC2 says stopped, Server.SpotInstanceShutdown: Spot instance termination", taken_back=True),
+            MachineEnd(why="EC2: stopped, Server.SpotInstanceShutdown: Spot instance termination", taken_back=True),
         ),
         (
             "terminated",
             "Client.UserInitiatedShutdown",
-            MachineEnd(why="EC2 says terminated, Client.UserInitiatedShutdown: Spot instance termination"),
+            MachineEnd(why="EC2: terminated, Client.UserInitiatedShutdown: Spot instance termination"),
         ),
-        ("terminated", None, MachineEnd(why="EC2 says terminated, no reason given")),
+        ("terminated", None, MachineEnd(why="EC2: terminated, no reason given")),
     ],
 )
 def test_only_what_ec2_took_as_spot_was_taken_back(state: str, code: str | None, end: MachineEnd | None) -> None:

@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[4]
 @pytest.mark.parametrize("name", ["p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6-b300.48xlarge"])
 def test_types_that_are_rarely_there_on_demand_are_had_by_capacity_blocks(name: str) -> None:
     (note,) = type_notes(pool(instance_types=[name], max_nodes=1))
-    assert note.startswith(f"{name} can rarely be had on demand: reserve a Capacity Block")
+    assert note.startswith(f"{name} are rarely available on demand: reserve a Capacity Block")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_interfaces_are_those_that_ec2_tells(name: str) -> None:
 
 
 def test_capacity_blocks_are_for_groups_of_others() -> None:
-    with pytest.raises(PoolSpecError, match=r"makes no groups for Capacity Blocks.*manage=\"scale\""):
+    with pytest.raises(PoolSpecError, match=r"creates no groups for Capacity Blocks.*manage=\"scale\""):
         pool(instance_types=["p5.48xlarge"], capacity_types=["CAPACITY_BLOCK"])
 
 

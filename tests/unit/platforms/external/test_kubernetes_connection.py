@@ -144,7 +144,7 @@ def test_a_certificate_that_was_renewed(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("apiVersion: v1\nclusters:\n- cluster:\n    server: 'https://10.0", "unexpected end of stream"),
         (json.dumps(kubeconfig({"token": "t"}))[:200], "unexpected end of stream"),
         (json.dumps(kubeconfig({"token": "t"}) | {"users": []}), "with name u"),
-        ("hello", "gives no way to a cluster"),
+        ("hello", "does not configure access to a cluster"),
     ],
     ids=["empty", "YAML", "JSON", "no user yet", "text"],
 )
@@ -180,7 +180,7 @@ def test_a_plugin_that_gives_nothing_is_no_login_of_nobody(
     shown = credentials.get()
     assert shown.token == "t"
     plugin.write_text(f"#!/bin/sh\n{says}\n")
-    with pytest.raises(CredentialsError, match=f"the plugin {plugin} of its kubeconfig gives no credentials"):
+    with pytest.raises(CredentialsError, match=f"the plugin {plugin} of its kubeconfig returned no credentials"):
         credentials.after(shown)
 
 
@@ -208,14 +208,14 @@ def test_a_connection_that_is_gone_for_a_moment_is_read_once_more_later(monkeypa
 @pytest.mark.parametrize(
     ("user", "cluster", "says"),
     [
-        ({"token": "t", "as": "somebody"}, {}, "impersonates somebody"),
-        ({"token": "t", "as-groups": ["system:masters"]}, {}, "impersonates somebody"),
+        ({"token": "t", "as": "somebody"}, {}, "uses impersonation"),
+        ({"token": "t", "as-groups": ["system:masters"]}, {}, "uses impersonation"),
         ({"username": "u", "password": "p"}, {}, "a user name and a password"),
         ({"token": "t"}, {"proxy-url": "socks5://proxy.example.com:1080"}, "a proxy-url of the scheme socks5"),
         ({"token": "t"}, {"insecure-skip-tls-verify": True}, "does not verify"),
         ({"token": "t"}, {"server": None}, "names no server"),
-        ({"token": "t"}, {"certificate-authority-data": "Q0E="}, "certificates that are not whole"),
-        ({"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}, {}, "certificates that are not whole"),
+        ({"token": "t"}, {"certificate-authority-data": "Q0E="}, "has incomplete certificates"),
+        ({"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}, {}, "has incomplete certificates"),
         ({"tokenFile": "/no/such/file"}, {}, "/no/such/file"),
         ({"client-certificate": "/no/such/file", "client-key": "/no/such/file"}, {}, "/no/such/file"),
     ],

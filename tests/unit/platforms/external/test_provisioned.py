@@ -29,7 +29,7 @@ def group_of(cluster: Cluster) -> Group:
 def test_a_node_pool_that_can_bring_nodes_is_named_and_nothing_is_wrong(cluster: Cluster) -> None:
     plan = cluster.platform().plan(2)
     (brought,) = plan.brought
-    assert brought == "Karpenter (NodePool gpu) brings nodes with karpenter.sh/nodepool=gpu when pods ask for them"
+    assert brought == "Karpenter (NodePool gpu) provisions nodes with karpenter.sh/nodepool=gpu when pods request them"
     assert (plan.notes, plan.is_empty) == ((), True)
 
 
@@ -60,7 +60,7 @@ def test_node_pools_that_karpenter_ignores_are_refused_and_told_while_nodes_are_
     assert f"gpu: {why}" in refused.value.what or why in refused.value.what
     assert "kubectl describe nodepool" in refused.value.fix
     (issue,) = group_of(cluster).issues
-    assert issue.startswith("no NodePool would bring nodes (gpu: ")
+    assert issue.startswith("no NodePool would provision nodes (gpu: ")
     assert why in issue
 
 
@@ -97,7 +97,7 @@ def test_a_node_pool_that_removes_no_idle_node_is_noted(cluster: Cluster) -> Non
 def test_machines_of_a_node_pool_that_have_not_come_are_told_before_the_next_one(cluster: Cluster) -> None:
     sick = condition("NodeRegistrationHealthy", "False", "RegistrationFailed", "Failed to register node")
     cluster.node_pool("gpu", condition("Ready"), sick)
-    said = "machines of NodePool gpu do not come (RegistrationFailed: Failed to register node)"
+    said = "machines of NodePool gpu do not launch or register (RegistrationFailed: Failed to register node)"
     assert (cluster.platform().plan(1).notes, group_of(cluster).issues) == ((said,), (said,))
 
 

@@ -156,7 +156,7 @@ def test_a_launch_that_is_refused_is_told_while_a_node_is_wanted_although_its_cl
 
 
 def test_node_pools_that_bring_no_node_are_told_while_one_is_wanted() -> None:
-    issue = "no NodePool would bring nodes (gpu: it is being deleted)"
+    issue = "no NodePool would provision nodes (gpu: it is being deleted)"
     assert decide(with_group(provisioned(leases=(lease(),)), issues=(issue,))).notes == (f"Karpenter: {issue}",)
     assert decide(with_group(provisioned(1, leases=(lease(),)), issues=(issue,))).notes == (), "there is a node for it"
     boots = provisioned(1, leases=(lease(),), nodes=(node(1, ready=False, ready_changed_at=NOW),))
