@@ -1,9 +1,24 @@
-# make demo      one night's training in a GPU cloud on this machine
-# make test      what holds a change: a quarter of an hour
-# make nightly   every check and test there is: two hours and a half; ended early, it goes on where it was
-# make docs      the documentation as a site
+# make demo        one night's training in a GPU cloud on this machine: FAULT=, DEMO=two-nodes, UI=1 (README.md)
+# make test        what holds a change: a quarter of an hour
+# make landing     what .ci/run has besides
+# make nightly     every check and test there is: two and a half hours; ended early, it continues where it was; FRESH=1
+# make docs        the documentation as a site, in build/docs; SERVE=1 serves it
 #
-# Each creates .venv by itself when it is missing or older than what it is made from.
+# One tier: make lint, test-unit, test-sandbox, test-airflow, test-of-sandbox, test-engines, test-karpenter, test-browser,
+#           test-chaos, test-kubelet
+#
+# After a change of:
+#   ui/ ............................... make ui
+#   an .in file ....................... make requirements
+#   a call to a cloud, docs/iam ....... make iam-calls
+#   leases, lock, demand, scaling/ .... make protocol N=20000
+#   what a night survives ............. make chaos; COVER=1, GANGS=1, N=200 SEED=7, RESUME=1 (docs/reliability.md)
+#   cluster-autoscaler's stand-in ..... make test-autoscaler
+#   speed ............................. make bench
+#   what Airflow's vendors install .... make compat, or compat-NAME of tests/compat
+#
+# make dist        what a release publishes; make clean removes what is built
+# Each creates .venv when it is missing or outdated.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,17 +29,17 @@ TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
-# Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS say how many tests run at a time; COVERAGE=1 measures.
+# Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS set how many tests run at a time; COVERAGE=1 measures.
 RINGS := $(BIN)/python -m tests.rings
 
 # Without bytecode each process compiles some 2,500 modules again, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-karpenter test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check dist bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-karpenter test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos compat ui ui-check dist bench iam-calls requirements clean
 
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@sed -n '1,21s/^# \{0,1\}//p' Makefile
 
 .venv: $(INSTALLED)
 
@@ -68,8 +83,8 @@ engines: .venv control-plane
 # make demo FAULT=stockout:us-west-2a    the same night with no capacity in the first zone
 # make demo FAULT=train-fails            a red night, and nothing left
 # make demo DEMO=two-nodes               one training on two nodes of one zone
-# make demo DEMO=two-nodes FAULT=spot-lost    one of both is taken away, and it goes on from its checkpoint
-# make demo UI=1                         Airflow stays up after the night, with ten earlier ones, and says where the page is
+# make demo DEMO=two-nodes FAULT=spot-lost    one of both is taken away, and it continues from its checkpoint
+# make demo UI=1                         Airflow stays up after the night, with ten earlier ones, and prints the page's address
 # The control plane takes minutes to compile, so it begins as soon as Go is there, beside the installation.
 demo:
 	@$(MAKE) --no-print-directory --jobs 2 control-plane $(if $(filter two-nodes,$(DEMO)),$(TWO_NODES)) $(DATABASE)
@@ -79,18 +94,17 @@ demo:
 test: .venv control-plane
 	@$(RINGS) test
 
-# What .ci/run has besides; it installs first what a bare machine lacks.
+# .ci/run first installs what a bare machine lacks.
 landing: .venv control-plane
 	@$(RINGS) landing
 
-# FRESH=1 runs again what was green on this commit, too.
+# FRESH=1 also runs what was green on this commit.
 nightly: .venv engines
 	@$(RINGS) nightly
 
 lint: .venv
 	@$(RINGS) lint
 
-# make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, rebuilt on each change
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 docs: .venv
@@ -99,7 +113,7 @@ docs: .venv
 test-unit: .venv
 	@$(RINGS) unit dry-nights
 
-# make protocol N=20000    leases, lock and machines under so many courses of things, for each kind of pool
+# Leases, lock and machines under N random courses of events, for each kind of pool.
 protocol: .venv
 	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n 2 -v
 
@@ -119,16 +133,12 @@ test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
 	@$(BIN)/pytest sandbox/tests/test_real_cluster_autoscaler.py sandbox/tests/test_autoscaler.py -v
 
-# What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
-# GANGS=1 runs those of the matrix that train on two nodes; WORLDS=3 runs three at a time, each beside an Airflow and a sandbox
-# of its own; PACE=real SPEED=20 in the clouds' times.
-CHAOS_PACE = --pace $(or $(PACE),quick) --speed $(or $(SPEED),20)
+# Faults at every moment of a night: docs/reliability.md. N=200 SEED=7 draws nights instead; COVER=1 runs each moment, each
+# fault, and the pairs that a part of the design exists for; GANGS=1 trainings on two nodes; WORLDS=3 runs three at a time,
+# each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
+CHAOS = --seed $(or $(SEED),0) --pace $(or $(PACE),quick) --speed $(or $(SPEED),20) --worlds $(or $(WORLDS),$(if $(COVER),2,1))
 chaos: .venv control-plane
-	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(GANGS),--gangs) $(if $(RESUME),--resume)
-
-# Each moment, each fault, and the pairs that a part of the design is there for.
-chaos-cover: .venv control-plane
-	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
+	@$(BIN)/python -m tests.airflow.chaos $(CHAOS) $(if $(COVER),--cover,--count $(or $(N),0) $(if $(GANGS),--gangs) $(if $(RESUME),--resume))
 
 # make compat                  the package with what is installed where Airflow is sold: a file of tests/compat each
 # make compat-composer-3.3.1   one of them; OPERATORS=gang only these of the operators' sandbox tests, tests/sandbox/test_gang.py
