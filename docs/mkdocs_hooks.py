@@ -1,6 +1,6 @@
 """What the site has besides docs/: example DAGs, changelog and contributing guide as pages, and the links to them.
 
-Links in the repository are written for whoever reads it there, `../example_dags/janitor.py` say. Here they lead to the
+Links in the repository are written for its readers there, such as `../example_dags/janitor.py`. Here they lead to the
 page of that file; one that leads to no page is left as it is, and a strict build refuses it.
 
 A page loads nothing from elsewhere, so that it is whole offline and tells nobody who reads it: a strict build refuses

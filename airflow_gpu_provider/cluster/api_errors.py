@@ -84,7 +84,7 @@ class ObjectNotFound(CloudError):
 
 
 class ObjectChanged(CloudError):
-    """Somebody else created, changed or replaced the object first (409): read it again and decide anew."""
+    """Somebody else created, changed or replaced the object first (409): read it and decide again."""
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) 
             cannot, "The quota has just been created and has no status yet; try again.", **details
         )
     if _TERMINATING in message:
-        return NamespaceTerminating(cannot, "Give another namespace, or create it anew once it is gone.", **details)
+        return NamespaceTerminating(cannot, "Give another namespace, or recreate it once it is gone.", **details)
     return _denied(message, verb, resource, details)
 
 
@@ -207,7 +207,7 @@ def _missing(message: str, verb: str, resource: str, details: dict[str, Any]) ->
     for kind, words, fix in _MISSING:
         if found := re.search(words, message):
             name = found["name"]
-            what = f"Cannot {verb} {resource}: there is no {kind} {name}. The server says: {message}"
+            what = f"Cannot {verb} {resource}: there is no {kind} {name}. The API server's message: {message}"
             # A namespace's own account comes a moment after the namespace.
             comes = kind == "service account" and name.endswith("/default")
             cls: type[CloudError] = ObjectNotFound if comes else ReferenceNotFound

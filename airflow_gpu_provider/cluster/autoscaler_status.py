@@ -85,9 +85,7 @@ def check_running(api: ApiClient, pool_name: str, now: datetime, *, or_else: str
     report = f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME}"
     why = f"{report} does not exist"
     if status is not None:
-        written = (
-            f"at {status.updated_at:%Y-%m-%d %H:%M:%SZ}" if status.updated_at else "at a time that it does not say"
-        )
+        written = f"at {status.updated_at:%Y-%m-%d %H:%M:%SZ}" if status.updated_at else "at an unknown time"
         why = f"{report} was last written {written}, and a living one writes it every few seconds"
     raise AutoscalerNotRunning(
         f"Pool {pool_name}: no cluster-autoscaler reports from the cluster: {why}.",

@@ -94,7 +94,7 @@ def troubles_in_words(errors: Iterable[GpuError]) -> list[str]:
     errors = [*(error for error in errors if error not in refused), *refused[:1]]
     lines = [f"{type(error).__name__}: {error}" for error in errors if not isinstance(error, ClusterUnreachable)]
     is_away = len(lines) < len(errors)
-    return [*lines, "the API server does not answer; the wait goes on"] if is_away else lines
+    return [*lines, "the API server does not answer; the wait continues"] if is_away else lines
 
 
 @asynccontextmanager

@@ -207,7 +207,7 @@ def _why_ignored(raw: Mapping[str, Any], conditions: Mapping[str, Condition]) ->
         return "it is static (replicas), which brings no node for a pod"
     ready = conditions.get("Ready")
     if ready is None:
-        return "it is not ready (nothing has looked at it: does its provisioner run?)"
+        return "it is not ready (no controller has set its status: does its provisioner run?)"
     if _is_true(ready):
         return ""
     # Ready itself only names the conditions that it depends on.
@@ -275,7 +275,7 @@ class NodeClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch that is over, by Karpenter's events. The claim of one that failed is deleted, and asked for anew.
+    """A launch that is over, by Karpenter's events. The claim of one that failed is deleted, and requested again.
 
     Attributes:
         reason: The event's, NO_CAPACITY say; empty where it worked.

@@ -185,7 +185,7 @@ def _foreign_deadline(metadata: Json, spec: Json) -> str:
     seconds, asked = spec.get("activeDeadlineSeconds"), (metadata.get("annotations") or {}).get(DEADLINE_ANNOTATION)
     if asked is None or seconds is None or str(seconds) == asked:
         return ""
-    who = "somebody else's policy has set it, as a rule an admission webhook of the cluster"
+    who = "a cluster policy has set it, usually an admission webhook"
     return f"{seconds}, and not the {asked} that this package asked for: {who}"
 
 

@@ -246,7 +246,7 @@ def _amend_run(api: ApiClient, key: DemandKey, change: Callable[[RunUsage], RunU
 def _amend(
     api: ApiClient, name: str, kind: str, labels: Mapping[str, str], change: Callable[[dict[str, str]], dict[str, str]]
 ) -> None:
-    """Read a Lease's annotations and write what `change` makes of them, anew where somebody wrote meanwhile."""
+    """Read a Lease's annotations and write what `change` makes of them, again where they were written meanwhile."""
 
     def write(before: dict[str, Any] | None) -> None:
         notes = dict((before or {}).get("metadata", {}).get("annotations") or {})

@@ -30,7 +30,7 @@ _FAILED = ("failed", "upstream_failed")
 _SKIPPED_BY_OPERATOR = "skipmixin_key"  # the XCom of SkipMixin, airflow/providers/standard/utils/skipmixin.py
 _NAMED = 20  # map indexes listed per state
 _MARKED_AS_WHAT = (
-    "Clear them to run them; or if the run was marked a success, mark it so again now: Airflow does not tell a task"
+    "Clear them to run them; or if the run was marked a success, mark it so again now: Airflow does not show a task"
     " which of the two it was."
 )
 

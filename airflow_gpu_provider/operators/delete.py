@@ -86,7 +86,7 @@ class DeleteGpuPoolOperator(PoolOperator):
                 raise PoolNotReleased(
                     f"Pool {self.gpu_pool.name}: {names} of {', '.join(groups)} are still there"
                     f" after {self.wait_timeout}.",
-                    "See what the cloud says of them, and run the task again.",
+                    "Look at them in the cloud's console, and run the task again.",
                     pool=self.gpu_pool.name,
                     groups=[group.name for group in left],
                 )

@@ -130,7 +130,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if self.all_or_nothing and self.at_least is not None:
             raise PoolSpecError(
                 f"at_least={self.at_least} and all_or_nothing=True exclude each other.",
-                "at_least goes on with fewer nodes; all_or_nothing lets go of them and tries again.",
+                "at_least continues with fewer nodes; all_or_nothing releases them and tries again.",
             )
         if self.give_up_after is not None:
             check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)

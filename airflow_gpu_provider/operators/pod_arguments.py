@@ -47,7 +47,7 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
     """
     pool, namespace = given.get("gpu_pool"), given.get("namespace")
     if isinstance(pool, str) and not is_template(pool):
-        raise PoolSpecError(f"Task {task_id}: gpu_pool={pool!r}.", "Give the pool itself, an EksGpuPool say.")
+        raise PoolSpecError(f"Task {task_id}: gpu_pool={pool!r}.", "Give the pool itself, such as an EksGpuPool.")
     name = given.get("name")
     if isinstance(name, str) and not is_template(name) and not _NAME.fullmatch(name):
         raise PoolSpecError(
@@ -97,8 +97,8 @@ def _is_number(value: Any) -> bool:
 _OF_ONE_POD = {
     "hostname": "the Job gives each rank a host name of its own",
     "subdomain": "the ranks have that of the gang's headless Service",
-    "callbacks": "they are told of one pod",
-    "progress_callback": "it is told of one pod's log",
+    "callbacks": "they get one pod's events",
+    "progress_callback": "it gets one pod's log",
 }
 
 
@@ -255,7 +255,7 @@ def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
         if value is not False and name in {*_EKS, *_GKE} and name not in _OF_KIND.get(pool.kind, (name,)):
             raise PoolSpecError(
                 f"Task {task_id}: {name}={value!r}, but gpu_pool {pool.name} is a {type(pool).__name__}.",
-                f"Leave {name} out: the pool says where its cluster is.",
+                f"Leave {name} out: the pool names its cluster.",
                 pool=pool.name,
             )
         own = getattr(pool, name, value)

@@ -25,7 +25,7 @@ def not_released(
         error: What the last call met, or what did not go in time.
         key: The run's demand.
         opened: Returns the pool, connected. What it, or the pool, does not tell is said to be unknown.
-        on_bill: Takes the run's bill so far, where it can be had.
+        on_bill: Takes the run's bill so far, where it can be read.
     """
     is_told = isinstance(error, PoolNotReleased)  # its words begin with the pool's name
     what = error.what if is_told else f"Pool {key.pool} is not released: {error.what}"

@@ -245,7 +245,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         key, reconciler = self._key(context), self._opened(context)
         former, missing = self._former_blocks(context)
         now = reconciler.clock.now()
-        # What is idle from here on waits for the cloud and the cluster. Before an earlier try nobody knows how long.
+        # What is idle from here on waits for the cloud and the cluster. Before an earlier try it is unknown how long.
         began = now - timedelta(seconds=result["seconds"]) if context["ti"].try_number == 1 else None
         own = reconciler.ledger.bill(key, reconciler.platform, now, release_began=began)
         bill = run_bill.whole(own, former, missing)

@@ -195,14 +195,14 @@ class GpuPodTrigger(Recorded):
             self.log.info("The task still waits for %s, elsewhere; it is left alone.", wait.what)
             return
         if not self.record["delete_on_kill"]:
-            self.log.info("%s is kept, as on_kill_action says.", what)
+            self.log.info("%s is kept (on_kill_action).", what)
             await self._release()
             return
         try:
             async with self._connected() as api:
                 pods = await self._pods(api, wait)
                 if self._has_ended(pods, wait) and await goes_on(self):
-                    self.log.info("%s has ended; the task that goes on collects it.", what)
+                    self.log.info("%s has ended; the task collects it when it resumes.", what)
                     return
                 grace = self.record.get("grace_seconds")
                 is_deleted = await api.delete(self._path(wait), uid=wait.uid, grace_period_seconds=grace)

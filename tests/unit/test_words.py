@@ -55,6 +55,9 @@ SETTLE = re.compile(r"_?SETTLE[A-Z_]*")
 
 PHRASES = {
     r"\banew\b": "again; recreated",
+    r"\bwhoever\b": "whatever; any",
+    r"\b(is|are|be|was|were|been) had\b": "is available; could be created; could be read",
+    r"\bnobody knows\b": "is unknown",
     r"\bdemand is given up": "Withdrawing this run's demand",
     r"gave \S+ of the \S+ nodes wanted": "has %d of %d requested nodes",
     r"has not told which nodes": "has not listed the pool's nodes yet",
@@ -71,10 +74,11 @@ PHRASES = {
 OWED: dict[str, set[str]] = {
     "acceptance": {"said"},
     "cli": {"said"},
-    "cluster": {r"\banew\b", "said", "counted"},
+    "cost": {"said", "told"},
+    "cluster": {"said", "counted"},
     "operators": {"said", "told", "PodTask"},
     "reports": {"said"},
-    "scaling": {"said", r"\banew\b", "news", "let_go", "told", "counted"},
+    "scaling": {"said", "news", "let_go", "told", "counted"},
     "sensors": {"said"},
     "training": {
         "_SETTLED_AFTER",
@@ -85,7 +89,6 @@ OWED: dict[str, set[str]] = {
         "news",
         "Following",
         "told",
-        "was told to stop",
     },
     "triggers": {r"\banew\b", "Following"},
 }

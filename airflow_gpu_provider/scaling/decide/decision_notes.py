@@ -112,7 +112,7 @@ def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus,
     who = {group.name: group.provisioner for group in snapshot.groups}
     for each in machines:
         if each.since and each.lacks_for_long(snapshot.now):
-            said = f"{who[each.machine.group]} says of {each.machine.lacks}"
+            said = f"{who[each.machine.group]}: {each.machine.lacks}"
             yield f"{each} was launched at {each.since:%H:%M:%S}Z, and pods cannot use it yet: {said}"
 
 

@@ -91,7 +91,7 @@ def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | Non
     is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
         return None
-    return DemandChange(before=lease, after=after, why=f"the run's time starts anew, until {after.until:%H:%M}Z")
+    return DemandChange(before=lease, after=after, why=f"the run's time starts again, until {after.until:%H:%M}Z")
 
 
 def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:

@@ -219,7 +219,7 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
             found.append(DemandLease.parse(raw))
         except (KeyError, TypeError, ValueError):
             name = raw["metadata"]["name"]
-            log.warning("Lease %s/%s does not say which run's demand it is, and is left out.", DEMAND_NAMESPACE, name)
+            log.warning("Lease %s/%s does not name its run, and is left out.", DEMAND_NAMESPACE, name)
     return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.key.hash)))
 
 

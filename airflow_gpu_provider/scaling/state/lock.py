@@ -219,7 +219,7 @@ class PoolLock:
     def _lost(self) -> DemandLockLost:
         return DemandLockLost(
             f"{self._holder} stalled and lost the lock of pool {self._pool_name}; it has written nothing since.",
-            "The next try decides anew.",
+            "The next retry decides again.",
             pool=self._pool_name,
         )
 

@@ -95,7 +95,7 @@ def unread(
         )
     result = _result_of(pod, succeeded=succeeded)
     if waiting := _sidecar(state, "waiting"):
-        why = f"{waiting.reason}: {waiting.message}".strip(": ") or "nothing says why"
+        why = f"{waiting.reason}: {waiting.message}".strip(": ") or "no reason given"
         return PodResultLost(
             f"{result} cannot be read: the container {waiting.name}, which keeps it, has never started ({why}).",
             f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that the nodes can pull.",

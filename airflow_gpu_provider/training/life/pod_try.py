@@ -81,7 +81,7 @@ class PodTry:
         """Collect a pod that has ended; delete one that has not, since nothing can wait for it."""
         late = PodDeadline(
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
-            "See the triggerer's log; the next try starts anew.",
+            "See the triggerer's log; the next retry starts again.",
         )
         with self._heeding_timeout():
             self._known_owner()
@@ -96,7 +96,7 @@ class PodTry:
     def kill(self) -> None:
         """Delete the pod, unless on_kill_action keeps it; may be called in a signal handler."""
         if self._task.is_kept_when_killed:
-            self._task.log.info("Pod is kept, as on_kill_action says.")
+            self._task.log.info("Pod is kept (on_kill_action).")
         else:
             self.attempt.kill()
 
@@ -167,7 +167,7 @@ class PodTry:
         if is_late or is_unread or not setbacks.may_pass(error):
             return False
         self._setbacks = setbacks
-        said = "%s: %s The pod is looked at again in %.0f s."
+        said = "%s: %s Checking the pod again in %.0f s."
         self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
         return True
 
@@ -248,7 +248,7 @@ class PodTry:
     def _leaving_no_nodes(self) -> Iterator[None]:
         """Release the pod's node at the end if no demand covers it: no ScaleDownSensor will.
 
-        And raise nothing but TaskKilled once the task was told to stop: that error may be swallowed on its way.
+        And raise nothing but TaskKilled once the task received SIGTERM: that error may be swallowed on its way.
         """
         try:
             try:
@@ -265,7 +265,7 @@ class PodTry:
     def _release_nodes(self, *uids: str) -> None:
         """Release the nodes; an error is only logged, since how the pod ended is what matters.
 
-        A task that is told to stop has seconds left, and if that happens midway, the release starts again: its first
+        A task that received SIGTERM has seconds left, and if that happens midway, the release starts again: its first
         write moves the cloud's own switch.
         """
         own = {*uids, *self.attempt.uids}
@@ -279,7 +279,7 @@ class PodTry:
         owner, pool = self._owner, self._cluster.pool
         if owner is None:
             return
-        why = [f"No block's demand covers this task: it releases the nodes of pool {pool.name} that nobody wants."]
+        why = [f"No block's demand covers this task: it releases the nodes of pool {pool.name} without demand."]
 
         def say(line: str) -> None:
             for each in (*why, line):

@@ -1,1 +1,1 @@
-"""Logs of pods: followed, kept, masked, and gone on with by whoever is next."""
+"""Logs of pods: followed, kept, masked, and continued by the next process."""

@@ -1,6 +1,6 @@
 """KeptLines: the last lines that a trigger has logged, for the worker that goes on with the next attempt.
 
-Airflow 3.3 opens a trigger's file of the task's log anew at each deferral (triggerer_job_runner.py,
+Airflow 3.3 opens a trigger's file of the task's log again at each deferral (triggerer_job_runner.py,
 TriggerLoggingFactory, "wb"): what the triggerer logged of one attempt is gone when the next one is waited for there.
 A worker's file stays, and the event is the only way from a trigger to a worker: packed, 1,000 lines are some 20 KiB.
 """

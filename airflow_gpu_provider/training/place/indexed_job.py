@@ -1,6 +1,6 @@
 """A pod as a gang: the Indexed Job that runs it on several nodes, and the headless Service that names its ranks. Pure.
 
-The Job is created suspended; whoever admits it sets `suspend` to false. Kubernetes restarts none of its pods: a failed
+The Job is created suspended; its admission sets `suspend` to false. Kubernetes restarts none of its pods: a failed
 rank stays as it ended, and the other ranks run until the task has read their logs and ends them.
 """
 

@@ -113,7 +113,7 @@ def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> 
 def unseen_end(what: str, **details: str) -> EndUnknown:
     """Return the end of a pod, or of an object with pods, that went while nobody watched it."""
     return EndUnknown(
-        f"{what} is gone, and nobody saw how it ended: it may have finished before somebody deleted it.",
+        f"{what} is gone, and its end was not seen: it may have finished before it was deleted.",
         "See whether what it was to store is there; if it is not, retry the task.",
         **details,
     )
@@ -155,7 +155,7 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     has_started = base.reason not in NOT_STARTED
     ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
     log = "See its log, if it has printed anything."
-    no_log = "It has no log: see what the node's runtime says of it."
+    no_log = "It has no log: see the log of the node's container runtime."
     return PodFailed(
         f"Pod {pod.name}: container {base.name} {ended}{said}.",
         log if has_started else no_log,
@@ -194,7 +194,7 @@ def _is_unseen(container: ContainerState) -> bool:
 
 def _lost_container(pod: PodState, container: ContainerState) -> EndUnknown:
     return EndUnknown(
-        f"Pod {pod.name}: node {pod.node} has lost container {container.name}, and nobody saw how it ended"
+        f"Pod {pod.name}: node {pod.node} has lost container {container.name}, and its end was not seen"
         f"{_because(container.reason, container.message)}.",
         "Retry the task. If it lasts, see whether the node restarts, or its kubelet does.",
         pod=pod.name,

@@ -45,7 +45,7 @@ TOO_LARGE = Advice(
 NO_CACHE = Advice(
     cause="gpu memory",
     what="too little GPU memory is left for its KV cache{memory}",
-    fix="Change the share of the GPU's memory that the engine may use, as the line says, shorten the longest sequence"
+    fix="Change the share of the GPU's memory that the engine may use, as in that line, shorten the longest sequence"
     " (vLLM's max_model_len), or take a pool with more memory on each GPU.",
 )
 BROKEN = Advice(
@@ -72,7 +72,7 @@ NO_GPU = Advice(
 LOST_GPU = Advice(
     cause="driver",
     what="its container lost access to its GPU on node {node}",
-    fix="Retry the task: a new container gets its devices anew. If it lasts, something on the node reloads systemd,"
+    fix="Retry the task: a new container gets its devices again. If it lasts, something on the node reloads systemd,"
     " which takes the devices away (NVIDIA/nvidia-container-toolkit#48).",
 )
 BUSY = Advice(

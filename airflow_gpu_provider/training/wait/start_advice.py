@@ -44,7 +44,7 @@ _NO_RUNTIME = (
 _NETWORK = "The network plugin of node {node} does not work: look at its pod there, and retry the task."
 _ATTACHED = (
     "Another node still holds the volume, as for six minutes after a node is lost: retry the task, or take a volume"
-    " that several nodes can mount. kubectl get volumeattachments tells which node it is."
+    " that several nodes can mount. kubectl get volumeattachments names that node."
 )
 _NO_CSI = (
     "The volume's CSI driver has no pod on node {node}: have its DaemonSet tolerate the pool's taints, and select its"
@@ -124,7 +124,7 @@ _TABLE = (
     Hindrance(
         "FailedMount",
         r"^Unable to attach or mount volumes",
-        "See what keeps the volume from node {node}: kubectl describe pod, and what its driver says there.",
+        "See what keeps the volume from node {node}: kubectl describe pod, and the log of its driver there.",
         "kubelet: volumemanager/volume_manager.go",
     ),
     Hindrance("Failed(Mount|MapVolume)", r"registered CSI drivers", _NO_CSI, "kubelet: volume/csi; efs-csi-driver#180"),

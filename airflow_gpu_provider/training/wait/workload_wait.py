@@ -141,7 +141,7 @@ class WorkloadWait(ObjectWait):
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
             waited = format_seconds(timedelta(seconds=self.schedule_seconds))
             what = f"{self.kind} {self.name} has no pod after {waited}{_because(snapshot)}."
-            return PodDeadline(what, "See whether its controller runs, and what its status says.", workload=self.name)
+            return PodDeadline(what, "Check that its controller runs, and the object's status.", workload=self.name)
         for title, seen in sorted(snapshot.pods.items()):
             if seen.pod is None or seen.gone or seen.pod.deletion_asked_at or end_of(seen.pod):
                 continue

@@ -58,6 +58,6 @@ class DirectReads:
         self.failures.pop(path, None)
 
     def forget_all(self) -> None:
-        """Drop all that was found: the watches show anew what there is."""
+        """Drop all that was found: the watches list all objects again."""
         self._due.clear()
         self.failures.clear()

@@ -178,7 +178,7 @@ class GpuSampler:
             said = await self._answer(pod)
             sample = parse(said.decode(errors="replace")) if said is not None else None
             if sample is None:
-                await self._failed(pod, "nvidia-smi in its container says nothing of a GPU", is_refused=True)
+                await self._failed(pod, "nvidia-smi in its container reports no GPU", is_refused=True)
                 return
         except GpuError as error:
             self._idleness.take(None, at)

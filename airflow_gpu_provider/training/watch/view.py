@@ -175,7 +175,7 @@ class View(ABC):
                 self._events[event.uid] = event
 
     def _note_recovery(self, change: Change) -> None:
-        """Drop what was read directly where a watch of what is read shows anew what there is."""
+        """Drop what was read directly where a watch lists all objects again."""
         if change.kind in ("synced", "recovered"):
             self._direct.forget_all()
             self._lost_label.clear()
@@ -251,7 +251,7 @@ class View(ABC):
         self._seen_going.discard(uid)
         if (label := resource.label_selector) not in (answer.raw["metadata"].get("labels") or {}):
             what = self._wait.what if uid == self._wait.uid else f"pod {name}"
-            self._lost_label[path] = f"{what} has lost its label {label}; it is asked for every minute"
+            self._lost_label[path] = f"{what} has lost its label {label}; it is read again every minute"
         return answer.raw
 
     async def _confirm_node(self, name: str, now: datetime) -> None:

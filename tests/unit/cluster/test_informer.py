@@ -276,5 +276,5 @@ def test_credentials_that_are_refused_are_told_of_once_and_not_for_each_watch() 
     assert informer.troubles_in_words([refused[0], *others, refused[1]]) == [
         "PermissionDenied: No nodes.",
         "CredentialsError: The API server does not accept the credentials (get a).",
-        "the API server does not answer; the wait goes on",
+        "the API server does not answer; the wait continues",
     ]

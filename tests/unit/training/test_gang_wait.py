@@ -195,7 +195,7 @@ def test_job_that_somebody_deletes_is_a_preemption() -> None:
     assert type(step(gone=True).error) is PodPreempted
     error = step(gone=True, is_unseen=True).error
     assert type(error) is EndUnknown
-    assert "Job train is gone, and nobody saw how it ended" in error.what
+    assert "Job train is gone, and its end was not seen" in error.what
     assert type(step(gone=True, is_unseen=True, job=replace(JOB, is_deleting=True)).error) is PodPreempted
     assert type(step(RUNS, RUNS, RUNS, job=replace(JOB, is_deleting=True)).error) is PodPreempted
 

@@ -248,7 +248,7 @@ def test_deadline_is_known_before_the_node_says_it(exit_code: int) -> None:
         (None, "longer than its activeDeadlineSeconds. ", "Raise the pool's max_runtime"),
         (
             "3600",
-            "activeDeadlineSeconds of 60, and not the 3600 that this package asked for: somebody else's policy",
+            "activeDeadlineSeconds of 60, and not the 3600 that this package asked for: a cluster policy",
             "Have that policy allow the pods of this namespace more",
         ),
     ],
@@ -297,7 +297,7 @@ def test_an_end_that_nobody_saw_is_not_the_program_s(made_up: dict[str, Any]) ->
     error = error_of(pod(made_up, phase="Failed"))
     assert type(error) is EndUnknown
     assert error.retryable
-    assert "node n1 has lost container base, and nobody saw how it ended" in error.what
+    assert "node n1 has lost container base, and its end was not seen" in error.what
     assert "exit_code" not in error.details
     init = pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=[{**made_up, "name": "fetch"}])
     assert type(error_of(init)) is EndUnknown
@@ -346,7 +346,7 @@ def test_pod_that_went_while_nobody_watched_is_not_called_preempted() -> None:
     for last_seen in (None, pod(running())):
         error = end_of_gone(last_seen, name="train-x", is_unseen=True).error
         assert type(error) is EndUnknown
-        assert error.what.startswith("Pod train-x is gone, and nobody saw how it ended")
+        assert error.what.startswith("Pod train-x is gone, and its end was not seen")
         assert "before it had finished" not in str(error)
     for going in (pod(running(), conditions=(disrupted(),)), pod(running(), deleted_at=50)):
         assert type(end_of_gone(going, name="train-x", is_unseen=True).error) is PodPreempted

@@ -61,7 +61,7 @@ def test_container_that_was_killed_with_its_machine_is_preempted(end: MachineEnd
 
 
 def test_an_end_that_nobody_saw_is_the_machine_s_if_the_cloud_saw_that() -> None:
-    unseen = EndUnknown("Pod p: node n1 has lost container base, and nobody saw how it ended.", "Retry the task.")
+    unseen = EndUnknown("Pod p: node n1 has lost container base, and its end was not seen.", "Retry the task.")
     error = judged(Cloud(TAKEN), unseen)
     assert type(error) is PodPreempted
     assert (

@@ -241,7 +241,7 @@ def test_api_server_that_is_away_is_told_once() -> None:
     view = a_view()
     away = [trouble(resource, ClusterUnreachable(f"No answer to {resource.path}.")) for resource in (PODS, NODES)]
     view.take(away, NOW)
-    assert view.snapshot(NOW).notes == ("the API server does not answer; the wait goes on",)
+    assert view.snapshot(NOW).notes == ("the API server does not answer; the wait continues",)
     assert refusal(view, NOW) is None
     view.take([synced(PODS), synced(NODES)], NOW)
     assert view.snapshot(NOW).notes == ()

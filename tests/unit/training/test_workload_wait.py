@@ -173,7 +173,7 @@ def test_who_went_while_nobody_watched_is_not_called_preempted() -> None:
     for last_seen in (None, STATE):
         error = WAIT.step(seen(last_seen, gone=True, is_unseen=True), at(60)).error
         assert type(error) is EndUnknown
-        assert "JobSet train is gone, and nobody saw how it ended: it may have finished" in error.what
+        assert "JobSet train is gone, and its end was not seen: it may have finished" in error.what
     assert isinstance(
         WAIT.step(seen(replace(STATE, is_deleting=True), gone=True, is_unseen=True), at(60)).error, PodPreempted
     )

@@ -40,7 +40,10 @@ NO_CLASS = condition("NodeClassReady", "False", "NodeClassNotFound", "NodeClass 
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        ({"status": {"conditions": []}}, "it is not ready (nothing has looked at it: does its provisioner run?)"),
+        (
+            {"status": {"conditions": []}},
+            "it is not ready (no controller has set its status: does its provisioner run?)",
+        ),
         ({"status": {"conditions": [UNHEALTHY, NO_CLASS]}}, "(NodeClassNotFound: NodeClass not found on cluster)"),
         (
             {"status": {"conditions": [condition("Ready", "Unknown", "AwaitingReconciliation", "awaiting")]}},

@@ -174,7 +174,7 @@ def test_a_machine_that_does_not_become_usable_is_told_in_its_provisioners_words
     slow = replace(machine(1, state="pending", launched_at=launched), lacks=lacks)
     seen = with_group(provisioned(leases=(lease(),), nodes=nodes), machines=(slow,), desired=1)
     assert decide(seen).notes == (
-        f"{what} of {A} was launched at 01:56:00Z, and pods cannot use it yet: Karpenter says of {lacks}",
+        f"{what} of {A} was launched at 01:56:00Z, and pods cannot use it yet: Karpenter: {lacks}",
     )
     fresh = replace(slow, launched_at=NOW - timedelta(minutes=2))
     assert decide(with_group(seen, machines=(fresh,))).notes == (), "most machines take as long"
