@@ -57,6 +57,6 @@ def verbs_missing_for_exec(api: ApiClient, namespace: str) -> tuple[str, ...]:
 
 
 def _version(api: ApiClient) -> tuple[int, ...]:
-    said = call(api, "get", "/version", resource="version")
-    numbers = [re.match(r"\d*", said.get(part) or "") for part in ("major", "minor")]  # GKE's and EKS' minor: "35+"
+    version = call(api, "get", "/version", resource="version")
+    numbers = [re.match(r"\d*", version.get(part) or "") for part in ("major", "minor")]  # GKE's and EKS' minor: "35+"
     return tuple(int(number[0] or 0) if number else 0 for number in numbers)

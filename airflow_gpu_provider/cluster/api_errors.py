@@ -113,16 +113,16 @@ def from_status(error: ApiException, verb: str, resource: str) -> GpuError:
     return refusal(error.status or 0, _status_of(error.body, error.reason), verb, resource)
 
 
-def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> GpuError:
+def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> GpuError:
     """Return the error that an answer of the API server means.
 
     Args:
         status: The HTTP status; 0 where there was no answer.
-        said: The answer's body, a Kubernetes Status.
+        body: The answer's body, a Kubernetes Status.
         verb: What was tried, in RBAC's words ("create").
         resource: On what ("pods").
     """
-    message = f"{str(said.get('message') or status).rstrip('.')}."
+    message = f"{str(body.get('message') or status).rstrip('.')}."
     details: dict[str, Any] = {"status": status, "verb": verb, "resource": resource}
     cannot = f"Cannot {verb} {resource}: {message}"
     if status == 401:
@@ -150,16 +150,16 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
     if status == 403:
         return _forbidden(message, verb, resource, details)
     if status in (400, 413, 415, 422) and verb in _WRITES:
-        return _invalid(message, said, verb, resource, details)
+        return _invalid(message, body, verb, resource, details)
     return CloudError(
         f"The Kubernetes API server rejected the request to {verb} {resource} ({status}): {message}", **details
     )
 
 
 def _invalid(
-    message: str, said: Mapping[str, Any], verb: str, resource: str, details: dict[str, Any]
+    message: str, body: Mapping[str, Any], verb: str, resource: str, details: dict[str, Any]
 ) -> ObjectChanged | ObjectRejected:
-    fields = [str(each["field"]) for each in (said.get("details") or {}).get("causes") or () if each.get("field")]
+    fields = [str(each["field"]) for each in (body.get("details") or {}).get("causes") or () if each.get("field")]
     # A patch with another object's uid is invalid, for a uid is immutable; an update with one is a conflict.
     if {*fields} == {"metadata.uid"}:
         return ObjectChanged(f"Cannot {verb} {resource}: {message}", **details)
@@ -286,8 +286,8 @@ def _status_of(body: Any, reason: str | None) -> Mapping[str, Any]:
     if isinstance(body, bytes):
         body = body.decode(errors="replace")
     try:
-        said = json.loads(body or "{}")
+        status = json.loads(body or "{}")
     except ValueError:
         return {"message": body}
-    said = said if isinstance(said, dict) else {"message": body}
-    return said if said.get("message") else {**said, "message": reason}
+    status = status if isinstance(status, dict) else {"message": body}
+    return status if status.get("message") else {**status, "message": reason}

@@ -329,13 +329,13 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
     if response.status == 410:
         return Expired()
     try:
-        said = await response.json(content_type=None)
+        body = await response.json(content_type=None)
     except json.JSONDecodeError:
-        said = None
-    if not isinstance(said, dict) or not said.get("message"):
-        said = {"message": response.reason or ""}
+        body = None
+    if not isinstance(body, dict) or not body.get("message"):
+        body = {"message": response.reason or ""}
     wait = response.headers.get("Retry-After", "")
-    error = refusal(response.status, said, _VERBS[method], resource_of(path))
+    error = refusal(response.status, body, _VERBS[method], resource_of(path))
     if wait.isdigit():
         error.details["retry_after"] = int(wait)
     return error

@@ -112,8 +112,8 @@ def _backoff(group: Mapping[str, Any]) -> str:
     if scale_up.get("status") != "Backoff":
         return ""
     info = scale_up.get("backoffInfo") or {}
-    said = [str(info[key]) for key in ("errorCode", "errorMessage") if info.get(key)]
-    return ": ".join(said) or "no reason given"
+    words = [str(info[key]) for key in ("errorCode", "errorMessage") if info.get(key)]
+    return ": ".join(words) or "no reason given"
 
 
 def _time(text: str) -> datetime | None:

@@ -31,8 +31,8 @@ def _by_conditions(raw: Mapping[str, Any]) -> str:
     for condition in (raw.get("status") or {}).get("conditions") or ():
         kind, is_true = condition["type"], condition.get("status") == "True"
         if (kind == _READY and condition.get("status") == "False") or (is_true and _PROBLEM.search(kind)):
-            said = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
-            return f"{kind}={condition['status']}" + (f" ({said})" if said else "")
+            reason = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
+            return f"{kind}={condition['status']}" + (f" ({reason})" if reason else "")
     return ""
 
 

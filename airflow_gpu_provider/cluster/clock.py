@@ -105,8 +105,8 @@ class ServerTime:
         """Go by the seconds counted since the server told the time; before that, by this machine's clock."""
         at, at_monotonic = self._local.now(), self._local.monotonic()
         last = self._read or _Reading(ahead=timedelta(0), at=at, at_monotonic=at_monotonic)
-        counted = last.at + last.ahead + timedelta(seconds=at_monotonic - last.at_monotonic)
-        self._read = _Reading(ahead=counted - at, at=at, at_monotonic=at_monotonic)
+        estimate = last.at + last.ahead + timedelta(seconds=at_monotonic - last.at_monotonic)
+        self._read = _Reading(ahead=estimate - at, at=at, at_monotonic=at_monotonic)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ def in_words(error: BaseException) -> str:
             break
         cause = inner
     args = getattr(cause, "args", ())
-    said = " ".join(map(str, args)) if len(args) > 1 and not isinstance(cause, OSError) else str(cause)
-    words = _ADDRESS.sub(r"\1", _POOL.sub(r"\1:\2", said))
+    text = " ".join(map(str, args)) if len(args) > 1 and not isinstance(cause, OSError) else str(cause)
+    words = _ADDRESS.sub(r"\1", _POOL.sub(r"\1:\2", text))
     return words.strip().rstrip(".") or type(error).__name__
 
 

@@ -192,8 +192,8 @@ def _grew(message: str) -> str:
 
 
 def _did_not_grow(message: str) -> str:
-    said, colon, after = message.partition(":")
-    reason = (after if colon else said).strip()  # empty where it knows no group
+    before, colon, after = message.partition(":")
+    reason = (after if colon else before).strip()  # empty where it knows no group
     return f"cluster-autoscaler adds no node: {reason}" if reason else ""
 
 

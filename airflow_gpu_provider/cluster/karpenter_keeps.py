@@ -57,11 +57,11 @@ def why_kept(
     if not claims:
         return {}
     never = {pool.name for pool in list_node_pools(api) or () if not pool.consolidates}
-    said = [event for reason in _HOLD for event in _events(api, reason, now)]
-    return {claim.machine: _kept(claim, never, said, claim.machine in annotated) for claim in claims}
+    events = [event for reason in _HOLD for event in _events(api, reason, now)]
+    return {claim.machine: _kept(claim, never, events, claim.machine in annotated) for claim in claims}
 
 
-def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event], is_annotated: bool) -> Kept:
+def _kept(claim: NodeClaim, never: Collection[str], events: Iterable[Event], is_annotated: bool) -> Kept:
     pool = claim.labels.get(NODE_POOL_LABEL, "")
     if claim.lacks is not None:
         never_goes = f"it removes no node that is not initialized ({claim.lacks})"
@@ -71,7 +71,7 @@ def _kept(claim: NodeClaim, never: Collection[str], said: Iterable[Event], is_an
     if is_annotated:
         return Kept(claim=claim.name, why=f"node {claim.node} carries {DO_NOT_DISRUPT}")
     about = {("NodeClaim", claim.name), ("Node", claim.node), ("NodePool", pool)}
-    newest = max((event for event in said if _about(event) in about), key=time_of, default=None)
+    newest = max((event for event in events if _about(event) in about), key=time_of, default=None)
     if newest is None:
         return Kept(claim=claim.name)
     return Kept(claim=claim.name, why=_words(newest), said_at=time_of(newest))

@@ -88,14 +88,14 @@ class Ledger:
         wanted = [span for run in runs if run.key == key for span in run.wanted]
         since = min((start for start, _ in wanted), default=now)
         try:
-            groups, told = self._told(platform, seen, since, now)
+            groups, lives = self._told(platform, seen, since, now)
             at_least = ""
         except GpuError as error:
-            groups, told = (), None
+            groups, lives = (), None
             at_least = f"when machines were launched and terminated could not be read ({error})"
         markets = {group.name: group.candidate.market for group in groups}
-        machines = machines_to_bill(seen, told or (), runs, since=since, now=now, markets=markets)
-        if told is None and not at_least:
+        machines = machines_to_bill(seen, lives or (), runs, since=since, now=now, markets=markets)
+        if lives is None and not at_least:
             until = max((end for _, end in wanted), default=now)
             gone = [
                 each.node or each.id for each in machines if each.seen_until < until and shares(each, runs).get(key)
@@ -180,7 +180,7 @@ def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) 
 
 def machines_to_bill(
     seen: Iterable[MachineUse],
-    told: Iterable[MachineLife],
+    lives: Iterable[MachineLife],
     runs: Sequence[RunUsage],
     *,
     since: datetime,
@@ -195,7 +195,7 @@ def machines_to_bill(
 
     Args:
         seen: What snapshots have recorded.
-        told: The cloud's records; empty if there is no cloud, or it does not answer.
+        lives: The cloud's records; empty if there is no cloud, or it does not answer.
         runs: What is known about the runs that used the pool.
         since: When the bill's run first wanted nodes; earlier times do not matter.
         now: The time: a running machine that was in no snapshot has run until now.
@@ -205,7 +205,7 @@ def machines_to_bill(
     work = _work(runs)
     last_wanted = max((end for run in runs for _, end in run.wanted), default=now)
     found = []
-    for life in told:
+    for life in lives:
         look = looks.get(life.id)
         # A machine launched after the last demand, and in no snapshot, is another pool's: pools share external groups.
         if look is not None or life.launched_at is None or life.launched_at < last_wanted:

@@ -68,8 +68,8 @@ def measure(key: DemandKey, bill: Bill) -> None:
 
 
 def _phase(bill: Bill, phase: Phase) -> str:
-    said = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase], bill.currency)})"
-    return f"{said}, {bill.computed.in_words()}" if phase == "working" and bill.computed else said
+    text = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase], bill.currency)})"
+    return f"{text}, {bill.computed.in_words()}" if phase == "working" and bill.computed else text
 
 
 def _hours(seconds: float) -> str:

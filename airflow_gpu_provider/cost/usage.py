@@ -288,29 +288,29 @@ def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
 
 
 def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
-    said = _unpacked(notes.get(f"{_PREFIX}usage", "{}"))
+    record = _unpacked(notes.get(f"{_PREFIX}usage", "{}"))
     return RunUsage(
         key=key,
-        wanted=_spans(said.get("wanted", ())),
-        open=bool(said.get("open")),
-        worked={node: _spans(spans) for node, spans in said.get("worked", {}).items()},
-        computed={uid: _computed(*each) for uid, each in said.get("computed", {}).items()},
-        billed_by=str(said.get("billed_by", "")),
+        wanted=_spans(record.get("wanted", ())),
+        open=bool(record.get("open")),
+        worked={node: _spans(spans) for node, spans in record.get("worked", {}).items()},
+        computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
+        billed_by=str(record.get("billed_by", "")),
     )
 
 
 def _run_to_notes(usage: RunUsage) -> dict[str, str]:
-    said: dict[str, Any] = {
+    record: dict[str, Any] = {
         "wanted": [[format_time(at) for at in span] for span in usage.wanted],
         "open": usage.open,
         "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
     }
     if usage.billed_by:
-        said["billed_by"] = usage.billed_by
+        record["billed_by"] = usage.billed_by
     if usage.computed:
         pods = usage.computed.items()
-        said["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}
-    return {**usage.key.annotations, f"{_PREFIX}usage": _packed(said)}
+        record["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}
+    return {**usage.key.annotations, f"{_PREFIX}usage": _packed(record)}
 
 
 def _computed(node: str, start: str, end: str, gpus: int, share: float) -> Computed:
@@ -323,16 +323,16 @@ def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
 
 def _machines(notes: Mapping[str, str]) -> dict[str, MachineUse]:
     found = {}
-    for said in _unpacked(notes.get(f"{_PREFIX}machines", "[]")):
-        names = [name for name in ("launched_at", "usable_at", "seen_until") if said[name]]
-        times = {name: datetime.fromisoformat(said[name]) for name in names}
-        found[said["id"]] = MachineUse(**{**said, **times})
+    for record in _unpacked(notes.get(f"{_PREFIX}machines", "[]")):
+        names = [name for name in ("launched_at", "usable_at", "seen_until") if record[name]]
+        times = {name: datetime.fromisoformat(record[name]) for name in names}
+        found[record["id"]] = MachineUse(**{**record, **times})
     return found
 
 
-def _packed(said: Any) -> str:
+def _packed(record: Any) -> str:
     """Return it as JSON, compressed where it is long: an object's annotations have 256 KiB together."""
-    text = json.dumps(said)
+    text = json.dumps(record)
     return text if len(text) < _LONG else _ZLIB + base64.b64encode(zlib.compress(text.encode())).decode()
 
 

@@ -128,7 +128,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         from airflow_gpu_provider.addons.cluster_autoscaler import FULL_NAME, what_is_missing
 
         deadline = monotonic() + self.wait_timeout.total_seconds()
-        said = ""
+        logged = ""
         while missing := await in_thread(lambda: what_is_missing(api, clock.now())):
             if monotonic() >= deadline:
                 raise AutoscalerNotRunning(
@@ -140,8 +140,8 @@ class InstallClusterAutoscalerOperator(PoolOperator):
                     image=autoscaler.whole_image,
                     kubernetes=autoscaler.kubernetes,
                 )
-            if missing != said:
+            if missing != logged:
                 self.log.info("waiting: %s", missing)
-                said = missing
+                logged = missing
             await asyncio.sleep(_EVERY)
         return FULL_NAME

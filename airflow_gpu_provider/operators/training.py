@@ -148,8 +148,8 @@ class TrainingOperator(PoolOperator):
         return self._begin(context, {}).resume_without_event(error, lambda: self._namespace_of_pods(context["ti"]))
 
     def _namespace_of_pods(self, ti: Any) -> str:
-        told: str | None = ti.xcom_pull(key="pod_namespace", map_indexes=ti.map_index)
-        return told or self.namespace or "default"
+        pushed: str | None = ti.xcom_pull(key="pod_namespace", map_indexes=ti.map_index)
+        return pushed or self.namespace or "default"
 
     def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
         self._handed_back = event

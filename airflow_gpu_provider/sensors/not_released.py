@@ -37,8 +37,8 @@ def not_released(
         unknown = f"The remaining machines could not be read ({unread.what}); if a switch is set, it terminates them."
         return PoolNotReleased(f"{what} {unknown}", error.fix, **details)
     machines = {group.name: [machine.id for machine in group.machines] for group in snapshot.groups if group.machines}
-    said = [*source, _machines(snapshot), _cost(reconciler, key, snapshot, on_bill), *_switches(snapshot)]
-    return PoolNotReleased(f"{what} {' '.join(said)}", error.fix, **{**details, "machines": machines})
+    sentences = [*source, _machines(snapshot), _cost(reconciler, key, snapshot, on_bill), *_switches(snapshot)]
+    return PoolNotReleased(f"{what} {' '.join(sentences)}", error.fix, **{**details, "machines": machines})
 
 
 def _read(reconciler: Reconciler) -> tuple[PoolSnapshot, list[str]]:
@@ -95,12 +95,14 @@ def _cost_since_launch(snapshot: PoolSnapshot) -> str:
 
 def _switches(snapshot: PoolSnapshot) -> list[str]:
     """Return when the cloud itself ends what is there."""
-    said = []
+    sentences = []
     for group in snapshot.groups:
         if not group.machines or not group.has_switch:
             continue
         if group.switch_at is None:
-            said.append(f"No switch is set for {group.name}: end its machines in the cloud's console if this repeats.")
+            sentences.append(
+                f"No switch is set for {group.name}: end its machines in the cloud's console if this repeats."
+            )
         else:
-            said.append(f"The switch of {group.name} ends them at {group.switch_at:%Y-%m-%d %H:%MZ}.")
-    return said
+            sentences.append(f"The switch of {group.name} ends them at {group.switch_at:%Y-%m-%d %H:%MZ}.")
+    return sentences

@@ -50,8 +50,8 @@ class PodEnd:
 def end_of(pod: PodState) -> PodEnd | None:
     """Return how the pod ended, or None while its base container may still run.
 
-    The end of the base container decides, whatever sidecars do. A base container that exited 0 only because it was told
-    to stop (a script that handles a spot reclaim) did not finish its work: that is not a success.
+    The end of the base container decides, whatever sidecars do. A base container that exited 0 only because it received
+    SIGTERM (a script that handles a spot reclaim) did not finish its work: that is not a success.
     """
     base = pod.base
     if base is not None and base.status == "terminated":
