@@ -146,6 +146,15 @@ class Cluster:
     def nodes(self, node_pool: str) -> list[Any]:
         return list(self.core.list_node(label_selector=f"{NODE_POOL}={node_pool}").items)
 
+    def set_node_ready(self, name: str, *, ready: bool) -> None:
+        """Say so in its status, as its kubelet does, or the control plane where that is silent."""
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        said = {"type": "Ready", "status": str(ready), "reason": "Tested", "lastTransitionTime": at}
+        path, body = f"/api/v1/nodes/{name}/status", {"status": {"conditions": [said]}}
+        kind = "application/strategic-merge-patch+json"
+        code, reply = self.sandbox.control_plane.request("PATCH", path, body, content_type=kind)
+        assert code == 200, reply
+
     def events(self, name: str) -> list[str]:
         """What is told of objects of this name in `default`: reason and message."""
         listed = self.core.list_namespaced_event("default", field_selector=f"involvedObject.name={name}").items

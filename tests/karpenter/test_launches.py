@@ -12,7 +12,7 @@ import pytest
 
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
 from gpu_sandbox.karpenter import MachineCloud, Offering, Refusal
-from tests.karpenter.cluster import Cluster
+from tests.karpenter.cluster import NEVER, Cluster
 from tests.karpenter.nights import Night, failure, told
 from tests.sandbox.running import eventually
 from tests.sandbox.ways import BOTH_WAYS
@@ -179,6 +179,26 @@ def test_a_startup_taint_that_stays_is_named_and_one_that_goes_is_waited_for(clu
         (node,) = cluster.nodes("tainted")
         cluster.core.patch_node(node.metadata.name, {"spec": {"taints": None}})
         training.result(90)
+
+
+def test_a_node_that_is_not_ready_for_a_while_is_told_of_and_waited_for(cluster: Cluster) -> None:
+    """Karpenter may bring no other one, and repairs nothing so soon: the pod goes to the node when that is back."""
+    pool = cluster.node_pool("silent", disruption=NEVER, limits={"nvidia.com/gpu": "1"})
+    Night(pool, "first").train()
+    (node,) = cluster.nodes("silent")
+    with told() as lines:
+        cluster.set_node_ready(node.metadata.name, ready=False)
+        training = Night(pool, "second").begin_train()
+        # Its process says once a minute that it is Ready.
+        eventually(
+            lambda: (
+                cluster.set_node_ready(node.metadata.name, ready=False),
+                lines.matching(f"node {node.metadata.name} .*not Ready"),
+            )[1]
+        )
+        cluster.set_node_ready(node.metadata.name, ready=True)
+        training.result(120)
+    assert [each.metadata.name for each in cluster.nodes("silent")] == [node.metadata.name]
 
 
 def test_a_node_without_a_device_plugin_is_told_of(cluster: Cluster, cloud: MachineCloud) -> None:
