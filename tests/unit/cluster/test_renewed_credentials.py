@@ -189,7 +189,7 @@ async def test_pair_that_is_half_renewed_costs_one_look(
         await asks.ask()
         present[0] = "new"
         certificate.write_bytes(pairs["new"].certificate)
-        with pytest.raises(CredentialsError, match="not whole, or not of its key"):
+        with pytest.raises(CredentialsError, match="incomplete certificates, or ones that do not match its key"):
             await asks.ask()
         key.write_bytes(pairs["new"].key)
         await asks.ask()
