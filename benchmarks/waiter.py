@@ -48,6 +48,7 @@ def our_trigger(pod: dict[str, str]) -> Any:
         {
             "version": RECORD_VERSION,
             "pool": pool(pod["pool"]).serialize(),
+            "kind": wait.run_kind,
             "wait": wait.to_record(),
             "owner": "bench",
             "deferred_at": time.time() - 60,
@@ -58,8 +59,7 @@ def our_trigger(pod: dict[str, str]) -> Any:
 
 def gang_trigger(job: dict[str, str]) -> Any:
     from airflow_gpu_provider.training.wait.gang_wait import GangWait
-    from airflow_gpu_provider.triggers.gang import GpuGangTrigger
-    from airflow_gpu_provider.triggers.pod import RECORD_VERSION
+    from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
     now = datetime.now(UTC)
     wait = GangWait(
@@ -73,10 +73,11 @@ def gang_trigger(job: dict[str, str]) -> Any:
         start_seconds=3600,
         deadline=now + timedelta(hours=1),
     )
-    return GpuGangTrigger(
+    return GpuPodTrigger(
         {
             "version": RECORD_VERSION,
             "pool": pool(job["pool"]).serialize(),
+            "kind": wait.run_kind,
             "wait": wait.to_record(),
             "owner": "bench",
             "deferred_at": time.time() - 60,
@@ -111,7 +112,7 @@ async def wait_for_all(pods: list[dict[str, str]], make: Make) -> None:
 
 async def _first_event(trigger: Any, name: str) -> None:
     async for event in trigger.run():
-        _tell(event=name, at=time.time(), status=event.payload["status"])
+        _tell(event=name, at=time.time(), saw_end=event.payload.get("saw_end"))
         break
     await trigger.cleanup()
 

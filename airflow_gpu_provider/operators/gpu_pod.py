@@ -1,15 +1,15 @@
 """GpuPodOperator: a KubernetesPodOperator that places itself on a GPU pool, and says why when it waits or ends.
 
-It passes Airflow's arguments, callbacks and deferral to PodTry, which manages the life of the task's pods.
+It is the host of PodTry, which manages the life of the task's pods.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pendulum
 from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
@@ -28,23 +28,21 @@ from airflow_gpu_provider.operators.pod_arguments import (
     check_ranks,
     ranks_of,
 )
-from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
+from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.tasks.pool_operator import seconds_of
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
 from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, OnPreemption
+from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, AttemptRecord, OnPreemption
+from airflow_gpu_provider.training.life.run import PodSettings, Run
 from airflow_gpu_provider.training.life.store import CarefulPodManager
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.training.place.queue_name import check_queue_name, queue_of
-from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.triggers.gang import GpuGangTrigger
-from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 
 if TYPE_CHECKING:
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -54,8 +52,6 @@ if TYPE_CHECKING:
 
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
-_POD = RunKind(PodAttempt, PodWait.from_record, GpuPodTrigger)
-_GANG = RunKind(GangAttempt, GangWait.from_record, GpuGangTrigger)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
@@ -158,10 +154,6 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
         check_checkpoint_is_mounted(checkpoint, vars(self))
 
-    @property
-    def _run_kind(self) -> RunKind:
-        return _GANG if self.nodes > 1 else _POD
-
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
@@ -184,27 +176,31 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
     def _told_to_stop(self) -> str:
         return f"received SIGTERM (pod: {self.pod.metadata.name if self.pod else 'none yet'})."
 
-    # -- what it gives to the life of its pods ---------------------------------------------------------------
+    # -- what it gives to its try ----------------------------------------------------------------------------
 
-    def _task(self, context: Context) -> PodTask:
-        return self._task_of(
-            context,
-            self.hook,
-            lambda: self.pod_manager,
+    def _cluster(self) -> PoolHook:
+        hook: PoolHook = self.hook
+        return hook
+
+    def _pod_log(self) -> TaskLog:
+        return TaskLog(
+            log=self.log,
+            containers=self.container_logs,
+            init_containers=self.init_container_logs,
+            get_logs=self.get_logs,
+            with_name=self.container_name_log_prefix_enabled,
+            formatter=self.log_formatter,
+            in_triggerer=self.deferrable,
+            on_line=None if self.deferrable else partial(_tell_progress, self),
+        )
+
+    def _settings(self) -> PodSettings:
+        return self._settings_with(
             self._placement(),
-            pod_log=_pod_log(self),
             has_result=self.do_xcom_push,
             multiple_outputs=bool(self.multiple_outputs),
             is_kept_when_killed=self.on_kill_action == KEEP_POD,
-            build=lambda: self._build(context),
-            create=lambda request: self.get_or_create_pod(request, context),
-            extract_result=lambda pod: self.extract_xcom(pod=pod),
-            release=lambda pod, result: self.post_complete_action(
-                pod=pod, remote_pod=pod, context=context, result=result
-            ),
-            call_back=lambda name, **what: _call_back(self, name, context=context, **what),
-            on_pod=self._show,
-            trigger_kwargs=self.trigger_kwargs or {},
+            trigger_kwargs=self.trigger_kwargs,
             nodes=self.nodes,
             log_ranks=ranks_of(self.log_ranks),
             hang_seconds=seconds_of("hang_timeout", self.hang_timeout),
@@ -216,28 +212,46 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         container = self.base_container_name
         return Placement(pool=pool, gpus=int(self.gpus), base_container=container, shm_size=self.shm_size, queue=queue)
 
-    def _show(self, pod: V1Pod | None) -> None:
+    # -- what its try calls: see PodHost ---------------------------------------------------------------------
+
+    def new_attempt(self, run: Run, owner: Callable[[], Ownership], record: AttemptRecord) -> TaskAttempt:
+        """Return an attempt: a pod, or a gang."""
+        return (GangAttempt if self.nodes > 1 else PodAttempt)(run, self, owner, record)
+
+    def build_pod(self) -> V1Pod:
+        """Return the pod to create, placed."""
+        self.pod_request_obj = self.build_pod_request_obj(self._context)
+        return self.pod_request_obj
+
+    def show_pod(self, pod: V1Pod | None) -> None:
+        """Take the pod as it is known now."""
         self.pod = self.remote_pod = pod
 
-    def _build(self, context: Context) -> V1Pod:
-        self.pod_request_obj = self.build_pod_request_obj(context)
-        return self.pod_request_obj
+    def call_back(self, name: str, **what: V1Pod) -> None:
+        """Call this method of each of KubernetesPodOperator's callbacks, in this worker."""
+        more = {"client": self.client, "mode": ExecutionMode.SYNC, "operator": self, "context": self._context}
+        for callback in self.callbacks:
+            getattr(callback, name)(**more, **what)
+
+    def release_pod(self, pod: V1Pod, result: object) -> None:
+        """Delete or keep a pod as on_finish_action says."""
+        self.post_complete_action(pod=pod, remote_pod=pod, context=self._context, result=cast("Any", result))
 
     # -- KubernetesPodOperator's own steps -------------------------------------------------------------------
 
     @cached_property
     def hook(self) -> Any:
-        return PoolHook(self.rendered_pool, settings_conn_id=self.kubernetes_conn_id)
+        return PoolHook(self.rendered_pool, settings_conn_id=self.kubernetes_conn_id, callbacks=self.callbacks)
 
     @cached_property
     def pod_manager(self) -> CarefulPodManager:
-        return CarefulPodManager(kube_client=self.client, callbacks=self.callbacks)
+        return self._cluster().manager
 
     def build_pod_request_obj(self, context: Context | None = None, **kwargs: Any) -> V1Pod:
         """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
         if context is not None:
             current = self._try or self._begin(context, {})
-            return current.attempt.request(lambda: self._build_unplaced(context, **kwargs))
+            return current.attempt.placed(self._build_unplaced(context, **kwargs))
         placement = self._placement()  # a dry run: no task instance and no cluster
         check_gpus(placement.pool, placement.gpus)
         return place(self._build_unplaced(None, **kwargs), placement)
@@ -249,11 +263,6 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             return self._complete(super().build_pod_request_obj(context, **kwargs))
         finally:
             self.env_vars = given
-
-    def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
-        """Return this try's pod, created now unless an interrupted try did so; all earlier pods are ended first."""
-        current = self._try or self._begin(context, {})
-        return current.attempt.create(pod_request_obj)
 
     def is_istio_enabled(self, pod: V1Pod) -> bool:
         """Return that sidecars may outlive the base container, whose end decides in any case."""
@@ -279,25 +288,6 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         finally:
             if self.on_finish_action != OnFinishAction.DELETE_POD:
                 self.pod_manager.mark_collected(remote_pod)
-
-
-def _pod_log(operator: GpuPodOperator) -> TaskLog:
-    return TaskLog(
-        log=operator.log,
-        containers=operator.container_logs,
-        init_containers=operator.init_container_logs,
-        get_logs=operator.get_logs,
-        with_name=operator.container_name_log_prefix_enabled,
-        formatter=operator.log_formatter,
-        in_triggerer=operator.deferrable,
-        on_line=None if operator.deferrable else partial(_tell_progress, operator),
-    )
-
-
-def _call_back(operator: KubernetesPodOperator, name: str, **what: Any) -> None:
-    """Call this method of each of KubernetesPodOperator's callbacks, in this worker."""
-    for callback in operator.callbacks:
-        getattr(callback, name)(client=operator.client, mode=ExecutionMode.SYNC, operator=operator, **what)
 
 
 def _tell_progress(operator: KubernetesPodOperator, container: str, text: str, at: datetime | None) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
-from airflow_gpu_provider.operators.training import RunKind, TrainingOperator
+from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
-from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, OnPreemption
-from airflow_gpu_provider.training.life.store import CarefulPodManager
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, AttemptRecord, OnPreemption
+from airflow_gpu_provider.training.life.run import PodSettings, Run
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, nodes_needed
+from airflow_gpu_provider.training.place.kinds import Manifest
 from airflow_gpu_provider.training.place.manifest import (
     FILES,
     check_namespace,
@@ -29,8 +32,6 @@ from airflow_gpu_provider.training.place.manifest import (
 )
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus
 from airflow_gpu_provider.training.place.queue_name import check_queue_name
-from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
-from airflow_gpu_provider.triggers.workload import GpuWorkloadTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -83,13 +84,12 @@ class GpuWorkloadOperator(TrainingOperator):
     template_ext: Sequence[str] = FILES
     template_fields_renderers = {"manifest": "yaml"}
     _told_to_stop = "received SIGTERM; its workload is deleted."
-    _run_kind = RunKind(WorkloadAttempt, WorkloadWait.from_record, GpuWorkloadTrigger)
     _doing = "ran a workload on pool {pool}"
 
     def __init__(
         self,
         *,
-        manifest: Mapping[str, Any] | str,
+        manifest: Json | str,
         gpu_pool: GpuPool | None = None,
         block_id: str | None = None,
         namespace: str | None = None,
@@ -147,7 +147,7 @@ class GpuWorkloadOperator(TrainingOperator):
         return self._run_attempts(context)
 
     @cached_property
-    def named_manifest(self) -> dict[str, Any]:
+    def named_manifest(self) -> Manifest:
         """The rendered manifest, with its queue, its namespace and its name."""
         return named(
             with_queue(read_manifest(self.manifest), self.queue_name),
@@ -155,29 +155,27 @@ class GpuWorkloadOperator(TrainingOperator):
             prefix=self.task_id,
         )
 
-    def _task(self, context: Context) -> PodTask:
-        pool = self.rendered_pool
-        hook = PoolHook(pool)
-        return self._task_of(
-            context,
-            hook,
-            lambda: CarefulPodManager(kube_client=hook.core_v1_client),
-            Placement(pool=pool, gpus=0, base_container="", shm_size=self.shm_size),
-            pod_log=TaskLog(
-                log=self.log,
-                containers=True,
-                init_containers=None,
-                get_logs=self.get_logs,
-                with_name=True,
-                formatter=None,
-                in_triggerer=self.deferrable,
-            ),
-            has_result=False,
-            is_kept_when_killed=False,
-            on_pod=lambda pod: None,
-            manifest=lambda: self.named_manifest,
-            **dict.fromkeys(("build", "create", "extract_result", "release", "call_back"), _of_a_pod),
+    def _cluster(self) -> PoolHook:
+        return PoolHook(self.rendered_pool)
+
+    def _pod_log(self) -> TaskLog:
+        return TaskLog(
+            log=self.log,
+            containers=True,
+            init_containers=None,
+            get_logs=self.get_logs,
+            with_name=True,
+            formatter=None,
+            in_triggerer=self.deferrable,
         )
+
+    def _settings(self) -> PodSettings:
+        pool = self.rendered_pool
+        return self._settings_with(Placement(pool=pool, gpus=0, base_container="", shm_size=self.shm_size))
+
+    def new_attempt(self, run: Run, owner: Callable[[], Ownership], record: AttemptRecord) -> TaskAttempt:
+        """Return an attempt: a workload."""
+        return WorkloadAttempt(run, self, owner, record)
 
     def _check_manifest(self, *, is_file_read: bool = False) -> None:
         if not is_still_text(self.manifest) or (is_file_read and not is_template(self.manifest)):
@@ -203,7 +201,3 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
                 check_gpus(pool, gpus)
     except PoolSpecError as error:
         raise PoolSpecError(f"Task {given['task_id']}: {error.what}", error.fix, **error.details) from error
-
-
-def _of_a_pod(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError("A workload's pods are made by its controller.")

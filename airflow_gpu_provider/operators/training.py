@@ -1,6 +1,6 @@
 """TrainingOperator: what GpuPodOperator and GpuWorkloadOperator have in common.
 
-It passes Airflow's arguments and deferral to PodTry, which runs one attempt after another.
+It is the host of PodTry, which runs one attempt after another.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
@@ -19,15 +21,14 @@ from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.preemptions import OnPreemption, Preemptions
-from airflow_gpu_provider.training.life.store import CarefulPodManager
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord, OnPreemption, Preemptions
+from airflow_gpu_provider.training.life.run import PodSettings, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
-from airflow_gpu_provider.training.life.task_cluster import TaskCluster
+from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.checkpoint import check_location
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
 if TYPE_CHECKING:
@@ -35,14 +36,6 @@ if TYPE_CHECKING:
 
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
-
-
-class RunKind(NamedTuple):
-    """How a training's pods are started, waited for, and waited for in a triggerer."""
-
-    attempt: type[TaskAttempt]
-    read_wait: Callable[[Mapping[str, Any]], AttemptWait]
-    trigger: type[GpuPodTrigger]
 
 
 class TrainingOperator(PoolOperator):
@@ -71,6 +64,7 @@ class TrainingOperator(PoolOperator):
     schedule_timeout_seconds: Any
     startup_timeout_seconds: Any
     termination_grace_period: Any
+    _context: Context
 
     def __init__(
         self,
@@ -91,11 +85,6 @@ class TrainingOperator(PoolOperator):
                 f"Task {self.task_id}: idle_gpu_timeout with utilization=False.", "Leave out one of the two."
             )
         self.gpu_watching = GpuWatching(warn_seconds=warn, end_seconds=end) if utilization else None
-
-    @property
-    @abstractmethod
-    def _run_kind(self) -> RunKind:
-        """How its attempts run."""
 
     @property
     @abstractmethod
@@ -142,7 +131,7 @@ class TrainingOperator(PoolOperator):
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Continue with the trigger's event: collect log and result, and resume or raise how the attempt ended."""
-        return self._begin(context, event).resume(WaitOutcome.of_event(event, self._run_kind.read_wait))
+        return self._begin(context, event).resume(WaitOutcome.from_record(event))
 
     def _go_on_without_event(self, error: Exception, context: Context) -> Any:
         return self._begin(context, {}).resume_without_event(error, lambda: self._namespace_of_pods(context["ti"]))
@@ -169,61 +158,80 @@ class TrainingOperator(PoolOperator):
 
     def _begin(self, context: Context, event: Mapping[str, Any]) -> PodTry:
         """Return the try of this process, new or continued."""
-        self._try = PodTry(self._task(context), event)
+        self._context = context
+        self._try = PodTry(self._run(context), self, event)
         return self._try
 
-    def _defer(self, record: dict[str, Any], timeout: timedelta) -> None:
-        trigger = self._run_kind.trigger({"version": RECORD_VERSION, **record})
-        self.defer(trigger=trigger, method_name="trigger_reentry", timeout=timeout)
+    def _run(self, context: Context) -> Run:
+        """Return the try of this context; raises PoolSpecError if there is no pool."""
+        from airflow_gpu_provider.tasks.run_identity import lock_holder
 
-    # -- what it gives to the life of its pods ---------------------------------------------------------------
+        return Run(
+            log=self.log,
+            pod_log=self._pod_log(),
+            cluster=self._cluster(),
+            stop=self._stop,
+            started_at=context["ti"].start_date,
+            holder=lock_holder(context),
+            settings=self._settings(),
+        )
 
     @abstractmethod
-    def _task(self, context: Context) -> PodTask:
-        """Return the try of this context; raises PoolSpecError if there is no pool."""
+    def _cluster(self) -> PoolHook:
+        """Return the hook of the pool's cluster."""
 
-    def _task_of(
-        self,
-        context: Context,
-        hook: PoolHook,
-        make_manager: Callable[[], CarefulPodManager],
-        placement: Placement,
-        **own: Any,
-    ) -> PodTask:
-        """Return the try of this context, with more of PodTask's arguments."""
-        from airflow_gpu_provider.tasks.run_identity import lock_holder, run_key
+    @abstractmethod
+    def _pod_log(self) -> TaskLog:
+        """Return the log of the try's pods."""
 
-        ti, pool = context["ti"], self.rendered_pool
-        return PodTask(
-            log=self.log,
-            cluster=TaskCluster(
-                pool=pool, hook=hook, base_container=placement.base_container, make_manager=make_manager
-            ),
+    @abstractmethod
+    def _settings(self) -> PodSettings:
+        """Return what the author of the task has chosen for its pods."""
+
+    def _settings_with(self, placement: Placement, **own: Any) -> PodSettings:
+        """Return them with the arguments that all operators have."""
+        return PodSettings(
             placement=placement,
-            stop=self._stop,
             checkpoint=self.checkpoint,
             preemptions=self._preemptions(),
             schedule_seconds=self.schedule_timeout_seconds,
             start_seconds=self.startup_timeout_seconds,
             execution_timeout=self.execution_timeout,
-            started_at=ti.start_date,
             grace_seconds=self.termination_grace_period,
             reattaches=self.reattach_on_restart,
             deferrable=self.deferrable,
-            holder=lock_holder(context),
-            owner=lambda: Ownership.of(ti, run_key(context, pool.name, self.block_id)),
-            execute=lambda: self.execute(context),
-            defer=self._defer,
-            push=lambda key, value: ti.xcom_push(key=key, value=value),
+            on_finish=self.on_finish_action,
             gpus=self.gpu_watching,
-            new_attempt=self._run_kind.attempt,
-            keeps=self._keeps,
             **own,
         )
 
-    def _keeps(self, succeeded: bool) -> bool:
-        action = self.on_finish_action
-        return action != "delete_pod" and not (succeeded and action == "delete_succeeded_pod")
+    # -- what its try calls: see Host ------------------------------------------------------------------------
+
+    @abstractmethod
+    def new_attempt(self, run: Run, owner: Callable[[], Ownership], record: AttemptRecord) -> TaskAttempt:
+        """Return an attempt."""
+
+    def ownership(self) -> Ownership:
+        """Return the owner of what the try creates."""
+        from airflow_gpu_provider.tasks.run_identity import run_key
+
+        return Ownership.of(self._context["ti"], run_key(self._context, self.rendered_pool.name, self.block_id))
+
+    def run_again(self) -> Any:
+        """Run the try once more, in this worker."""
+        return self.execute(self._context)
+
+    def wait_in_triggerer(self, record: dict[str, Any], timeout: timedelta) -> NoReturn:
+        """Defer with a trigger of this record."""
+        trigger = GpuPodTrigger({"version": RECORD_VERSION, **record})
+        self.defer(trigger=trigger, method_name="trigger_reentry", timeout=timeout)
+
+    def push(self, key: str, value: Any) -> None:
+        """Push an XCom."""
+        self._context["ti"].xcom_push(key=key, value=value)
+
+    def show_pod(self, pod: V1Pod | None) -> None:
+        """Take the pod as it is known now."""
 
     def _preemptions(self) -> Preemptions:
         return Preemptions.of(

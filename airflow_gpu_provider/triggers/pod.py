@@ -1,15 +1,15 @@
-"""GpuPodTrigger: waits for a pod in the triggerer, via the shared watch, and explains the wait in the task's log."""
+"""GpuPodTrigger: waits for a pod, a gang or a workload in the triggerer, and explains the wait in the task's log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.triggers.base import TriggerEvent
 
@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.leases import LEASES
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
@@ -29,16 +29,14 @@ from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.life.machine import may_be_spot
-from airflow_gpu_provider.training.log.followed_log import PodLogs
 from airflow_gpu_provider.training.log.kept_lines import KeptLines
-from airflow_gpu_provider.training.log.object_logs import GangLogs
-from airflow_gpu_provider.training.wait.end import end_of
-from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.watch.following import Following, PodFollowing
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome, read_wait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
-from airflow_gpu_provider.training.watch.watch_loop import cluster_access
+from airflow_gpu_provider.training.watch.run_kind import Logs
+from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, run_kind_of
 from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, wait_out_airflow_72716
-from airflow_gpu_provider.triggers.record import Recorded
+from airflow_gpu_provider.triggers.record import Recorded, Values
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 
 RECORD_VERSION = 1
@@ -49,15 +47,11 @@ _RESULT_WITHIN = 10.0
 
 
 class GpuPodTrigger(Recorded):
-    """Waits until a pod's base container has ended.
+    """Waits until what an attempt runs has ended: a pod, a gang or a workload.
 
-    Yields one event for GpuPodOperator.trigger_reentry: `status` ("success", "failed": its container has ended;
-    "timeout": the wait is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
-    `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest, and whether this trigger
-    has `streamed` any of it), `lines` (what was logged of a pod that may have been preempted and that another one may
-    follow: KeptLines.packed) and `result`, the text of the result file: read at once, because the pod's node may be
-    gone before a worker starts; None if it is longer than LONGEST_RESULT, or could not be read. And `gpu_use`, a
-    GpuUse's record. It never raises: an exception in a trigger would lose its type.
+    Yields one event, a WaitOutcome's record. The result file is read at once, because the pod's node may be gone before
+    a worker starts; its text is left out if it is longer than LONGEST_RESULT, or could not be read. It never raises: an
+    exception in a trigger would lose its type.
 
     A cluster that cannot be reached, or opened, is retried until the pod's deadline. A record of a later release is
     handed back to a worker, which continues with the same pod: see `records`.
@@ -65,22 +59,20 @@ class GpuPodTrigger(Recorded):
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
     Args:
-        record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
-            groups' spec), "key" (the demand that covers the pod), "owns_demand" (that is a
-            Lease of the task's own), "holder" (for the pool's lock), "deferred_at",
-            "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own), "logs" (which containers' logs
-            are streamed; see PodLogs), "has_next" (another pod follows if it is preempted: its worker gets what was
-            logged; see KeptLines), "result" (the "container" and "path" of the pod's result file), "pause" (seconds
-            before it begins, after a setback) and "extra" (more entries for the event).
+        record: Its whole state, versioned: "pool" (the spec), "kind" and "wait" (what is waited for: see read_wait),
+            "owner" (who writes the groups' spec), "key" (the demand that covers the pods), "owns_demand" (that is a
+            Lease of the task's own), "holder" (for the pool's lock), "deferred_at", "delete_on_kill", "grace_seconds"
+            (of that deletion; None for the pods' own), "logs" (which containers' logs are streamed; see PodLogs),
+            "has_next" (another attempt follows if it is preempted: its worker gets what was logged; see KeptLines),
+            "result" (the "container" and "path" of the result file), "pause" (seconds before it begins, after a
+            setback) and "extra" (more entries for the event).
     """
 
-    following: ClassVar[Following] = PodFollowing()
-
-    def __init__(self, record: dict[str, Any]) -> None:
+    def __init__(self, record: Values) -> None:
         super().__init__(record)
         self._connection = AsyncExitStack()
         self._api: AsyncApi | None = None
-        self._logs: PodLogs | GangLogs | None = None
+        self._logs: Logs | None = None
         self._gpus: GpuSampler | None = None
         self._own: set[str] = set()
         self._kept = KeptLines(lambda *line: self.log.log(*line))
@@ -94,57 +86,58 @@ class GpuPodTrigger(Recorded):
             return
         wait = self._wait()
         await asyncio.sleep(self.record.get("pause") or 0.0)
-        event = await self._event(wait)
+        outcome = await self._outcome(wait)
         await wait_out_airflow_72716(self.record["deferred_at"])
-        extra = {**(self.record.get("extra") or {}), "logs": await self._logs_so_far()}
-        if self.record.get("has_next") and self._may_be_preempted(event):
-            extra["lines"] = self._kept.packed()
+        outcome = replace(outcome, logs=await self._logs_so_far())
+        if self.record.get("has_next") and self._may_be_preempted(outcome):
+            outcome = replace(outcome, lines=self._kept.packed())
         if self._gpus is not None:
-            extra["gpu_use"] = self._gpus.use.to_record()
-        about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
+            outcome = replace(outcome, gpu_use=self._gpus.use)
         await self.undo_if_nobody_waits()
         await self.cleanup()  # nobody else does in a dag.test(), whose loop then ends with the connection open
-        yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
+        event = {**(self.record.get("extra") or {}), **outcome.to_record()}
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
-    def _wait(self) -> PodWait:
-        return PodWait.from_record(self.record["wait"])
+    def _wait(self) -> AttemptWait:
+        return read_wait(self.record["kind"], self.record["wait"])
 
-    async def _event(self, wait: PodWait) -> dict[str, Any]:
+    async def _outcome(self, wait: AttemptWait) -> WaitOutcome:
         say, warn = partial(self._kept.log, logging.INFO), partial(self._kept.log, logging.WARNING)
         narrator = Narrator(say, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(warn, started=wait.started)
             progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
-            pod = self._pod_of_result(wait, progress) if progress.error is None else None
+            pod = wait.pod_with_result(progress.result or {}) if progress.error is None else None
             result = await self._read_result(wait.namespace, pod) if pod else None
-            return {**_event(progress), "result": result}
+            return replace(WaitOutcome.of_progress(wait, progress), result=result)
         except GpuError as error:
-            return {"status": "error", "message": str(error), "error": error.to_record()}
+            return WaitOutcome.of_failure(wait, error)
         except Exception as error:
             # The operator checks the pod, and has it watched again if it still runs.
             self.log.exception("The wait for %s failed", wait.name)
-            return {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
+            failed = GpuError(f"The wait for {wait.what} failed: {error}.", "See the log above.")
+            return WaitOutcome.of_failure(wait, failed)
 
-    async def _watch(self, wait: PodWait, narrator: Narrator) -> Progress:
-        pool, following, log = deserialize_pool(self.record["pool"]), self.following, self._kept.log
+    async def _watch(self, wait: AttemptWait, narrator: Narrator) -> Progress:
+        pool, kind, log = deserialize_pool(self.record["pool"]), run_kind_of(wait), self._kept.log
         if self._api is None:
             # Kept until `cleanup`, which follows `on_kill`: that has little time, and finding a cluster takes some.
             self._api = await self._connection.enter_async_context(self._connected())
-        logs = self._logs = following.logs(self._api, wait, self._to_stream(), log)
+        logs = self._logs = kind.logs(self._api, self._to_stream(), log)
         if self._gpus is None:
             say, warn = partial(log, logging.INFO), partial(log, logging.WARNING)
             self._gpus = GpuSampler(self._api, wait, say=say, warn=warn)
-        how = {"owner": self.record["owner"], "narrator": narrator}
+        owner = self.record["owner"]
         async with logs, self._gpus as gpus:
-            progress = await following.follow(self._api, pool, wait, logs, gpus, log, **how)
+            progress = await follow(kind, self._api, pool, logs, gpus, log, owner=owner, narrator=narrator)
             await wait_out_airflow_72716(self.record["deferred_at"])
         return progress
 
-    def _may_be_preempted(self, event: Mapping[str, Any]) -> bool:
+    def _may_be_preempted(self, outcome: WaitOutcome) -> bool:
         """Return True unless it has certainly not been: a worker asks the cloud, which may have taken its machine."""
-        has_succeeded = event["status"] == "success"
-        return not has_succeeded or (not event["result"] and may_be_spot(deserialize_pool(self.record["pool"])))
+        has_succeeded = outcome.error is None
+        return not has_succeeded or (not outcome.result and may_be_spot(deserialize_pool(self.record["pool"])))
 
     def _to_stream(self) -> dict[str, Any] | None:
         """Return what is to be streamed: from where this trigger has got to, or the record says."""
@@ -164,9 +157,6 @@ class GpuPodTrigger(Recorded):
             return {"positions": handed, "may_repeat": True}
         rest = await self._logs.safe_rest()
         return {**rest, "streamed": rest["positions"] != handed}
-
-    def _pod_of_result(self, wait: PodWait, progress: Progress) -> str | None:
-        return wait.name
 
     async def _read_result(self, namespace: str, pod: str) -> str | None:
         where = self.record.get("result")
@@ -200,12 +190,12 @@ class GpuPodTrigger(Recorded):
             return
         try:
             async with self._connected() as api:
-                pods = await self._pods(api, wait)
-                if self._has_ended(pods, wait) and await goes_on(self):
+                pods = await run_kind_of(wait).pods(api)
+                if wait.has_ended(pods) and await goes_on(self):
                     self.log.info("%s has ended; the task collects it when it resumes.", what)
                     return
                 grace = self.record.get("grace_seconds")
-                is_deleted = await api.delete(self._path(wait), uid=wait.uid, grace_period_seconds=grace)
+                is_deleted = await api.delete(wait.path, uid=wait.uid, grace_period_seconds=grace)
         except GpuError as error:
             self.log.error("%s could not be deleted and keeps running until its deadline: %s", what, error)
             return
@@ -214,17 +204,6 @@ class GpuPodTrigger(Recorded):
         for pod in pods:
             await in_thread(self._note_use, pod)
         await self._release()
-
-    def _path(self, wait: Any) -> str:
-        return f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
-
-    async def _pods(self, api: AsyncApi, wait: Any) -> list[dict[str, Any]]:
-        """Return the pods of the wait's object, as JSON."""
-        pod = await api.get(self._path(wait))
-        return [pod] if pod and pod["metadata"]["uid"] == wait.uid else []
-
-    def _has_ended(self, pods: Sequence[Json], wait: Any) -> bool:
-        return any(end_of(PodState.parse(pod, wait.base_container)) for pod in pods)
 
     async def _release(self) -> None:
         """Release the pod's node if no ScaleDownSensor will: the run is over, or no demand covers the pod."""
@@ -243,12 +222,12 @@ class GpuPodTrigger(Recorded):
         opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
         await in_thread(release_quietly, opened, key, log=self.log, own=self._own or {self._wait().uid})
 
-    def _note_use(self, ended: dict[str, Any]) -> None:
+    def _note_use(self, pod: Json) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""
         pool, use = deserialize_pool(self.record["pool"]), self._gpus.use if self._gpus is not None else None
         record_pods(
             lambda: cluster_access(pool).api_client(),
-            [ended],
+            [pod],
             self.log.warning,
             computed=use.mean / 100 if use is not None and use.mean is not None else None,
             sampled=sampled_time(use) if use is not None else timedelta(),
@@ -262,13 +241,3 @@ class GpuPodTrigger(Recorded):
         """Close the connection to the cluster."""
         self._api = None
         await self._connection.aclose()
-
-
-def _event(progress: Progress) -> dict[str, Any]:
-    result = dict(progress.result or {})
-    has_ended = result.pop("container_ended", False)
-    if progress.error is None:
-        return {"status": "success", "message": "", "error": None, **result}
-    given_up = "error" if progress.result is None else "timeout"
-    status = "failed" if has_ended else given_up
-    return {"status": status, "message": str(progress.error), "error": progress.error.to_record(), **result}

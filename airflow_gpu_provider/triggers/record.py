@@ -18,6 +18,9 @@ from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_r
 from airflow_gpu_provider.triggers.deferral_delay import wait_out_airflow_72716
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
 
+Values = dict[str, Any]
+"""A trigger's record, or an event, as JSON values."""
+
 _undoing: set[asyncio.Task[None]] = set()
 
 
@@ -28,7 +31,7 @@ class Recorded(BaseTrigger):
         record: Its whole state, versioned; "deferred_at" is in each.
     """
 
-    def __init__(self, record: dict[str, Any]) -> None:
+    def __init__(self, record: Values) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
 

@@ -98,8 +98,8 @@ def test_success_outranks_the_error_of_the_trigger(pool: EksGpuPool, core: clien
     context = context_of(task)
     deferral = deferred(task, context)
     eventually(lambda: phase_of(core, context) == "Succeeded")
-    name = context["ti"].xcoms["pod_name"]
-    event = {"status": "error", "message": str(AWAY), "error": AWAY.to_record(), "name": name, "namespace": "default"}
+    wait = deferral.trigger.record["wait"]  # type: ignore[attr-defined]
+    event = {**{key: wait[key] for key in ("name", "namespace", "uid")}, "saw_end": False, "error": AWAY.to_record()}
     assert resumption(task, deferral, context, event)() is None
 
 
@@ -119,7 +119,7 @@ def test_cluster_that_cannot_be_opened_at_first_is_opened_later(
     deferral = deferred(task, context)
     monkeypatch.setattr(pod_trigger, "cluster_access", open_at_last)
     event = asyncio.run(first_event(copy_of(deferral.trigger)))
-    assert event["status"] == "success"
+    assert (event["saw_end"], event["error"]) == (True, None)
     assert not failures
     assert resumption(task, deferral, context, event)() is None
 
@@ -131,8 +131,8 @@ def test_pod_that_runs_is_watched_again_however_often_that_failed(pool: EksGpuPo
     pauses = []
     for _ in range(5):
         record = deferral.trigger.record  # type: ignore[attr-defined]
-        failed = {"status": "error", "message": str(AWAY), "error": AWAY.to_record(), **record["extra"]}
-        event = {**failed, "name": record["wait"]["name"], "namespace": "default"}
+        failed = {"saw_end": False, "error": AWAY.to_record(), **record["extra"]}
+        event = {**failed, **{key: record["wait"][key] for key in ("name", "namespace", "uid")}}
         with pytest.raises(TaskDeferred) as again:
             resumption(training(pool, *FOREVER), deferral, context, event)()
         deferral = again.value
@@ -152,15 +152,15 @@ def test_worker_that_cannot_reach_the_cluster_has_the_pod_watched_again(
     event = asyncio.run(first_event(copy_of(deferral.trigger)))
     resumed = training(pool, do_xcom_push=True)
     with monkeypatch.context() as away:
-        away.setattr("airflow_gpu_provider.training.life.hook.PoolHook.get_pod", _unreachable)
+        away.setattr("airflow_gpu_provider.training.life.store.TaskPods.read", _unreachable)
         with pytest.raises(TaskDeferred) as again:
             resumption(resumed, deferral, context, event)()
     event = asyncio.run(first_event(copy_of(again.value.trigger)))
     assert resumption(training(pool, do_xcom_push=True), again.value, context, event)() == [7]
 
 
-def _unreachable(*_: Any) -> Any:
-    raise client.ApiException(status=503, reason="away")
+def _unreachable(*_: Any, **__: Any) -> Any:
+    raise AWAY
 
 
 def test_pod_of_another_task_that_took_the_name_is_left_alone(pool: EksGpuPool, core: client.CoreV1Api) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
@@ -104,11 +105,10 @@ def test_a_night_on_machines_with_a_wrong_clock(
     monkeypatch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(minutes=minutes))
     seen: dict[str, Any] = {}
 
-    class Training(GpuPodOperator):
-        def get_or_create_pod(self, pod_request_obj: Any, context: Any) -> Any:
-            pod = super().get_or_create_pod(pod_request_obj, context)
+    class Created(KubernetesPodOperatorCallback):
+        @staticmethod
+        def on_pod_creation(*, pod: Any, **_: Any) -> None:
             seen["pod"] = core.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
-            return pod
 
     began = datetime.now(UTC)
     result = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, timeout=timedelta(minutes=5)))
@@ -120,11 +120,12 @@ def test_a_night_on_machines_with_a_wrong_clock(
     assert began + MAX_RUNTIME - CLOSE < lease.until < began + MAX_RUNTIME + ensured_in + CLOSE
 
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, timeout=timedelta(minutes=5)))
-    train = Training(
+    train = GpuPodOperator(
         task_id="train",
         gpu_pool=pool,
         image="busybox:1.36",
         cmds=["true"],
+        callbacks=Created,
         schedule_timeout_seconds=300,
         startup_timeout_seconds=300,
     )

@@ -14,22 +14,36 @@ from typing import Any, Self
 
 import msgspec
 
+from airflow_gpu_provider.errors import GpuError
+
 _HANDED_BACK = "handed back"
 
 
 class Record:
-    """A dataclass that travels: times as ISO 8601."""
+    """A dataclass that travels: times as ISO 8601, errors as their own records."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        record: dict[str, Any] = msgspec.to_builtins(self)
+        record: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_encoded)
         return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Read what `to_record` wrote: what an earlier release did not write has its default, and what is not known
         is left out."""
-        return msgspec.convert(record, cls, strict=False)
+        return msgspec.convert(record, cls, strict=False, dec_hook=_decoded)
+
+
+def _encoded(value: object) -> object:
+    if isinstance(value, GpuError):
+        return value.to_record()
+    raise NotImplementedError(type(value))
+
+
+def _decoded(kind: type, record: Any) -> object:
+    if issubclass(kind, GpuError):
+        return GpuError.from_record(record)
+    raise NotImplementedError(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from airflow_gpu_provider.errors import (
     PodResultLost,
 )
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
+from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.machine import PodMachine
-from airflow_gpu_provider.training.life.task_cluster import TaskCluster
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
@@ -149,21 +149,23 @@ def _sidecar(state: PodState | None, status: str) -> ContainerState | None:
     return next((one for one in others if one.name == XCOM_SIDECAR and one.status == status), None)
 
 
-def explained(error: GpuError | None, watched: WaitOutcome, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
+def explained(
+    error: GpuError | None, watched: WaitOutcome, pod: PodState | None, base: str, cluster: PoolHook
+) -> GpuError | None:
     """Return how a pod ended, from its own state (`error`), its machine, its last log lines and its node.
 
-    A node whose GPU proves to be broken is marked.
+    `base` is its main container. A node whose GPU proves to be broken is marked.
     """
     if error is None and watched.result:
         return None  # it was written before the container ended, and its machine has answered since
-    node = (pod.spec.node_name if pod is not None else "") or ""
+    node = (pod.node if pod is not None else "") or ""
     machine = PodMachine(
-        watched.machine, cluster.pool, lambda: cluster.hook.platform, lambda node: machine_of(cluster.api, node)
+        watched.machine, cluster.pool, lambda: cluster.platform, lambda node: machine_of(cluster.api, node)
     )
     error = machine.judged(error, pod=watched.name, node=node)
     if type(error) is not PodFailed or pod is None:
         return error
-    lines = last_lines(cluster.client, pod, error.details.get("container") or cluster.base_container)
+    lines = last_lines(cluster.core_v1_client, pod, error.details.get("container") or base)
     bad_gpu = cluster.gpu_health.of_node(node)
     cause = diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
     if isinstance(cause, BadGpu):
@@ -188,9 +190,10 @@ def read_result(
     error: GpuError | None,
     watched: WaitOutcome,
     *,
-    cluster: TaskCluster,
-    extract: Callable[[V1Pod], Any],
-) -> tuple[Any, GpuError | None]:
+    base: str,
+    cluster: PoolHook,
+    extract: Callable[[V1Pod], object],
+) -> tuple[object, GpuError | None]:
     """Return the pod's result, and how it ended; the result is required only if the pod succeeded.
 
     If the wait has not read it, `extract` does, and ends the container that keeps it.
@@ -210,11 +213,11 @@ def read_result(
             _log.info("The failed pod's result is left out: %s", missing.what)
             return None, error
         if isinstance(missing, PodFailed):
-            return None, explained(missing, watched, pod, cluster)
+            return None, explained(missing, watched, state, base, cluster)
         raise
 
 
-def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any], *, succeeded: bool) -> Any:
+def _extracted(pod: V1Pod, cluster: PoolHook, extract: Callable[[V1Pod], object], *, succeeded: bool) -> object:
     name = pod.metadata.name
     try:
         return extract(pod)
@@ -222,13 +225,12 @@ def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any]
         raise invalid(error.doc, error, pod=name, succeeded=succeeded) from None
     except Exception as error:
         # On exec, each library below raises its own errors: the pod's state tells what they mean.
-        now = cluster.pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)
-        state = cluster.state(now) if now is not None else None
+        state = cluster.pods.state(cluster.api.sanitize_for_serialization(pod))
         is_there = is_node_there(cluster.api, pod.spec.node_name)
         raise unread(state, error, pod=name, node_is_there=is_there, succeeded=succeeded) from error
 
 
-def _end_sidecar(pod: V1Pod, cluster: TaskCluster) -> None:
+def _end_sidecar(pod: V1Pod, cluster: PoolHook) -> None:
     """End the container that keeps the result: it ignores SIGTERM, and would keep the node for the grace period."""
     try:
         cluster.manager.extract_xcom_kill(pod)

@@ -16,8 +16,7 @@ from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gp
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.store import attempt_of
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.place.checkpoint import (
     check_claims_reach,
     check_location,
@@ -32,7 +31,7 @@ CREATE_WITHIN = timedelta(minutes=5)
 """How long a worker tries to create a pod: a quota exhausted for longer is left to the task's retries."""
 
 
-def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
+def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
     """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
 
     Each comes with the name of the container that has the GPUs, and their number; None if unknown.
@@ -40,30 +39,30 @@ def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_
     Raises:
         GpuError: They cannot, or it cannot be determined.
     """
-    cluster, pool = task.cluster, task.cluster.pool
-    groups = cache(cluster.hook.platform.observe)
-    if task.checkpoint:
-        check_location(task.checkpoint)
+    cluster, pool, checkpoint = run.cluster, run.cluster.pool, run.settings.checkpoint
+    groups = cache(cluster.platform.observe)
+    if checkpoint:
+        check_location(checkpoint)
     for pod, base, gpus in pods:
         warnings = [grace_warning(pool, pod.spec.termination_grace_period_seconds)]
         if gpus:
             check_gpus(pool, gpus)
             warnings.append(idle_gpus_warning(pool, gpus))
         for warning in filter(None, warnings):
-            task.log.warning("%s", warning)
-        if task.checkpoint:
-            check_outlives_pod(task.checkpoint, pod, base, pool, groups)
-        check_claims_reach(pod, pool, cluster.client, groups)
+            run.log.warning("%s", warning)
+        if checkpoint:
+            check_outlives_pod(checkpoint, pod, base, pool, groups)
+        check_claims_reach(pod, pool, cluster.core_v1_client, groups)
     if not is_wanted():
         check_nodes_can_come(pool, groups)
 
 
-def check_exec(task: PodTask, namespace: str) -> None:
+def check_exec(run: Run, namespace: str) -> None:
     """Raise PermissionDenied if the result of the task's pod could not be read; not if the API server does not say."""
-    if not task.has_result:
+    if not run.settings.has_result:
         return
     try:
-        missing = verbs_missing_for_exec(task.cluster.api, namespace)
+        missing = verbs_missing_for_exec(run.cluster.api, namespace)
     except GpuError as error:
         _log.debug("Whether exec is allowed is not known: %s", error)
         return
@@ -78,42 +77,14 @@ def check_exec(task: PodTask, namespace: str) -> None:
         )
 
 
-def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Placement:
-    """Return the placement of the task's next pod: where it runs, its owner, its deadline and its environment."""
-    now = task.cluster.clock.now()
+def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
+    """Return the placement of the try's next pod: where it runs, its owner, its deadline and its environment."""
+    now, settings = run.cluster.clock.now(), run.settings
     return replace(
-        task.placement,
+        settings.placement,
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
         annotations=owner.annotations,
-        avoid=task.cluster.gpu_health.avoidance(),
-        env=environment(checkpoint=task.checkpoint, run_id=owner.task, attempt=owner.attempt),
+        avoid=run.cluster.gpu_health.avoidance(),
+        env=environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
     )
-
-
-def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: Callable[[V1Pod], None]) -> V1Pod:
-    """Return this try's pod, created now unless an interrupted try did so; all earlier pods are ended first.
-
-    `on_request` is called just before it is created: from then on it may exist.
-
-    Raises:
-        GpuError: It is refused, or the cluster does not answer.
-    """
-    pods, namespace = task.cluster.pods, request.metadata.namespace
-    newest = pods.newest_of_try(namespace, owner) if task.reattaches else None
-    current = newest if newest is not None and attempt_of(newest) >= owner.attempt else None
-    there = pods.of_task(namespace, owner)
-    earlier = [pod for pod in there if current is None or pod.metadata.uid != current.metadata.uid]
-    for pod in earlier:
-        if not pod.metadata.deletion_timestamp:
-            task.log.info("Deleting pod %s of an earlier try or attempt.", pod.metadata.name)
-            pods.delete(pod)
-    if current is not None:
-        task.log.info("Continuing with pod %s, which this try has already created.", current.metadata.name)
-        return current
-    check_exec(task, namespace)
-    pods.await_end(earlier, task.cluster.clock, task.log.info)
-    on_request(request)
-    pod = pods.create(request, owner, grace_seconds=task.grace_seconds or 30)
-    task.log.info("Created pod %s/%s.", pod.metadata.namespace, pod.metadata.name)
-    return pod

@@ -1,18 +1,24 @@
-"""PoolHook: the hook that KubernetesPodOperator needs, for the cluster of a GPU pool."""
+"""PoolHook: a pool's cluster as one task's worker reaches it, and the hook that KubernetesPodOperator needs."""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from kubernetes.client import CoreV1Api, V1Pod
+from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
+from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.errors import ConnectionNotFound, PoolSpecError
+from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.errors import ConnectionNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.base import Platform, platform_for
 from airflow_gpu_provider.platforms.external.platform import extras_of
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.scaling.state.gpu_health import GpuHealth
+from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods
 
 _MAY_BE_MISSING = "kubernetes_default"  # as for KubernetesPodOperator, whose default it is
 
@@ -20,25 +26,33 @@ _MAY_BE_MISSING = "kubernetes_default"  # as for KubernetesPodOperator, whose de
 class PoolHook:
     """Reaches the cluster with the pool's own connection; tokens are made in-process.
 
-    It satisfies `PodOperatorHookProtocol`. It is never stored: a trigger makes its own from the pool's spec.
+    It satisfies `PodOperatorHookProtocol`. Nothing is requested before it is needed.
 
     Args:
         pool: The rendered spec.
         settings_conn_id: The connection of type kubernetes that has the XCom sidecar's settings, if the pool's own
             connection is a cloud's, which has none; None for no settings.
+        callbacks: KubernetesPodOperator's, of the task.
     """
 
     is_in_cluster = False
 
-    def __init__(self, pool: GpuPool, *, settings_conn_id: str | None = None) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        pool: GpuPool,
+        *,
+        settings_conn_id: str | None = None,
+        callbacks: list[type[KubernetesPodOperatorCallback]] | None = None,
+    ) -> None:
+        self.pool = pool
+        self._callbacks = callbacks
         own = pool.kubernetes_conn_id if isinstance(pool, KubernetesGpuPool) else None
         self._settings_conn_id = own or settings_conn_id
 
     @cached_property
     def platform(self) -> Platform:
         """The pool's cloud."""
-        return platform_for(self._pool)
+        return platform_for(self.pool)
 
     @cached_property
     def access(self) -> ClusterAccess:
@@ -53,6 +67,34 @@ class PoolHook:
         """Return a separate client, for a thread or a signal handler that must not wait for another's locks."""
         return CoreV1Api(self.access.api_client(for_exec=True))
 
+    @property
+    def api(self) -> ApiClient:
+        return self.core_v1_client.api_client
+
+    @cached_property
+    def manager(self) -> CarefulPodManager:
+        """What creates and deletes pods."""
+        return CarefulPodManager(kube_client=self.core_v1_client, callbacks=self._callbacks)
+
+    @cached_property
+    def pods(self) -> TaskPods:
+        return TaskPods(self.api)
+
+    @cached_property
+    def clock(self) -> ServerClock:
+        return ServerClock(self.api)
+
+    @cached_property
+    def gpu_health(self) -> GpuHealth:
+        return GpuHealth(self.api, self.pool)
+
+    def now(self) -> datetime:
+        """Return the cluster's time, or this machine's if the cluster does not answer."""
+        try:
+            return self.clock.now()
+        except GpuError:
+            return SystemClock().now()
+
     def get_pod(self, name: str, namespace: str) -> V1Pod:
         return self.core_v1_client.read_namespaced_pod(name, namespace)
 
@@ -65,10 +107,10 @@ class PoolHook:
     def get_xcom_sidecar_container_image(self) -> str | None:
         return self._settings.get("xcom_sidecar_container_image") or None
 
-    def get_xcom_sidecar_container_resources(self) -> Any:
+    def get_xcom_sidecar_container_resources(self) -> Json | None:
         return self._json_setting("xcom_sidecar_container_resources")
 
-    def get_xcom_sidecar_container_security_context(self) -> Any:
+    def get_xcom_sidecar_container_security_context(self) -> Json | None:
         return self._json_setting("xcom_sidecar_container_security_context")
 
     @cached_property
@@ -81,7 +123,7 @@ class PoolHook:
                 return {}
             raise
 
-    def _json_setting(self, name: str) -> Any:
+    def _json_setting(self, name: str) -> Json | None:
         """Return a setting that is an object: as text, which is how Airflow's form stores it, or as it is."""
         given = self._settings.get(name) or None
         try:

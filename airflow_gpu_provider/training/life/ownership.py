@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Ownership:
     attempt: int = 1
 
     @classmethod
-    def of(cls, ti: Any, key: DemandKey) -> Ownership:
+    def of(cls, ti: RuntimeTaskInstanceProtocol, key: DemandKey) -> Ownership:
         map_index = -1 if ti.map_index is None else ti.map_index
         return cls(key=key, task_id=ti.task_id, map_index=map_index, try_id=str(ti.id))
 

@@ -6,16 +6,16 @@ However it ends, it leaves no pod that is not waited for, and no node that is no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import NoReturn
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from kubernetes.client import V1Pod
 
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
@@ -25,12 +25,13 @@ from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.run import Host, Run
+from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.kept_lines import write_again
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 _DEFER_MARGIN = timedelta(minutes=5)
 
@@ -39,13 +40,17 @@ class PodTry:
     """The pods of one try, as seen by this process.
 
     Args:
-        task: The task that runs them.
+        run: The try.
+        host: The operator.
         event: The trigger's event, from which it continues; empty for none.
     """
 
-    def __init__(self, task: PodTask, event: Mapping[str, Any]) -> None:
-        self._task = task
-        self._cluster = task.cluster
+    def __init__(self, run: Run, host: Host, event: Json) -> None:
+        self._run = run
+        self._host = host
+        self._settings = run.settings
+        self._cluster = run.cluster
+        self.log = run.log
         self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
         self._owner: Ownership | None = None
         self.attempt = self._attempt(AttemptRecord.from_record(event.get("attempt") or {}))
@@ -54,7 +59,7 @@ class PodTry:
         self.has_timed_out = False
         """execution_timeout has passed and has been handled."""
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Create a pod and wait for it, here or in the triggerer; if it is preempted and may resume, run the next one.
 
         Raises:
@@ -66,18 +71,18 @@ class PodTry:
         with self._heeding_timeout(), self._leaving_no_nodes():
             return self._run_attempts()
 
-    def resume(self, watched: WaitOutcome) -> Any:
+    def resume(self, watched: WaitOutcome) -> object:
         """Collect a pod that was waited for, wait for it again, or run the next one.
 
         Raises:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
-        self.attempt.adopt(watched)
+        self.attempt.adopt(watched.name, watched.namespace, watched.uid)
         with self._heeding_timeout():
             return self._resume(watched)
 
-    def resume_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
+    def resume_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> object:
         """Collect a pod that has ended; delete one that has not, since nothing can wait for it."""
         late = PodDeadline(
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
@@ -87,23 +92,24 @@ class PodTry:
             self._known_owner()
             found = self.attempt.newest_of_try(namespace := find_namespace())
             if found is not None:
-                self.attempt = self._attempt(AttemptRecord(number=found.number))
-                name, uid = found.name, found.uid
+                self.attempt = self._attempt(AttemptRecord(number=attempt_of(found)))
+                name, uid = found["metadata"]["name"], found["metadata"]["uid"]
+                self.attempt.there = found
                 return self._resume(WaitOutcome(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
             self._release_nodes(*self.attempt.delete_left(namespace))
             raise late from error
 
     def kill(self) -> None:
         """Delete the pod, unless on_kill_action keeps it; may be called in a signal handler."""
-        if self._task.is_kept_when_killed:
-            self._task.log.info("Pod is kept (on_kill_action).")
+        if self._settings.is_kept_when_killed:
+            self.log.info("Pod is kept (on_kill_action).")
         else:
             self.attempt.kill()
 
     # -- its attempts ----------------------------------------------------------------------------------------
 
-    def _resume(self, watched: WaitOutcome) -> Any:
-        self._task.pod_log.followed = watched.logs
+    def _resume(self, watched: WaitOutcome) -> object:
+        self._run.pod_log.followed = watched.logs
         self._known_owner()
         with self._leaving_no_nodes():
             try:
@@ -111,19 +117,19 @@ class PodTry:
             except LOST as error:
                 self._prepare_next_attempt(error, watched.lines)
             self.is_resuming = True
-            return self._task.execute()
+            return self._host.run_again()
 
-    def _run_attempts(self) -> Any:
+    def _run_attempts(self) -> object:
         while True:
             try:
                 return self._run_attempt()
             except LOST as error:
                 self._prepare_next_attempt(error)
 
-    def _run_attempt(self) -> Any:
+    def _run_attempt(self) -> object:
         try:
             self.attempt.start()
-            if self._task.deferrable:
+            if self._settings.deferrable:
                 self._defer(self.attempt.wait())
             watched = self.attempt.watch_here()
             while True:
@@ -139,7 +145,7 @@ class PodTry:
             self.attempt.release_uncollected()
             raise
 
-    def _collect_or_defer(self, watched: WaitOutcome) -> Any:
+    def _collect_or_defer(self, watched: WaitOutcome) -> object:
         try:
             return self._collect(watched)
         except LOST:
@@ -149,10 +155,10 @@ class PodTry:
                 self.attempt.release_uncollected()
                 raise
         is_cleared = bool(watched.logs.get("streamed"))
-        self._task.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
-        self._defer(watched.wait or self.attempt.wait())
+        self._run.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
+        self._defer(watched.read_wait() or self.attempt.wait())
 
-    def _collect(self, watched: WaitOutcome) -> Any:
+    def _collect(self, watched: WaitOutcome) -> object:
         return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
 
     def _take_setback(self, error: GpuError) -> bool:
@@ -168,7 +174,7 @@ class PodTry:
             return False
         self._setbacks = setbacks
         said = "%s: %s Checking the pod again in %.0f s."
-        self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
+        self.log.warning(said, type(error).__name__, error, setbacks.pause)
         return True
 
     def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:
@@ -178,55 +184,56 @@ class PodTry:
             error: How it was lost.
             lines: What a triggerer has logged of it, which Airflow clears when the task waits there again.
         """
-        self._task.stop.check()
+        self._run.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)
         why_not = self.attempt.why_not_again(error)
-        if why_not := why_not or self._task.preemptions.why_not(record, deadline=deadline, now=now):
-            self._task.log.info("The pod is not started again: %s.", why_not)
+        if why_not := why_not or self._settings.preemptions.why_not(record, deadline=deadline, now=now):
+            self.log.info("The pod is not started again: %s.", why_not)
             raise error
         if lines:
-            write_again(self._task.log.log, lines, what=f"attempt {record.number}")
+            write_again(self.log.log, lines, what=f"attempt {record.number}")
         following = record.following(deadline=deadline, phases=self.attempt.phases)
-        self._task.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
-        self._task.pod_log.followed = {}
+        self.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
+        self._run.pod_log.followed = {}
         self.attempt = self._attempt(following)
 
     def _attempt(self, record: AttemptRecord) -> TaskAttempt:
-        self._task.on_pod(None)
-        return (self._task.new_attempt or PodAttempt)(self._task, self._known_owner, record)
+        self._host.show_pod(None)
+        return self._host.new_attempt(self._run, self._known_owner, record)
 
     def _known_owner(self) -> Ownership:
         if self._owner is None:
-            self._owner = self._task.owner()
+            self._owner = self._host.ownership()
         return self._owner
 
     # -- deferral --------------------------------------------------------------------------------------------
 
-    def _defer(self, wait: AttemptWait) -> None:
+    def _defer(self, wait: AttemptWait) -> NoReturn:
         attempt, owner, now = self.attempt, self._known_owner(), self._cluster.now()
         sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
         carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
         record = {
             "pool": self._cluster.pool.serialize(),
+            "kind": wait.run_kind,
             "wait": wait.to_record(),
             "owner": owner.writer,
             "key": asdict(attempt.demand_key),
             "owns_demand": attempt.owns_demand,
-            "holder": self._task.holder,
+            "holder": self._run.holder,
             "deferred_at": time.time(),
             "pause": self._setbacks.pause,
-            "delete_on_kill": not self._task.is_kept_when_killed,
-            "grace_seconds": self._task.grace_seconds,
+            "delete_on_kill": not self._settings.is_kept_when_killed,
+            "grace_seconds": self._settings.grace_seconds,
             "logs": attempt.to_stream(),
-            "has_next": not self._task.preemptions.why_not(attempt.record, deadline=wait.deadline, now=now),
-            "result": sidecar if self._task.has_result else None,
-            "extra": {**self._task.trigger_kwargs, **carried},
+            "has_next": not self._settings.preemptions.why_not(attempt.record, deadline=wait.deadline, now=now),
+            "result": sidecar if self._settings.has_result else None,
+            "extra": {**(self._settings.trigger_kwargs or {}), **carried},
         }
         left = max(wait.deadline - now, timedelta(0))
         until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
-        self._task.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
-        self._task.defer(record, left + _DEFER_MARGIN)
+        self.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
+        self._host.wait_in_triggerer(record, left + _DEFER_MARGIN)
 
     # -- its nodes -------------------------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class PodTry:
             try:
                 yield
             finally:
-                self._task.stop.check()
+                self._run.stop.check()
         except (TaskDeferred, AirflowTaskTimeout):
             raise
         except BaseException:
@@ -283,21 +290,21 @@ class PodTry:
 
         def say(line: str) -> None:
             for each in (*why, line):
-                self._task.log.info("%s", each)
+                self.log.info("%s", each)
             why.clear()
 
         def opened() -> Reconciler | None:
             if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
                 return None
-            return open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
+            return open_pool(pool, owner=owner.writer, holder=self._run.holder, say=say)
 
-        within = WHEN_KILLED if self._task.stop.error is not None else None
-        release_quietly(opened, self.attempt.demand_key, log=self._task.log, own=own, within=within, say=say)
+        within = WHEN_KILLED if self._run.stop.error is not None else None
+        release_quietly(opened, self.attempt.demand_key, log=self.log, own=own, within=within, say=say)
 
 
-def _own_deadline(pod: V1Pod | None, left: timedelta) -> str:
+def _own_deadline(pod: Json | None, left: timedelta) -> str:
     """Return, as text, that the pod's own activeDeadlineSeconds end it sooner than the task's deadline."""
-    seconds = pod.spec.active_deadline_seconds if pod is not None else None
+    seconds = pod["spec"].get("activeDeadlineSeconds") if pod is not None else None
     if seconds is None or timedelta(seconds=seconds) > left - _DEFER_MARGIN:
         return ""
     return f", or {seconds} s after its start"

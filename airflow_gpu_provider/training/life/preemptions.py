@@ -6,11 +6,12 @@ triggerer in between travels in the trigger's event; the number is also on the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.scaling.wait.records import Record
 
@@ -18,7 +19,7 @@ OnPreemption = Literal["resume", "fail"]
 
 MAX_PREEMPTIONS = 3
 
-Phases = Sequence[Mapping[str, Any]]
+Phases = Sequence[Json]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class AttemptRecord(Record):
 
     number: int = 1
     deadline: datetime | None = None
-    timeline: tuple[Mapping[str, Any], ...] = ()
+    timeline: tuple[Json, ...] = ()
 
     def until(self, deadline: datetime) -> Self:
         """Return it with this deadline, unless the try already has one."""
@@ -43,7 +44,7 @@ class AttemptRecord(Record):
         """Return the attempt after this one, whose pod went through `phases`."""
         return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
 
-    def whole_timeline(self, phases: Phases) -> tuple[Mapping[str, Any], ...]:
+    def whole_timeline(self, phases: Phases) -> tuple[Json, ...]:
         """Return the try's phases so far; with several attempts, each phase says which one it belongs to."""
         return (*self.timeline, *({**phase, "attempt": self.number} for phase in phases))
 

@@ -1,4 +1,7 @@
-"""TaskPods: the pods of one task in the cluster - found by owner, created once, deleted only if still the same."""
+"""TaskObjects: what a task has created - pods, or objects under which pods run - found by owner, created once, deleted.
+
+A pod is an object as well: it is its own only pod. All are JSON, as the API server has them.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +9,129 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
 
+from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
-from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
-from kubernetes.client.exceptions import ApiException
+from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
 from airflow_gpu_provider.cluster.nodes import read_node
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.pods import STUCK_AFTER, mark_collected
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_items
 from airflow_gpu_provider.cost.ledger import record_pods
-from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
-from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.place.indexed_job import headless_service
+from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED
 
-_NAME_FREED_IN = 60.0
-_LOOK_EVERY = 1.0
+NAME_FREED_IN = 120.0
+"""Seconds within which a deleted object is gone: KubeRay's finalizer holds a RayJob until it is stopped."""
+_LOOK_EVERY = 0.5
 
 _log = logging.getLogger(__name__)
 
 
-class TaskPods:
-    """Reads and writes a task's pods with the hook's client, and creates them as KubernetesPodOperator does."""
+class TaskObjects:
+    """Reads and writes a task's objects of one kind.
 
-    def __init__(self, hook: PoolHook, manager: PodManager) -> None:
-        self._hook = hook
-        self._manager = manager
+    Args:
+        api: The cluster.
+        kind: What they are called.
+        path: The collection's path, with "{namespace}".
+    """
 
-    def of_task(self, namespace: str, owner: Ownership) -> list[V1Pod]:
-        """Return the task's pods, those of earlier tries too."""
-        with mapped("list", "pods"):
-            return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
+    _free_the_name = "Delete it, or leave random_name_suffix=True."
+    _only = ""
+    """A selector for which of a task's objects of the kind these are."""
 
-    def newest_of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
-        """Return the pod of this try's latest attempt, if there is one; pods being deleted are left out."""
-        pods = (pod for pod in self.of_task(namespace, owner) if _is_of_try(pod, owner))
-        return max((pod for pod in pods if not pod.metadata.deletion_timestamp), key=attempt_of, default=None)
+    def __init__(self, api: ApiClient, *, kind: str, path: str) -> None:
+        self._api = api
+        self.kind = kind
+        self._path = f"/{path}"
+        self._resource = path.rpartition("/")[2]
 
-    def read(self, name: str, namespace: str, *, uid: str | None) -> V1Pod | None:
-        """Return the pod as it is now; None if it does not exist, or another pod has its name.
+    def of_task(self, namespace: str, owner: Ownership) -> list[Json]:
+        """Return the task's objects, those of earlier tries too."""
+        selector = ",".join(filter(None, (self._only, owner.selector)))
+        path = self._path.format(namespace=namespace)
+        return [*list_items(self._api, path, resource=self._resource, labelSelector=selector)]
+
+    def read(self, name: str, namespace: str, *, uid: str | None) -> Json | None:
+        """Return the object as it is now; None if it is not there, or another one has its name.
 
         Raises:
             GpuError: It cannot be read.
         """
-        with mapped("get", "pods"):
-            try:
-                pod = self._hook.get_pod(name, namespace)
-            except ApiException as error:
-                if error.status == 404:
-                    return None
-                raise
-        return pod if uid is None or pod.metadata.uid == uid else None
+        path = f"{self._path.format(namespace=namespace)}/{name}"
+        try:
+            found = call(self._api, "get", path, resource=self._resource)
+        except ObjectNotFound:
+            return None
+        return found if uid in (None, found["metadata"]["uid"]) else None
 
-    def await_end(self, pods: Iterable[V1Pod], clock: Clock, say: Callable[[str], None]) -> None:
+    def create(self, request: Json, owner: Ownership) -> Json:
+        """Create the object, or return what an earlier attempt with a lost answer has created.
+
+        Raises:
+            PodFailed: Another one has the name.
+            GpuError: It is refused, for example because the cluster does not know its kind.
+        """
+        name, namespace = request["metadata"]["name"], request["metadata"]["namespace"]
+        path = self._path.format(namespace=namespace)
+        made = create_once(
+            lambda: call(self._api, "create", path, resource=self._resource, body=request),
+            lambda: self.read(name, namespace, uid=None),
+            is_own=lambda there: is_of_attempt(there, owner),
+        )
+        if isinstance(made, str):
+            raise PodFailed(f"A {self.kind} named {name} already exists in {namespace}: {made}.", self._free_the_name)
+        return made
+
+    def reattach(self, there: Json) -> None:
+        """Complete what an interrupted creation has left behind."""
+
+    def is_suspended(self, there: Json) -> bool:
+        """Return True if it is suspended and creates no pods."""
+        return False
+
+    def delete(self, there: Json) -> None:
+        """Delete the object that was read, with everything it owns; do nothing if another one has its name."""
+        uid = there["metadata"].get("uid") or ""
+        delete(self._api, self._path_of(there), resource=self._resource, uid=uid, with_dependents=True)
+
+    def delete_when_killed(self, there: Json, *, grace_seconds: int | None) -> None:
+        """Delete it in a process that may be killed any moment."""
+        self.delete(there)
+
+    def end_pods(self, there: Json) -> None:
+        """Have its running pods deleted; the object stays, and can be read."""
+
+    def _patch(self, there: Json, body: Json) -> None:
+        path = self._path_of(there)
+        try:
+            call(self._api, "patch", path, resource=self._resource, body=body, content_type=MERGE_PATCH)
+        except (ObjectNotFound, ObjectChanged):
+            return
+
+    def _path_of(self, there: Json) -> str:
+        return f"{self._path.format(namespace=there['metadata']['namespace'])}/{there['metadata']['name']}"
+
+
+class TaskPods(TaskObjects):
+    """Reads and writes a task's pods. When a pod ran is recorded before it is deleted, for its run's bill."""
+
+    def __init__(self, api: ApiClient) -> None:
+        super().__init__(api, kind="pod", path="api/v1/namespaces/{namespace}/pods")
+
+    def of_attempt(self, namespace: str, owner: Ownership) -> list[Json]:
+        """Return the attempt's pods, whether or not the object under which they ran still exists."""
+        return [pod for pod in self.of_task(namespace, owner) if is_of_attempt(pod, owner)]
+
+    def await_end(self, pods: Iterable[Json], clock: Clock, say: Callable[[str], None]) -> None:
         """Wait until none of these deleted pods can still run: two pods of one task would write the same checkpoint.
 
         It takes at most a pod's grace period, and half a minute more if its node does not answer.
@@ -71,134 +141,197 @@ class TaskPods:
         """
         for pod in pods:
             told = False
-            while (state := self._state(pod)) is not None and self._may_still_run(state, clock):
+            while (state := self.state(pod)) is not None and self._may_still_run(state, clock):
                 if not told:
                     told = True
                     until = f", its grace period is over at {state.gone_by:%H:%M:%S} UTC" if state.gone_by else ""
                     say(f"Waiting for pod {state.name} of an earlier try or attempt to end{until}.")
-                clock.sleep(_LOOK_EVERY)
+                clock.sleep(2 * _LOOK_EVERY)
 
-    def _state(self, pod: V1Pod) -> PodState | None:
-        now = self.read(pod.metadata.name, pod.metadata.namespace, uid=pod.metadata.uid)
-        api = self._hook.core_v1_client.api_client
-        return PodState.parse(api.sanitize_for_serialization(now), "") if now is not None else None
+    def state(self, pod: Json) -> PodState | None:
+        """Return its state as it is now, without a main container; None if it is gone."""
+        meta = pod["metadata"]
+        now = self.read(meta["name"], meta["namespace"], uid=meta["uid"])
+        return PodState.parse(now, "") if now is not None else None
 
     def _may_still_run(self, state: PodState, clock: Clock) -> bool:
         if state.node is None:
             return False
         node: bool | None
         try:
-            node = read_node(self._hook.core_v1_client.api_client, state.node).ready
+            node = read_node(self._api, state.node).ready
         except ObjectNotFound:
             node = None
         except PermissionDenied:
             node = True
         return may_still_run(state, node_is_ready=node, now=clock.now())
 
-    def create(self, request: V1Pod, owner: Ownership, *, grace_seconds: int) -> V1Pod:
-        """Create the pod, or return what an earlier attempt with a lost answer has created.
+    def delete(self, there: Json) -> None:
+        self.note_use([there])
+        if held := _finalizers_of_ended(self._delete(there) or {}):
+            _log.info("Pod %s is deleted, and goes when its finalizer %s is taken off.", _name(there), held)
 
-        Raises:
-            PodFailed: Another pod has the name, and still has it a minute after its grace period.
-        """
-        give_up_at = time.monotonic() + _NAME_FREED_IN + grace_seconds
-        while True:
-            try:
-                with mapped("create", "pods"):
-                    return self._manager.create_pod(request)
-            except ObjectChanged:
-                pass
-            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod is still ending.
-            there = self.read(request.metadata.name, request.metadata.namespace, uid=None)
-            if there is not None and _is_of_attempt(there, owner) and not there.metadata.deletion_timestamp:
-                return there
-            if time.monotonic() > give_up_at:
-                raise PodFailed(
-                    f"A pod named {request.metadata.name} already exists in {request.metadata.namespace}:"
-                    f" {_why_there(there)}.",
-                    "Delete it, or leave random_name_suffix=True.",
-                )
-            time.sleep(0.5)
+    def delete_when_killed(self, there: Json, *, grace_seconds: int | None) -> None:
+        last = self._delete(there, {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds})
+        self.note_use([last or {}])  # afterwards: a running pod costs more than what is not known of it
 
-    def delete(self, pod: V1Pod) -> None:
-        """Delete the pod that was read; do nothing if it is gone, or if another one has its name."""
-        with mapped("delete", "pods"):
-            self._manager.delete_pod(pod)
-
-    def note_computed(self, pods: Iterable[Any], share: float, *, sampled: timedelta) -> None:
-        """Record, for the bill, the share (0 to 1) of the sampled time in which the pods' GPUs computed.
-
-        The pods are V1Pods, or the JSON of pods.
-        """
-        api = self._hook.core_v1_client.api_client
-        raw = [api.sanitize_for_serialization(pod) for pod in pods]
-        record_pods(lambda: api, raw, _log.warning, computed=share, sampled=sampled)
-
-    def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
-        """Delete with a separate client, since the interrupted code may hold locks; failures are logged."""
-        options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
+    def _delete(self, there: Json, options: Json | None = None) -> Json | None:
+        """Delete the pod that was read; return what the API server answers, None if it is gone."""
+        body = {"preconditions": {"uid": there["metadata"]["uid"]}, **(options or {})}
         try:
-            client = self._hook.new_client()
-            with mapped("delete", "pods"):
-                # If the answer to its creation has not arrived, another task's pod may have the name.
-                if not pod.metadata.uid:
-                    there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
-                    if _try_of(there) != _try_of(pod):
-                        return
-                    pod = there
-                name, namespace = pod.metadata.name, pod.metadata.namespace
-                last = client.delete_namespaced_pod(name, namespace, body=_only(pod, **options))
-            _note_use(client, last)  # afterwards: the process may be killed any moment, and a running pod costs more
-        except ObjectNotFound:
+            return call(self._api, "delete", self._path_of(there), resource="pods", body=body)
+        except (ObjectNotFound, ObjectChanged):
+            return None
+
+    def mark_collected(self, pods: Iterable[Json]) -> None:
+        """Allow the nodes of kept pods to be released: their logs and results have been read."""
+        for pod in pods:
+            mark_collected(self._api, pod["metadata"]["namespace"], _name(pod))
+
+    def note_use(self, pods: Iterable[Json]) -> None:
+        """Record when and where the pods ran."""
+        record_pods(lambda: self._api, pods, _log.warning)
+
+    def note_computed(self, pods: Iterable[Json], share: float, *, sampled: timedelta) -> None:
+        """Record, for the bill, the share (0 to 1) of the sampled time in which the pods' GPUs computed."""
+        record_pods(lambda: self._api, pods, _log.warning, computed=share, sampled=sampled)
+
+
+class TaskWorkloads(TaskObjects):
+    """Reads and writes a task's workloads."""
+
+    _free_the_name = "Give metadata.name a part that differs from run to run, like {{ ts_nodash | lower }}."
+
+    def __init__(self, api: ApiClient, kind: WorkloadKind) -> None:
+        super().__init__(api, kind=kind.kind, path=kind.path)
+        self._row = kind
+
+    def of_task(self, namespace: str, owner: Ownership) -> list[Json]:
+        try:
+            return super().of_task(namespace, owner)
+        except ObjectNotFound as error:
+            raise ObjectRejected(
+                f"The cluster has no {self._row.api_version} {self.kind}.", f"Install what serves {self._row.plural}."
+            ) from error
+
+    def is_suspended(self, there: Json) -> bool:
+        return self._row.is_suspended(there)
+
+    def end_pods(self, there: Json) -> None:
+        self._patch(there, self._row.suspension())
+
+
+class TaskGangs(TaskObjects):
+    """Reads and writes a task's Jobs of several ranks."""
+
+    _only = GANG_LABEL
+
+    def __init__(self, api: ApiClient) -> None:
+        super().__init__(api, kind="Job", path=KINDS["Job"].path)
+
+    def create(self, request: Json, owner: Ownership) -> Json:
+        """Create the Job and its Service, or return what an earlier attempt with a lost answer has created."""
+        made = super().create(request, owner)
+        self.reattach(made)
+        return made
+
+    def reattach(self, there: Json) -> None:
+        """Create the Job's headless Service, unless it exists."""
+        path = f"/api/v1/namespaces/{there['metadata']['namespace']}/services"
+        try:
+            call(self._api, "create", path, resource="services", body=headless_service(there))
+        except ObjectChanged:
             return
-        except GpuError as error:
-            _log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
+
+    def is_suspended(self, there: Json) -> bool:
+        return KINDS["Job"].is_suspended(there)
+
+    def end_pods(self, there: Json) -> None:
+        self._patch(there, {"spec": {"parallelism": 0}})
 
 
 class CarefulPodManager(PodManager):
-    """Deletes a pod only if it is the one that was read, not another one with its name.
-
-    When it ran is recorded first, for its run's bill.
-    """
-
-    @property
-    def client(self) -> CoreV1Api:
-        return self._client
-
-    def run_pod_async(self, pod: V1Pod, **kwargs: Any) -> V1Pod:
-        """Create the pod. The base class logs each refusal with the whole pod; here the caller reports it."""
-        body = self._client.api_client.sanitize_for_serialization(pod)
-        return self._client.create_namespaced_pod(body=body, namespace=pod.metadata.namespace, **kwargs)
+    """Deletes a pod for KubernetesPodOperator as TaskPods does: only if it is the one that was read."""
 
     def delete_pod(self, pod: V1Pod) -> None:
-        _note_use(self._client, pod)
-        try:
-            last = self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
-        except ApiException as error:
-            if error.status not in (404, 409):
-                raise
-            return
-        if held := self._finalizers_of_ended(last):
-            _log.info("Pod %s is deleted, and goes when its finalizer %s is taken off.", pod.metadata.name, held)
-
-    def _finalizers_of_ended(self, deleted: Any) -> str:
-        """Return what keeps a deleted pod, if it has ended: its controller takes it off, or is down."""
-        raw = self._client.api_client.sanitize_for_serialization(deleted) or {}
-        status = raw.get("status")
-        # A delete that completes at once returns a Status, whose status is a word.
-        has_ended = isinstance(status, dict) and status.get("phase") in ("Succeeded", "Failed")
-        return ", ".join(raw["metadata"].get("finalizers") or ()) if has_ended else ""
+        api = self._client.api_client
+        TaskPods(api).delete(api.sanitize_for_serialization(pod))
 
     def mark_collected(self, pod: V1Pod) -> None:
-        """Allow a kept pod's node to be released: its log and result have been read."""
-        _note_use(self._client, pod)
-        mark_collected(self._client.api_client, pod.metadata.namespace, pod.metadata.name)
+        """Allow a kept pod's node to be released."""
+        api = self._client.api_client
+        raw = api.sanitize_for_serialization(pod)
+        TaskPods(api).note_use([raw])
+        TaskPods(api).mark_collected([raw])
 
 
-def _note_use(client: CoreV1Api, pod: Any) -> None:
-    """Record when and where the pod ran."""
-    api = client.api_client
-    record_pods(lambda: api, [api.sanitize_for_serialization(pod)], _log.warning)
+def as_v1(pod: Json) -> V1Pod:
+    """Return a pod as KubernetesPodOperator has it."""
+    return PodGenerator.deserialize_model_dict(dict(pod))
+
+
+def newest_of_try(there: Iterable[Json], owner: Ownership) -> Json | None:
+    """Return what the try's latest attempt has created, if it exists; what is being deleted is left out."""
+    of_try = (each for each in there if _annotation(each, OWNER_ANNOTATION) == owner.try_id)
+    return max((each for each in of_try if not is_going(each)), key=attempt_of, default=None)
+
+
+def is_going(there: Json) -> bool:
+    """Return True for what is being deleted."""
+    return "deletionTimestamp" in there["metadata"]
+
+
+def attempt_of(there: Json) -> int:
+    """Return its attempt number within the try."""
+    return int(_annotation(there, ATTEMPT_ANNOTATION) or 1)
+
+
+def is_of_attempt(there: Json, owner: Ownership) -> bool:
+    return (_annotation(there, OWNER_ANNOTATION), attempt_of(there)) == (owner.try_id, owner.attempt)
+
+
+def _annotation(there: Json, name: str) -> str | None:
+    value: str | None = (there["metadata"].get("annotations") or {}).get(name)
+    return value
+
+
+def _name(there: Json) -> str:
+    return str(there["metadata"]["name"])
+
+
+def create_once(
+    create: Callable[[], Json], read: Callable[[], Json | None], *, is_own: Callable[[Json], bool]
+) -> Json | str:
+    """Return the object, created now or earlier by the same attempt; if another one keeps the name, why, as text.
+
+    Args:
+        create: Creates it; raises ObjectChanged if its name is taken.
+        read: Returns the object that has the name now.
+        is_own: Returns whether that belongs to the same attempt.
+    """
+    give_up_at = time.monotonic() + NAME_FREED_IN
+    while True:
+        try:
+            return create()
+        except ObjectChanged:
+            there = read()
+        if there is not None and not is_going(there):
+            return there if is_own(there) else "it belongs to another task"
+        if time.monotonic() > give_up_at:
+            return _why_there(there)
+        time.sleep(_LOOK_EVERY)
+
+
+def _why_there(there: Json | None) -> str:
+    held = ", ".join((there or {"metadata": {}})["metadata"].get("finalizers") or ())
+    return f"it is deleted, and kept by its finalizer {held}" if held else "it is still being deleted"
+
+
+def _finalizers_of_ended(deleted: Json) -> str:
+    """Return what keeps a deleted pod, if it has ended: its controller takes it off, or is down."""
+    status = deleted.get("status")
+    has_ended = isinstance(status, dict) and status.get("phase") in ("Succeeded", "Failed")
+    return ", ".join(deleted["metadata"].get("finalizers") or ()) if has_ended else ""
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:
@@ -214,33 +347,3 @@ def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -
     if pod.gone_by is None:
         return True
     return now < pod.gone_by + (STUCK_AFTER if node_is_ready else UNCONFIRMED)
-
-
-def _why_there(pod: V1Pod | None) -> str:
-    if pod is None or not pod.metadata.deletion_timestamp:
-        return "it belongs to another task"
-    held = ", ".join(pod.metadata.finalizers or ())
-    return f"it is deleted, and kept by its finalizer {held}" if held else "it is still being deleted"
-
-
-def attempt_of(pod: V1Pod) -> int:
-    """Return its attempt number within the try."""
-    return int((pod.metadata.annotations or {}).get(ATTEMPT_ANNOTATION, 1))
-
-
-def _try_of(pod: V1Pod) -> str | None:
-    try_id: str | None = (pod.metadata.annotations or {}).get(OWNER_ANNOTATION)
-    return try_id
-
-
-def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
-    return _try_of(pod) == owner.try_id
-
-
-def _is_of_attempt(pod: V1Pod, owner: Ownership) -> bool:
-    return _is_of_try(pod, owner) and attempt_of(pod) == owner.attempt
-
-
-def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:
-    preconditions = V1Preconditions(uid=pod.metadata.uid) if pod.metadata.uid else None
-    return V1DeleteOptions(preconditions=preconditions, **options)

@@ -4,100 +4,174 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import cache, cached_property, partial
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import Any
 
-from kubernetes.client import V1Pod
+from kubernetes.client import ApiClient, V1Pod
 
+from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
+from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_exec, check_pods, placement_of
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
-from airflow_gpu_provider.training.life.task import PodTask
+from airflow_gpu_provider.training.life.run import Host, Run
+from airflow_gpu_provider.training.life.store import (
+    TaskObjects,
+    as_v1,
+    attempt_of,
+    is_going,
+    is_of_attempt,
+    newest_of_try,
+)
 from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
-from airflow_gpu_provider.training.wait.wait_outcome import AttemptWait, WaitOutcome
-from airflow_gpu_provider.training.watch.following import Following, wait_in_worker
-from airflow_gpu_provider.training.watch.gpu_sampler import sampled_time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What an attempt of this try has created, found in the cluster; `number` is the attempt's."""
-
-    name: str
-    uid: str
-    number: int
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
+from airflow_gpu_provider.training.watch.run_kind import RunKind
+from airflow_gpu_provider.training.watch.watch_loop import follow, run_kind_of
 
 
 class TaskAttempt(ABC):
     """What is created, waited for, collected and released once in a try, in this order.
 
     Args:
-        task: The task that runs it.
+        run: The try.
+        host: The operator.
         owner: Returns its owner; asks Airflow.
         record: The attempt's number and what earlier attempts passed on.
 
     Attributes:
-        following: How it is waited for.
-        pod: The pod, or the template of a gang's pods; None before it is known.
+        there: What it has created, as last read, or as requested: then it may exist. If another process has created it,
+            only its name, namespace and uid; None before it is known.
+        pod: The pod, one of several, or the template of a gang's; None if unknown.
         phases: The phases of its life.
     """
 
-    following: ClassVar[Following]
-
-    def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
-        self._task = task
-        self._cluster = task.cluster
+    def __init__(self, run: Run, host: Host, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
+        self._run = run
+        self._settings = run.settings
+        self._cluster = run.cluster
+        self.log = run.log
+        self._host = host
         self._owner_of_try = owner
         self.record = record
-        self.pod: V1Pod | None = None
-        self.phases: Sequence[Mapping[str, Any]] = ()
+        self.there: Json | None = None
+        self.pod: Json | None = None
+        self.phases: Sequence[Json] = ()
         self.is_released = False
         """Whether its end has been decided, and what it left has been deleted or kept, as the task wants."""
 
-    @property
     @abstractmethod
+    def _objects_by(self, api: ApiClient) -> TaskObjects:
+        """Return the reader and writer of what it creates."""
+
+    @cached_property
+    def _objects(self) -> TaskObjects:
+        return self._objects_by(self._cluster.api)
+
+    @property
     def what(self) -> str:
         """What is waited for, as text."""
+        return self._words(self.there) if self.there else f"no {self._objects.kind}"
+
+    def _words(self, there: Json) -> str:
+        return f"{self._objects.kind} {there['metadata']['name']}"
 
     @property
     @abstractmethod
     def uids(self) -> set[str]:
         """The uids of its pods, as far as known."""
 
-    @abstractmethod
-    def adopt(self, watched: WaitOutcome) -> None:
-        """Take over by name what was waited for elsewhere: it may have to be killed before it is read."""
+    def adopt(self, name: str, namespace: str, uid: str) -> None:
+        """Take over by name what was created elsewhere: it may have to be killed before it is read."""
+        self.there = {"metadata": {"name": name, "namespace": namespace, "uid": uid}}
 
-    @abstractmethod
-    def newest_of_try(self, namespace: str) -> Found | None:
+    # -- what is there already -------------------------------------------------------------------------------
+
+    def newest_of_try(self, namespace: str) -> Json | None:
         """Return what this try's latest attempt has created, if it exists and is not being deleted."""
+        return newest_of_try(self._objects.of_task(namespace, self._identity), self._identity)
 
-    @abstractmethod
     def delete_left(self, namespace: str) -> set[str]:
         """Delete everything that tries of the task have left; return the uids of the pods."""
+        pods = self._cluster.pods.of_task(namespace, self._identity)
+        for each in self._objects.of_task(namespace, self._identity):
+            self._objects.delete(each)
+        return {pod["metadata"]["uid"] for pod in pods}
+
+    def kill(self) -> None:
+        """Delete what was created, in a signal handler: with another client, as the interrupted code may hold locks."""
+        if self.there is None:
+            return
+        try:
+            self._kill(self.there, self._objects_by(self._cluster.new_client().api_client))
+        except GpuError as error:
+            self.log.error("%s could not be deleted: %s", self._words(self.there), error)
+
+    def _kill(self, known: Json, objects: TaskObjects) -> None:
+        """Delete it; if the answer to its creation has not arrived, another task's object may have the name."""
+        meta = known["metadata"]
+        there = known if meta.get("uid") else objects.read(meta["name"], meta["namespace"], uid=None)
+        if there is not None and (meta.get("uid") or is_of_attempt(there, self._identity)):
+            objects.delete_when_killed(there, grace_seconds=self._settings.grace_seconds)
+
+    # -- creation --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self) -> None:
         """Create it, and tell Airflow its name."""
 
-    @abstractmethod
-    def create(self, request: V1Pod) -> V1Pod:
-        """Create what runs the pod, unless an interrupted try has done so; earlier ones are ended first.
+    def _find_or_create(self, request: Json) -> Json:
+        """Return what this try has created, now unless it has done so before; everything earlier is ended first.
 
-        Return `request`, or the pod that was created.
+        A refusal that may be transient, such as an exhausted quota, is tolerated for some minutes.
         """
 
+        def once() -> Json:
+            return self._found(request["metadata"]["namespace"]) or self._made(request)
+
+        there = self.there = call_with_retries(once, within=CREATE_WITHIN, say=self.log.warning)
+        self.record = replace(self.record, number=attempt_of(there))
+        return there
+
+    def _found(self, namespace: str) -> Json | None:
+        """Return what this try has already created, if it exists; everything earlier is deleted."""
+        there = self._objects.of_task(namespace, self._identity)
+        newest = newest_of_try(there, self._identity) if self._settings.reattaches else None
+        current = newest if newest is not None and attempt_of(newest) >= self.record.number else None
+        for each in there:
+            if each is not current and not is_going(each):
+                self.log.info("Deleting %s of an earlier try or attempt.", self._words(each))
+                self._objects.delete(each)
+        if current is not None:
+            self.log.info("Continuing with %s, which this try has already created.", self._words(current))
+            self._objects.reattach(current)
+        return current
+
+    def _made(self, request: Json) -> Json:
+        namespace, pods = request["metadata"]["namespace"], self._cluster.pods
+        check_exec(self._run, namespace)
+        pods.await_end(pods.of_task(namespace, self._identity), self._cluster.clock, self.log.info)
+        self.there = request
+        made = self._objects.create(request, self._identity)
+        suspended = ", suspended" if self._objects.is_suspended(made) else ""
+        self.log.info("Created %s in %s%s.", self._words(made), namespace, suspended)
+        return made
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def to_stream(self) -> dict[str, Any] | None:
+    def to_stream(self) -> Json | None:
         """Return what the triggerer streams of the log: TaskLog.to_stream."""
 
     @abstractmethod
@@ -107,18 +181,35 @@ class TaskAttempt(ABC):
     def watch_here(self) -> WaitOutcome:
         """Wait in this process until it has ended, writing its log."""
         wait = self.wait()
-        return self._watch(wait, Narrator(self._task.log.info, started=wait.started))
+        return self._watch(wait, Narrator(self.log.info, started=wait.started))
 
     def _watch(self, wait: AttemptWait, narrator: Narrator) -> WaitOutcome:
-        log, owner = self._task.pod_log, self.owner.writer
-        watch = partial(
-            wait_in_worker, self.following, wait, self.to_stream, self._cluster, log, owner=owner, narrator=narrator
-        )
-        setbacks = Narrator(self._task.log.warning, started=wait.started)
-        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
+        watch = partial(self._watch_once, run_kind_of(wait), narrator)
+        setbacks = Narrator(self.log.warning, started=wait.started)
+        return self._run.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
+
+    async def _watch_once(self, kind: RunKind, narrator: Narrator) -> WaitOutcome:
+        pool, log, task_log = self._cluster.pool, self.log, self._run.pod_log
+        owner = self.owner.writer
+
+        def open_access() -> ClusterAccess:
+            return self._cluster.access
+
+        async with connected(pool.cluster_identity, open_access) as api:
+            logs = kind.logs(api, self.to_stream(), log.log, task_log)
+            gpus = GpuSampler(api, kind.wait, say=log.info, warn=log.warning)
+            try:
+                async with logs, gpus:
+                    progress = await follow(
+                        kind, api, pool, logs, gpus, log.log, owner=owner, narrator=narrator, open_access=open_access
+                    )
+            finally:
+                task_log.followed = logs.rest()
+        outcome = WaitOutcome.of_progress(kind.wait, progress)
+        return replace(outcome, logs=task_log.followed, gpu_use=gpus.use)
 
     @abstractmethod
-    def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> Any:
+    def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
         """Decide how it ended, collect what it left, release it, then return its result or raise.
 
         Args:
@@ -137,29 +228,26 @@ class TaskAttempt(ABC):
     def release_uncollected(self) -> None:
         """Release what is not collected, if it is known and not released yet."""
 
-    @abstractmethod
-    def kill(self) -> None:
-        """Delete what was created; may be called in a signal handler."""
-
-    def request(self, build: Callable[[], V1Pod]) -> V1Pod:
-        """Return the pod to create: what `build` returns, checked and placed.
-
-        Errors that may be transient are tolerated for some minutes. It is built once: KubernetesPodOperator logs that.
-        """
-        built = cache(build)
+    def placed(self, pod: V1Pod) -> V1Pod:
+        """Return a pod to create, checked and placed; errors that may be transient are tolerated for some minutes."""
+        own = self._settings.placement
 
         def once() -> V1Pod:
-            check_gpus(self._cluster.pool, self._task.placement.gpus)
-            pod = built()
-            own = (pod, self._cluster.base_container, self._task.placement.gpus)
-            check_pods(self._task, [own], is_wanted=lambda: self.deadlines.is_wanted)
-            return place(pod, placement_of(self._task, self.owner, self.deadlines))
+            check_gpus(self._cluster.pool, own.gpus)
+            check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
+            return place(pod, placement_of(self._run, self.owner, self.deadlines))
 
-        return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
+        return call_with_retries(once, within=CREATE_WITHIN, say=self.log.warning)
+
+    @property
+    def _identity(self) -> Ownership:
+        """Whose it is, and which attempt; by these, what it has created is found."""
+        return replace(self._owner_of_try(), attempt=self.record.number)
 
     @property
     def owner(self) -> Ownership:
-        return replace(self._owner_of_try(), attempt=self.record.number)
+        """The same, with the demand that covers it."""
+        return self._identity
 
     @property
     def demand_key(self) -> DemandKey:
@@ -178,10 +266,16 @@ class TaskAttempt(ABC):
             clock=self._cluster.clock,
             key=self._owner_of_try().key,
             max_runtime=self._cluster.pool.max_runtime,
-            execution_timeout=self._task.execution_timeout,
-            started_at=self._task.started_at,
+            execution_timeout=self._settings.execution_timeout,
+            started_at=self._run.started_at,
             at_latest=self.record.deadline,
         )
+
+    def _show(self, pod: Json) -> V1Pod:
+        """Take a pod as it is known now, show it to the operator, and return it as KubernetesPodOperator has it."""
+        self.pod, shown = pod, as_v1(pod)
+        self._host.show_pod(shown)
+        return shown
 
     def _limits(self, created_at: datetime | None) -> dict[str, Any]:
         """Return the task's limits for the wait for what was created at that time; note its deadline."""
@@ -190,30 +284,26 @@ class TaskAttempt(ABC):
         self.record = self.record.until(deadline)
         return {
             "started": started,
-            "schedule_seconds": self._task.schedule_seconds,
-            "start_seconds": self._task.start_seconds,
+            "schedule_seconds": self._settings.schedule_seconds,
+            "start_seconds": self._settings.start_seconds,
             "deadline": deadline,
             "is_covered": self.deadlines.is_covered,
-            "gpus": self._task.gpus,
+            "gpus": self._settings.gpus,
         }
 
-    def _set_pod(self, pod: V1Pod | None) -> None:
-        self.pod = pod
-        self._task.on_pod(pod)
-
-    def _tell_timeline(self, phases: Sequence[Mapping[str, Any]]) -> None:
+    def _tell_timeline(self, phases: Sequence[Json]) -> None:
         if not phases:
             return
         self.phases = phases
         for phase in phases:
-            self._task.log.info("  %s", phase_in_words(phase))
+            self.log.info("  %s", phase_in_words(phase))
         whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
         self._push("timeline", [*map(dict, whole)])
 
-    def _tell_use(self, use: GpuUse, pods: Iterable[Any]) -> None:
-        """Log what the GPUs did, and record it for the run's bill; takes V1Pods, or the JSON of pods."""
+    def _tell_use(self, use: GpuUse, pods: Iterable[Json]) -> None:
+        """Log what the GPUs did, and record it for the run's bill."""
         if use.is_known:
-            self._task.log.info("  %s", use.in_words())
+            self.log.info("  %s", use.in_words())
             self._push("utilization", use.to_json())
         if use.mean is not None:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
@@ -222,13 +312,13 @@ class TaskAttempt(ABC):
         """Push the result of an attempt that has failed, as Airflow pushes what a task returns."""
         if result is None:
             return
-        outputs = result if self._task.multiple_outputs and isinstance(result, Mapping) else {}
+        outputs = result if self._settings.multiple_outputs and isinstance(result, Mapping) else {}
         for key, value in (*outputs.items(), ("return_value", result)):
             self._push(key, value)
 
     def _push(self, key: str, value: Any) -> None:
         """Push what is known at the end; an error is only logged, since how it ended is what matters."""
         try:
-            self._task.push(key, value)
+            self._host.push(key, value)
         except Exception as error:  # noqa: BLE001 - an XCom backend raises what it likes
-            self._task.log.warning("The XCom %s could not be pushed: %r", key, error)
+            self.log.warning("The XCom %s could not be pushed: %r", key, error)

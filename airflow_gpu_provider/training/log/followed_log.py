@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, Protocol, Self
@@ -34,9 +34,11 @@ from airflow_gpu_provider.cluster.pod_log import (
 )
 from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.position_saver import READ_WITHIN, PositionSaver
 from airflow_gpu_provider.training.log.secrets import secrets_of
 from airflow_gpu_provider.training.log.supervisor_log import supervisor_log
+from airflow_gpu_provider.training.wait.first_failure import Rank
 
 STREAMS = 50
 """How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` sets another number."""
@@ -98,8 +100,8 @@ class PodLogs:
         self,
         api: AsyncApi,
         wait: LoggedPod,
-        wanted: dict[str, Any] | None,
-        log: Callable[..., None],
+        wanted: Mapping[str, Any] | None,
+        log: Log,
         *,
         write: WriteLine | None = None,
         alone: bool = False,
@@ -146,7 +148,7 @@ class PodLogs:
             if isinstance(result, Exception):
                 self._say(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
 
-    def follow(self, pod: PodState, raw: Json) -> None:
+    def follow(self, pod: PodState, raw: Json, rank: Rank = 0) -> None:
         """Take the pod's present state: a container that has started is followed from now on."""
         if not self._names:
             return
@@ -173,9 +175,12 @@ class PodLogs:
             await asyncio.wait(self._streams.values(), timeout=seconds)
 
     @property
-    def is_followed(self) -> bool:
-        """Whether no container's log waits for a slot."""
-        return not self._waiting
+    def is_whole(self) -> bool:
+        """Whether logs are wanted, and none waits for a slot."""
+        return bool(self._names) and not self._waiting
+
+    def silence(self) -> None:
+        """Return None: whether a single pod hangs is not judged by its silence."""
 
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to continue: "positions", and whether lines may come twice (`may_repeat`)."""

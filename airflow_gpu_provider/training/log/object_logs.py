@@ -1,6 +1,6 @@
-"""GangLogs: the logs of all ranks of a gang, streamed into the log of the task that waits for it.
+"""ObjectLogs: the logs of all pods of one object, streamed into the log of the task that waits for it.
 
-One annotation of the Job keeps how far they are written, by pod name: one write for all ranks.
+One annotation of the object keeps how far they are written, by pod name: one write for all pods.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.gang_labels import jobs_path
 from airflow_gpu_provider.cluster.pod_log import POSITIONS, shown
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
+from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.position_saver import PositionSaver
 from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
-from airflow_gpu_provider.training.wait.gang_wait import Silence
-from airflow_gpu_provider.training.wait.workload_state import main_container
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 
 _LONGEST_LINE = 500
 
@@ -33,48 +33,46 @@ def shown_as(container: str, *, rank: Rank, base: str) -> str:
     return in_words(rank) if container == base else f"{in_words(rank)} {container}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pod:
-    namespace: str
-    name: str
-    uid: str
+EACH = ["*"]
+"""In place of the names of the containers whose lines are wanted: all of each pod's."""
 
 
-class GangLogs:
-    """The streams of a gang's pods. Use it as PodLogs is used.
-
-    If hangs are to be detected, ranks whose lines are not wanted are followed too: their output is a sign of life.
+class ObjectLogs:
+    """The streams of an object's pods. Use it as PodLogs is used.
 
     Args:
-        wanted: As PodLogs has it, "positions" by the names of the pods; and "ranks", whose lines are wanted; None: all.
+        wanted: As PodLogs has it, "containers" also EACH, "positions" by the names of the pods; and "ranks", of which
+            lines are wanted; None: all.
+        hears_all: Pods whose lines are not wanted are followed too: their output is a sign of life.
         write_line: Returns the function that writes a rank's lines. Default: `log`.
     """
 
     def __init__(
         self,
         api: AsyncApi,
-        wait: Any,
+        wait: GangWait | WorkloadWait,
         wanted: Mapping[str, Any] | None,
-        log: Callable[..., None],
+        log: Log,
         *,
-        write_line: Callable[[int], WriteLine] | None = None,
+        hears_all: bool = False,
+        write_line: Callable[[Rank], WriteLine] | None = None,
         alone: bool = False,
     ) -> None:
         self._api = api
         self._wait = wait
         self._wanted = dict(wanted or {})
-        self._ranks: Collection[int] | None = self._wanted.get("ranks")
+        self._ranks: Collection[Rank] | None = self._wanted.get("ranks")
+        self._hears_all = hears_all
         self._log = log
         self._write_line = write_line
         self._alone = alone
-        self._path = self._path_of(wait)
         self._kept: dict[str, Any] = dict(self._wanted.get("positions") or {})
         self._may_repeat = bool(self._wanted.get("may_repeat"))
         self._pods: dict[str, PodLogs] = {}
         self._heard_at = time.monotonic()
-        self._last_lines: dict[int, str] = {}
+        self._last_lines: dict[Rank, str] = {}
         say = partial(log, 20, "%s")
-        self._saver = PositionSaver(api, self._path, wait.uid, self._positions, say)
+        self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, say)
 
     async def __aenter__(self) -> Self:
         if not self._alone and self._wanted.get("containers") and not self._wanted.get("anew"):
@@ -87,10 +85,10 @@ class GangLogs:
         for logs in self._pods.values():
             await logs.__aexit__(*error)
 
-    def follow(self, rank: Any, pod: PodState, raw: Json) -> None:
+    def follow(self, pod: PodState, raw: Json, rank: Rank) -> None:
         """Take the present state of a rank's pod."""
         is_wanted = self._ranks is None or rank in self._ranks
-        if not is_wanted and self._wait.hang_seconds is None:
+        if not is_wanted and not self._hears_all:
             return
         if pod.name not in self._pods:
             self._pods[pod.name] = self._begun(rank, pod, raw)
@@ -104,19 +102,14 @@ class GangLogs:
     @property
     def is_whole(self) -> bool:
         """Whether every started container is followed; others have to be read before their pod is ended."""
-        return bool(self._wanted.get("containers")) and all(logs.is_followed for logs in self._pods.values())
-
-    @property
-    def has_pods(self) -> bool:
-        """Whether any rank's pod exists."""
-        return bool(self._pods)
+        return bool(self._wanted.get("containers")) and all(logs.is_whole for logs in self._pods.values())
 
     def silence(self) -> Silence | None:
         """Return for how long no rank has printed anything; None if not all ranks are followed."""
         if not self.is_whole:
             return None
         lasts = timedelta(seconds=time.monotonic() - self._heard_at)
-        return Silence(lasts=lasts, last_lines=dict(sorted(self._last_lines.items())))
+        return Silence(lasts=lasts, last_lines=self._last_lines)
 
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods."""
@@ -129,20 +122,14 @@ class GangLogs:
         may_repeat = any(rest["may_repeat"] for rest in rests.values())
         return {"positions": positions, "may_repeat": may_repeat or (self._may_repeat and not rests)}
 
-    def _path_of(self, wait: Any) -> str:
-        """Return the path of the object that keeps the positions."""
-        return f"{jobs_path(wait.namespace).lstrip('/')}/{wait.name}"
-
-    def _containers(self, raw: Json) -> tuple[str, Any]:
-        """Return a pod's main container, whose end counts as the pod's, and those whose lines are wanted."""
-        return self._wait.base_container, self._wanted.get("containers")
-
-    def _begun(self, rank: Any, pod: PodState, raw: Json) -> PodLogs:
-        base, containers = self._containers(raw)
+    def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
+        base, containers = self._wait.main_container(raw), self._wanted.get("containers")
+        if containers == EACH:
+            containers = [each["name"] for each in raw["spec"]["containers"]]
         kept = {"positions": self._kept.get(pod.name) or {}, "may_repeat": self._may_repeat}
         return PodLogs(
             self._api,
-            _Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid),
+            pod,
             {**self._wanted, "containers": containers, **kept},
             self._log,
             write=self._writer(rank),
@@ -152,12 +139,12 @@ class GangLogs:
             saver=self._saver,
         )
 
-    def _writer(self, rank: int) -> WriteLine | None:
+    def _writer(self, rank: Rank) -> WriteLine | None:
         if self._ranks is not None and rank not in self._ranks:
             return lambda container, text, at: None
         return self._write_line(rank) if self._write_line else None
 
-    def _hear(self, rank: int, text: str) -> None:
+    def _hear(self, rank: Rank, text: str) -> None:
         if text.strip():
             self._heard_at = time.monotonic()
             self._last_lines[rank] = shown(text).strip()[:_LONGEST_LINE]
@@ -168,8 +155,8 @@ class GangLogs:
     async def _take_positions(self) -> None:
         """Continue from the positions that an earlier triggerer last recorded."""
         try:
-            job = await self._api.get(self._path)
-            annotation = ((job or {}).get("metadata", {}).get("annotations") or {}).get(POSITIONS)
+            there = await self._api.get(self._wait.path)
+            annotation = ((there or {}).get("metadata", {}).get("annotations") or {}).get(POSITIONS)
             kept = json.loads(annotation) if annotation else {}
         except (GpuError, ValueError):
             return
@@ -182,18 +169,3 @@ def _newer(known: Mapping[str, list[int]], kept: Mapping[str, list[int]]) -> dic
     """Return for each container the position whose newest line, its last number, is later."""
     newer = {name: position for name, position in kept.items() if name not in known or position[-1] > known[name][-1]}
     return {**known, **newer}
-
-
-EACH = ["*"]
-"""In place of the names of the containers whose lines are wanted: all of the pod's."""
-
-
-class WorkloadLogs(GangLogs):
-    """The streams of a workload's pods, each of which may have its own containers."""
-
-    def _path_of(self, wait: Any) -> str:
-        return str(wait.path)
-
-    def _containers(self, raw: Json) -> tuple[str, Any]:
-        wanted = self._wanted.get("containers")
-        return main_container(raw), [each["name"] for each in raw["spec"]["containers"]] if wanted == EACH else wanted

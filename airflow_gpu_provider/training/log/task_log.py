@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.providers.common.compat.sdk import redact
-from kubernetes.client import ApiClient, CoreV1Api, V1Pod, V1PodSpec
+from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     positions_from_record,
     positions_to_record,
 )
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import TIMEOUT
 from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 LAST_LINES = 200
 """How many are read: a traceback, and what libraries say after it. JAX lists the largest buffers there."""
+
+WantedContainers = Iterable[str] | str | bool | None
+"""Names of containers, or True for all."""
 
 _READ_ATTEMPTS = 3
 _NO_LOG = (400, 404)
@@ -64,33 +67,32 @@ class TaskLog:
     """
 
     log: Logger
-    containers: Any
-    init_containers: Any
+    containers: WantedContainers
+    init_containers: WantedContainers
     get_logs: bool
     with_name: bool
     formatter: Callable[[str, str], str] | None
     in_triggerer: bool
     on_line: WriteLine | None = None
     shown_as: Callable[[str], str] = str
-    followed: Mapping[str, Any] = field(default_factory=dict)
+    followed: Json = field(default_factory=dict)
     is_left_to_worker: bool = False
 
-    def to_stream(self, pod: V1Pod | None, api: ApiClient) -> dict[str, Any] | None:
+    def to_stream(self, pod: Json | None) -> Json | None:
         """Return what PodLogs streams of the pod; in a triggerer nothing that needs `formatter`, a function."""
         if not self.get_logs:
             return None
         followed = self.to_go_on()
         if pod is None or self.is_left_to_worker or (self.in_triggerer and self.formatter is not None):
             return {"containers": [], **followed}
-        raw = api.sanitize_for_serialization(pod)
         return {
             "containers": self._containers(pod),
             "with_name": self.with_name,
-            "masked": masked_words(raw, lambda text: str(redact(text))) if self.in_triggerer else {},
+            "masked": masked_words(pod, lambda text: str(redact(text))) if self.in_triggerer else {},
             **followed,
         }
 
-    def to_go_on(self) -> dict[str, Any]:
+    def to_go_on(self) -> Json:
         """Return from where the triggerer goes on, for `to_stream`."""
         how = {key: self.followed.get(key) for key in ("may_repeat", "anew")}
         return {"positions": self.followed.get("positions") or {}, **how}
@@ -113,7 +115,7 @@ class TaskLog:
             self.on_line(container, text, at)
 
     def write_rest(
-        self, pod: V1Pod, state: PodState, error: GpuError | None, *, api: ApiClient, setbacks: Setbacks
+        self, pod: Json, state: PodState, error: GpuError | None, *, api: ApiClient, setbacks: Setbacks
     ) -> None:
         """Write the part of the log that was not followed; if it stays unreadable for minutes, say that it is
         incomplete.
@@ -135,7 +137,7 @@ class TaskLog:
         try:
             for name in self._containers(pod):
                 if name in started:
-                    self._write_new(api, pod, name, readers.setdefault(name, LogReader()))
+                    self._write_new(api, state, name, readers.setdefault(name, LogReader()))
         except GpuError as unread:
             if not isinstance(error, LOST) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
                 raise
@@ -144,7 +146,7 @@ class TaskLog:
             reached = positions_to_record({name: reader.position for name, reader in readers.items()})
             self.followed = {**self.followed, "positions": reached}
 
-    def _write_new(self, api: ApiClient, pod: V1Pod, container: str, reader: LogReader) -> None:
+    def _write_new(self, api: ApiClient, pod: PodState, container: str, reader: LogReader) -> None:
         for text in _new_lines(api, pod, container, reader):
             if self.followed.get("may_repeat"):
                 self.followed = {**self.followed, "may_repeat": False}
@@ -153,11 +155,11 @@ class TaskLog:
                 _log.info(ROTATED)
             self.write_line(container, text, reader.at)
 
-    def _containers(self, pod: V1Pod) -> list[str]:
-        return logged_containers(pod.spec, self.containers, self.init_containers)
+    def _containers(self, pod: Json) -> list[str]:
+        return logged_containers(pod["spec"], self.containers, self.init_containers)
 
 
-def logged_containers(spec: V1PodSpec, containers: Any, init_containers: Any) -> list[str]:
+def logged_containers(spec: Json, containers: WantedContainers, init_containers: WantedContainers) -> list[str]:
     """Return the names of the containers whose logs are wanted, init containers first.
 
     Args:
@@ -165,12 +167,12 @@ def logged_containers(spec: V1PodSpec, containers: Any, init_containers: Any) ->
         containers: KubernetesPodOperator's `container_logs`: a name, several, or True for all but the XCom sidecar.
         init_containers: Its `init_container_logs`, likewise.
     """
-    own = [one.name for one in spec.containers or () if one.name != PodDefaults.SIDECAR_CONTAINER_NAME]
-    first = [one.name for one in spec.init_containers or ()]
+    own = [one["name"] for one in spec.get("containers") or () if one["name"] != PodDefaults.SIDECAR_CONTAINER_NAME]
+    first = [one["name"] for one in spec.get("initContainers") or ()]
     return [*_chosen(init_containers, first), *_chosen(containers, own)]
 
 
-def _chosen(wanted: Iterable[str] | str | bool | None, there: list[str]) -> list[str]:
+def _chosen(wanted: WantedContainers, there: list[str]) -> list[str]:
     if wanted is True:
         return there
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
@@ -180,7 +182,7 @@ def _chosen(wanted: Iterable[str] | str | bool | None, there: list[str]) -> list
     return [name for name in names if name in there]
 
 
-def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) -> Iterator[str]:
+def _new_lines(api: ApiClient, pod: PodState, container: str, reader: LogReader) -> Iterator[str]:
     for attempt in range(1, _READ_ATTEMPTS + 1):
         try:
             with mapped("get", "pods/log"):
@@ -198,10 +200,10 @@ def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) ->
         time.sleep(attempt)
 
 
-def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, str]) -> Iterator[bytes]:
+def _lines(api: ApiClient, pod: PodState, container: str, parameters: Mapping[str, str]) -> Iterator[bytes]:
     # By hand: CoreV1Api has no sinceTime, and sinceSeconds counts by the node's clock.
     response = api.call_api(
-        f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log",
+        f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/log",
         "GET",
         query_params=[("container", container), *parameters.items()],
         auth_settings=["BearerToken"],
@@ -215,18 +217,18 @@ def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, 
     yield from splitter.last()
 
 
-def last_lines(client: CoreV1Api, pod: V1Pod, container: str) -> list[str]:
+def last_lines(client: CoreV1Api, pod: PodState, container: str) -> list[str]:
     """Return the container's last log lines without blank ones; none if they cannot be read."""
     try:
         answer = client.read_namespaced_pod_log(
-            pod.metadata.name,
-            pod.metadata.namespace,
+            pod.name,
+            pod.namespace,
             container=container,
             tail_lines=LAST_LINES,
             _preload_content=False,
         )
         text = answer.data.decode(errors="replace")
     except (ApiException, HTTPError) as failure:
-        _log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
+        _log.debug("No last lines of pod %s: %s", pod.name, failure)
         return []
     return lines_of(text)

@@ -29,7 +29,11 @@ def check_environment(containers: Iterable[Any]) -> None:
             _check(f"{what} of container {container.name}", size)
 
 
-def check_given(task_id: str, given: Mapping[str, Any]) -> None:
+Arguments = Mapping[str, Any]
+"""A task's arguments by name, as its author gave them."""
+
+
+def check_given(task_id: str, given: Arguments) -> None:
     """Raise PoolSpecError about what is too large among a task's own `env_vars`, `cmds` and `arguments`."""
     variables = given.get("env_vars") or {}
     if not isinstance(variables, Mapping):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
@@ -16,7 +15,7 @@ _SCALES = ("RayJob",)
 """Kinds that may start without a GPU pod: their autoscaler adds it."""
 
 
-def nodes_needed(manifest: Mapping[str, Any], pool: GpuPool) -> int | None:
+def nodes_needed(manifest: Json, pool: GpuPool) -> int | None:
     """Return how many nodes the GPU pods fill; None if the manifest does not say, or is not rendered yet.
 
     If it is unknown how many GPUs a node has, each pod counts as a node. The pods of a Job that is not Indexed take
@@ -39,7 +38,7 @@ def nodes_needed(manifest: Mapping[str, Any], pool: GpuPool) -> int | None:
     return min(len(free), pool.max_nodes) if take_turns else len(free)
 
 
-def gpus_asked(manifest: Mapping[str, Any]) -> list[int]:
+def gpus_asked(manifest: Json) -> list[int]:
     """Return how many GPUs the pods of each template have, for templates that state a number.
 
     Raises:

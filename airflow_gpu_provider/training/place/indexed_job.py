@@ -13,6 +13,7 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 
@@ -38,7 +39,7 @@ def job_name(pod_name: str) -> str:
     return f"{head[: LONGEST_NAME - len(suffix) - 1].rstrip('-.')}-{suffix}"[:LONGEST_NAME]
 
 
-def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: str) -> dict[str, Any]:
+def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dict[str, Any]:
     """Return the suspended Job that runs a placed pod on this many nodes.
 
     Args:
@@ -84,7 +85,7 @@ def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: s
     }
 
 
-def headless_service(job: dict[str, Any]) -> dict[str, Any]:
+def headless_service(job: Json) -> dict[str, Any]:
     """Return the Service that names a created Job's ranks, ready or not; it is deleted with the Job."""
     meta = job["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}

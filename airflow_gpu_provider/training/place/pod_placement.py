@@ -23,7 +23,7 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.pools.workload_placement import check_shares, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.environment import check_environment
+from airflow_gpu_provider.training.place.environment import Arguments, check_environment
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
 
 SHM_PATH = "/dev/shm"
@@ -140,7 +140,7 @@ def resources_of(given: Any, named: str = "container_resources") -> k8s.V1Resour
         ) from error
 
 
-def check_resources(given: Mapping[str, Any], pool: GpuPool) -> None:
+def check_resources(given: Arguments, pool: GpuPool) -> None:
     """Raise PodUnschedulable if no machine of the pool has what a task's arguments ask for, as far as they are known.
 
     Jinja expressions are left to `place`.

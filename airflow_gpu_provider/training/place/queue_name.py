@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import is_dns_label, is_template
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 
 
-def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
+def check_queue_name(queue_name: str | None, labels: object = None) -> None:
     """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
     if queue_name is None or is_template(queue_name):
         return
@@ -23,7 +22,7 @@ def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
         raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
 
 
-def queue_of(queue_name: str | None, labels: Any) -> str:
+def queue_of(queue_name: str | None, labels: Mapping[str, str] | None) -> str:
     """Return the LocalQueue of an object with these labels, both rendered; empty for none.
 
     Raises:

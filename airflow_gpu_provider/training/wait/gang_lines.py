@@ -9,14 +9,14 @@ from airflow_gpu_provider.cluster.events import short_scheduling_message, size_i
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.workload_state import JobState
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState
 
 _TOLD = 3
 _PLURAL = {"has": "have", "is": "are", "was": "were", "waits": "wait", "starts": "start", "pulls": "pull"}
 _NOT_TOLD = ("", "ContainerCreating", "PodInitializing")
 
 
-def gang_lines(job: JobState | None, ranks: Mapping[int, PodSnapshot], nodes: int, queued: str) -> list[str]:
+def gang_lines(job: WorkloadState | None, ranks: Mapping[int, PodSnapshot], nodes: int, queued: str) -> list[str]:
     """Return a gang's state: its place in the queue, or how many ranks run and what the others wait for."""
     if job is None:
         return []

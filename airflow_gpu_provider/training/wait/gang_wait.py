@@ -6,81 +6,34 @@ PodWait waits for each rank as for a single pod; this module decides what that m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.gang_labels import JOB_LABEL
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
-from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of, unseen_end
+from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, ended_at, first_failure, of_rank
 from airflow_gpu_provider.training.wait.gang_lines import gang_lines
-from airflow_gpu_provider.training.wait.object_wait import ObjectWait, gang_timeline
+from airflow_gpu_provider.training.wait.object_wait import RETRY, ObjectSnapshot, ObjectWait, gang_timeline
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.refused_pods import Refusal
-from airflow_gpu_provider.training.wait.workload_state import JobState
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silence:
-    """For a gang whose ranks are all followed: for how long none has printed anything, and each one's last line."""
-
-    lasts: timedelta
-    last_lines: Mapping[int, str]
-
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState, rank_of
 
 ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long after a rank's end it counts as the first to end: kubelets report within a second or two."""
 
 _CLOCKS_DIFFER = timedelta(seconds=30)  # at most; a gang that is suspended again had two minutes
 
-_RETRY = "Retry the task: the next try waits for new capacity."
+
+GangSnapshot = ObjectSnapshot[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangSnapshot:
-    """A gang and its surroundings at present.
-
-    Attributes:
-        job: Its Job as last seen; None before it was seen.
-        gone: The Job no longer exists.
-        is_unseen: It went while nobody watched it.
-        ranks: Each rank's pod, if there is one.
-        queued: Why it is not admitted, as text; empty if unknown.
-        is_queued: The pool has as many nodes as it needs: it waits for other pods to end, or for its turn.
-        evicted: Why Kueue has evicted it after admitting it; empty if it has not.
-        queued_at: When `is_queued` was last true while it was suspended. Now, while the nodes are not known yet.
-        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
-        to_widen: As PodSnapshot has it.
-        refused: Why the API server refuses some of its pods; None if it does not.
-        silence: For how long no rank has printed anything; None if unknown.
-        notes: Other remarks on the present state, as text.
-    """
-
-    job: JobState | None = None
-    gone: bool = False
-    is_unseen: bool = False
-    ranks: Mapping[int, PodSnapshot] = field(default_factory=dict)
-    queued: str = ""
-    evicted: str = ""
-    is_queued: bool = False
-    queued_at: datetime | None = None
-    no_capacity: NoCapacity | None = None
-    to_widen: str = PodSnapshot.to_widen
-    refused: Refusal | None = None
-    silence: Silence | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def pods(self) -> dict[int, PodState]:
-        return {rank: seen.pod for rank, seen in self.ranks.items() if seen.pod is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangWait(ObjectWait):
+class GangWait(ObjectWait[int]):
     """The wait for one gang.
 
     Attributes:
@@ -93,33 +46,57 @@ class GangWait(ObjectWait):
         base_container: As PodWait has it.
     """
 
+    run_kind = "gang"
+
     nodes: int
     base_container: str
     hang_seconds: float | None = None
 
     @property
     def what(self) -> str:
-        """What is waited for, as text."""
         return f"Job {self.name}"
 
+    @property
+    def named(self) -> dict[str, str]:
+        return {"job": self.name}
+
+    @property
+    def row(self) -> WorkloadKind:
+        return KINDS["Job"]
+
+    @property
+    def pod_selector(self) -> str:
+        return f"{JOB_LABEL}={self.name}"
+
+    def main_container(self, pod: Json) -> str:
+        return self.base_container
+
+    def rank_of(self, pod: Json) -> int | None:
+        owners = {each["uid"] for each in pod["metadata"].get("ownerReferences") or ()}
+        return rank_of(pod) if self.uid in owners else None
+
+    def has_ended(self, pods: Sequence[Json]) -> bool:
+        """Return True if all ranks have ended, or one has failed."""
+        ends = [end for pod in pods if (end := end_of(PodState.parse(pod, self.base_container)))]
+        return len(ends) >= self.nodes or any(end.error for end in ends)
+
+    def pod_with_result(self, result: Mapping[str, Any]) -> str | None:
+        name: str | None = (result.get("pods") or {}).get("0")
+        return name
+
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
-        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
-        job = snapshot.job
+        job = snapshot.object
         refused = (snapshot.refused.in_words,) if snapshot.refused else ()
-        lines = (*gang_lines(job, snapshot.ranks, self.nodes, snapshot.queued), *refused, *snapshot.notes)
+        lines = (*gang_lines(job, snapshot.pods, self.nodes, snapshot.queued), *refused, *snapshot.notes)
         look = _Look(self, snapshot, now)
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
         if snapshot.evicted:
             what = f"Job {self.name} was evicted from queue {self.queue}: {snapshot.evicted}."
-            return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
+            return Progress(error=PodPreempted(what, RETRY, job=self.name), lines=lines, result=look.result())
         if ends := look.ends:
             return self._failed(ends, look, lines)
-        if snapshot.gone or (job is not None and job.is_deleting):
-            what = f"Job {self.name} was deleted before it had finished."
-            deleted: GpuError = PodPreempted(what, _RETRY, job=self.name)
-            if snapshot.is_unseen and not (job is not None and job.is_deleting):
-                deleted = unseen_end(f"Job {self.name}", job=self.name)
+        if deleted := self._deleted(snapshot):
             return Progress(error=deleted, lines=lines, result=look.result())
         if job is not None and job.failed:
             error: GpuError | None = self._job_error(job.failed)
@@ -129,8 +106,7 @@ class GangWait(ObjectWait):
         return Progress(error=error, lines=lines, result=look.result() if error else None)
 
     def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:
-        """Return when `step` may return something else although nothing has changed."""
-        look, job = _Look(self, snapshot, now), snapshot.job
+        look, job = _Look(self, snapshot, now), snapshot.object
         times = [self.deadline]
         if job is not None and job.is_suspended:
             times.append(self._admission_deadline(job, snapshot))
@@ -161,7 +137,7 @@ class GangWait(ObjectWait):
     def _silent_for(self, snapshot: GangSnapshot, now: datetime) -> timedelta | None:
         """Return for how long no rank has printed since the last one started; None if silence does not count."""
         silence = snapshot.silence
-        started = [pod.base.started_at for pod in snapshot.pods.values() if pod.base and pod.base.started_at]
+        started = [pod.base.started_at for pod in snapshot.states.values() if pod.base and pod.base.started_at]
         if self.hang_seconds is None or silence is None or len(started) < self.nodes:
             return None
         return min(silence.lasts, now - max(started))
@@ -170,22 +146,23 @@ class GangWait(ObjectWait):
         silent, silence = self._silent_for(snapshot, now), snapshot.silence
         if silent is None or silence is None or silent < timedelta(seconds=self.hang_seconds or 0):
             return None
-        lines = [f"rank {rank}: {line}" for rank, line in silence.last_lines.items()]
+        last_lines = sorted(silence.last_lines.items(), key=lambda item: item[0])
+        lines = [f"rank {rank}: {line}" for rank, line in last_lines]
         differs = "Look at the rank whose last line differs. The ranks' last lines:"
         return GangHung(
             f"No rank of Job {self.name} has printed anything for {format_seconds(silent)}.",
             "Raise hang_timeout if it may be silent for so long. "
             + ("\n".join([differs, *lines]) if lines else "No rank has printed anything at all."),
             job=self.name,
-            last_lines={str(rank): line for rank, line in silence.last_lines.items()},
+            last_lines={str(rank): line for rank, line in last_lines},
         )
 
-    def _admission_deadline(self, job: JobState, snapshot: GangSnapshot) -> datetime:
+    def _admission_deadline(self, job: WorkloadState, snapshot: GangSnapshot) -> datetime:
         since = max(job.created_at, snapshot.queued_at or job.created_at)
         return since + timedelta(seconds=self.schedule_seconds)
 
     def _late(self, snapshot: GangSnapshot, now: datetime, lines: Sequence[str]) -> GpuError | None:
-        job = snapshot.job
+        job = snapshot.object
         if now >= self.deadline:
             waited = format_seconds(now - self.started)
             stood = f" ({'; '.join(lines)})" if lines else ""
@@ -221,14 +198,14 @@ class _Look:
         """Each rank's state; for a suspended Job, only of ranks that had ended by themselves before."""
         return {
             rank: self.wait.of_pod(seen).step(seen, self.now)
-            for rank, seen in self.snapshot.ranks.items()
+            for rank, seen in self.snapshot.pods.items()
             if not self._is_withdrawn(seen)
         }
 
     @cached_property
     def completed(self) -> frozenset[int]:
         """Ranks whose success only the Job records: their pods were gone before it was seen, with no deletion seen."""
-        job, ranks = self.snapshot.job, self.snapshot.ranks
+        job, ranks = self.snapshot.object, self.snapshot.pods
         counted: frozenset[int] = job.completed if job is not None else frozenset()
         return frozenset(rank for rank in counted if rank not in ranks or _went_unseen(ranks[rank]))
 
@@ -240,14 +217,14 @@ class _Look:
     @cached_property
     def ends(self) -> dict[int, RankEnd]:
         """The ranks that failed."""
-        ranks = self.snapshot.ranks
+        ranks = self.snapshot.pods
         seen = {
             rank: RankEnd(error=progress.error, pod=ranks[rank].pod)
             for rank, progress in self.progress.items()
             if progress.error is not None and rank not in self.completed and not self._is_due(progress.error)
         }
         what = f"Its pod of Job {self.wait.name} was deleted before it had finished."
-        deleted = RankEnd(error=PodPreempted(what, _RETRY, job=self.wait.name))
+        deleted = RankEnd(error=PodPreempted(what, RETRY, job=self.wait.name))
         return {**dict.fromkeys(self._lost_unseen, deleted), **seen}
 
     def _is_due(self, error: GpuError) -> bool:
@@ -257,38 +234,35 @@ class _Look:
     @property
     def _lost_unseen(self) -> frozenset[int]:
         """Ranks whose pods were deleted unwatched, e.g. between two triggerers: only the Job records it."""
-        job = self.snapshot.job
+        job = self.snapshot.object
         if job is None or job.is_suspended:
             return frozenset()
-        return job.failed_ranks - self.snapshot.ranks.keys()
+        return job.failed_ranks - self.snapshot.pods.keys()
 
     def result(self, rank: int | None = None) -> dict[str, Any]:
         """Return how the gang ended, for the task; `rank` is the one whose end it is."""
-        seen = self.snapshot.ranks.get(rank) if rank is not None else None
-        job = self.snapshot.job
+        seen = self.snapshot.pods.get(rank) if rank is not None else None
+        job = self.snapshot.object
         has_ended = seen is not None and not seen.gone and seen.pod is not None and end_of(seen.pod) is not None
         return {
-            "timeline": gang_timeline(job.created_at if job else None, self._seen()),
+            "timeline": gang_timeline(job.created_at if job else None, self.snapshot.in_order),
             "container_ended": has_ended if rank is not None else self.are_all_well,
             "machine": seen.machine if seen else "",
-            "pods": {str(each): pod.name for each, pod in sorted(self.snapshot.pods.items())},
+            "pods": {str(each): pod.name for each, pod in sorted(self.snapshot.states.items())},
         }
-
-    def _seen(self) -> Sequence[PodSnapshot]:
-        return [seen for _, seen in sorted(self.snapshot.ranks.items())]
 
     @property
     def undecided(self) -> list[PodSnapshot]:
         """The ranks that have neither ended nor been withdrawn."""
         return [
-            self.snapshot.ranks[rank]
+            self.snapshot.pods[rank]
             for rank, progress in self.progress.items()
             if not (progress.done or progress.error)
         ]
 
     def _is_withdrawn(self, seen: PodSnapshot) -> bool:
         """Return True for a pod removed because the Job was suspended: a new one comes when it is admitted again."""
-        job, pod = self.snapshot.job, seen.pod
+        job, pod = self.snapshot.object, seen.pod
         if job is None or pod is None or (end_of(pod) is not None and pod.deletion_asked_at is None):
             return False
         return job.is_suspended or (job.admitted_at is not None and pod.created_at < job.admitted_at - _CLOCKS_DIFFER)

@@ -1,47 +1,144 @@
-"""ObjectWait: what the waits for a gang and for a workload have in common, and the phases of a gang's life. Pure."""
+"""ObjectWait, ObjectSnapshot: what the waits for a gang and for a workload have in common; a gang's phases. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
 
-from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import phase
-from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
+from airflow_gpu_provider.scaling.wait.waits import Progress, phase
+from airflow_gpu_provider.training.place.kinds import WorkloadKind
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.end import unseen_end
+from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, timeline
+from airflow_gpu_provider.training.wait.refused_pods import Refusal
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState
+
+RETRY = "Retry the task: the next try waits for new capacity."
+
+R = TypeVar("R", int, str)
+"""How its pods are told apart: see first_failure.Rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectWait(Record):
-    """The wait for one object and its pods.
+class Silence:
+    """For a gang whose ranks are all followed: for how long none has printed anything, and each one's last line."""
+
+    lasts: timedelta
+    last_lines: Mapping[Rank, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectSnapshot(Generic[R]):
+    """An object, its pods and their surroundings at present.
 
     Attributes:
-        name, uid: The object's.
-        queue: The Kueue LocalQueue that admits it; empty for none.
-        schedule_seconds, start_seconds, deadline, started, is_covered, gpus: As PodWait has them.
+        object: The object as last seen; None before it was seen.
+        gone: It no longer exists.
+        is_unseen: It went while nobody watched it.
+        pods: The newest pod of each rank, if there is one.
+        ended_at: When its end was first seen.
+        queued: Why it is not admitted, as text; empty if unknown.
+        is_queued: A gang for which the pool has as many nodes as it needs: it waits for other pods to end, or its turn.
+        queued_at: When `is_queued` was last true while a gang was suspended, and now, while the nodes are not known
+            yet; when another workload was last suspended.
+        evicted: Why its queue has evicted it after admitting it; empty if it has not.
+        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        to_widen: As PodSnapshot has it.
+        refused: Why the API server refuses some of its pods; None if it does not.
+        silence: For how long no rank has printed anything; None if unknown.
+        notes: Other remarks on the present state, as text.
     """
 
-    namespace: str
-    name: str
-    uid: str
-    started: datetime
-    schedule_seconds: float
-    start_seconds: float
-    deadline: datetime
-    is_covered: bool = True
-    queue: str = ""
-    gpus: GpuWatching | None = None
+    object: WorkloadState | None = None
+    gone: bool = False
+    is_unseen: bool = False
+    pods: Mapping[R, PodSnapshot] = field(default_factory=dict)
+    ended_at: datetime | None = None
+    queued: str = ""
+    is_queued: bool = False
+    queued_at: datetime | None = None
+    evicted: str = ""
+    no_capacity: NoCapacity | None = None
+    to_widen: str = PodSnapshot.to_widen
+    refused: Refusal | None = None
+    silence: Silence | None = None
+    notes: tuple[str, ...] = ()
 
     @property
-    def named(self) -> dict[str, str]:
-        """The object, as an error's details have it."""
-        return {"job": self.name}
+    def states(self) -> dict[R, PodState]:
+        return {rank: seen.pod for rank, seen in self.pods.items() if seen.pod is not None}
+
+    @property
+    def in_order(self) -> list[PodSnapshot]:
+        """The pods, the lowest rank first."""
+        return [seen for _, seen in sorted(self.pods.items(), key=lambda item: item[0])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectWait(AttemptWait, Generic[R]):
+    """The wait for one object and its pods; `name` and `uid` are the object's."""
+
+    @property
+    @abstractmethod
+    def pod_selector(self) -> str:
+        """Selects its pods by a label; `member` says which of them count."""
+
+    @abstractmethod
+    def main_container(self, pod: Json) -> str:
+        """Return the name of a pod's main container, whose end counts as the pod's."""
+
+    @abstractmethod
+    def rank_of(self, pod: Json) -> R | None:
+        """Return which of its pods this is; None for one that does not count: of another attempt, say."""
+
+    @property
+    @abstractmethod
+    def row(self) -> WorkloadKind:
+        """The object's kind."""
+
+    @abstractmethod
+    def step(self, snapshot: ObjectSnapshot[R], now: datetime) -> Progress:
+        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
+
+    @abstractmethod
+    def next_deadline(self, snapshot: ObjectSnapshot[R], now: datetime) -> datetime:
+        """Return when `step` may return something else although nothing has changed."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.row.path.format(namespace=self.namespace)}/{self.name}"
+
+    def parsed(self, raw: Json) -> WorkloadState:
+        """Return the object's state."""
+        return WorkloadState.parse(raw, self.row)
+
+    def standing(self, raw: Json, pods: Mapping[R, PodState], now: datetime) -> Progress:
+        """Return whether the wait is over, and how, by the object and its pods alone."""
+        seen = {rank: PodSnapshot(pod=pod) for rank, pod in pods.items()}
+        return self.step(ObjectSnapshot(object=self.parsed(raw), pods=seen), now)
+
+    def _deleted(self, snapshot: ObjectSnapshot[R]) -> GpuError | None:
+        """Return the error of an object that went, or is going, before it had finished."""
+        is_going = snapshot.object is not None and snapshot.object.is_deleting
+        if snapshot.gone and snapshot.is_unseen and not is_going:
+            return unseen_end(self.what, **self.named)
+        if snapshot.gone or is_going:
+            return PodPreempted(f"{self.what} was deleted before it had finished.", RETRY, **self.named)
+        return None
+
+    def member(self, raw: Json) -> tuple[R, PodState] | None:
+        """Return which of its pods this is, and its state; None for one that does not count."""
+        rank = self.rank_of(raw)
+        return None if rank is None else (rank, PodState.parse(raw, self.main_container(raw)))
 
     def phases(self, pods: Sequence[PodState]) -> list[dict[str, Any]]:
-        """Return the completed phases of the pods' lives."""
         return gang_timeline(self.started, [PodSnapshot(pod=pod) for pod in pods])
 
     def of_pod(self, seen: PodSnapshot) -> PodWait:
@@ -60,7 +157,7 @@ class ObjectWait(Record):
 
 
 def gang_timeline(created_at: datetime | None, ranks: Sequence[PodSnapshot]) -> list[dict[str, Any]]:
-    """Return the completed phases of a gang's life, with their seconds, as `pods.wait.timeline` does for a pod.
+    """Return the completed phases of a gang's life, with their seconds, as `pod_wait.timeline` does for a pod.
 
     They are those of its slowest rank, since no rank works before all do. `created_at` is when the pods' owner was
     created.

@@ -15,10 +15,10 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
-from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import (
     KILLED,
     RAISE_DEADLINE,
@@ -31,7 +31,6 @@ from airflow_gpu_provider.training.wait.end import (
     why_disrupted,
 )
 from airflow_gpu_provider.training.wait.eviction import own_use
-from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 from airflow_gpu_provider.training.wait.pull import cannot_start, final_at
 from airflow_gpu_provider.training.wait.start_advice import how_to_start
 
@@ -88,48 +87,39 @@ class PodSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodWait(Record):
+class PodWait(AttemptWait):
     """The wait for one pod.
 
     Attributes:
         base_container: The container whose end decides.
-        started: When the wait began.
-        schedule_seconds: How long the pod may wait for a node. A full pool does not count: there the pod is queued.
-        start_seconds: How long it may take from getting a node to the running container: volumes, images, init
-            containers.
-        deadline: When the pod must have ended.
         until: What is waited for.
-        queue: The Kueue LocalQueue that admits it; empty for none.
-        gpus: What to do about GPUs that do not compute; None: they are not sampled.
-        is_covered: A demand Lease covers the pod. If none does, the pool has to be reconciled once it is placed.
     """
 
-    namespace: str
-    name: str
-    uid: str
+    run_kind = "pod"
+
     base_container: str
-    started: datetime
-    schedule_seconds: float
-    start_seconds: float
-    deadline: datetime
     until: Literal["started", "ended"] = "ended"
-    is_covered: bool = True
-    queue: str = ""
-    gpus: GpuWatching | None = None
 
     @property
     def what(self) -> str:
-        """What is waited for, as text."""
         return f"pod {self.name}"
 
     @property
     def named(self) -> dict[str, str]:
-        """The pod, as an error's details have it."""
         return {"pod": self.name}
 
+    @property
+    def path(self) -> str:
+        return f"api/v1/namespaces/{self.namespace}/pods/{self.name}"
+
     def phases(self, pods: Sequence[PodState]) -> list[dict[str, Any]]:
-        """Return the completed phases of the pod's life, as last seen."""
         return timeline(pods[-1]) if pods else []
+
+    def has_ended(self, pods: Sequence[Json]) -> bool:
+        return any(end_of(PodState.parse(pod, self.base_container)) for pod in pods)
+
+    def pod_with_result(self, result: Mapping[str, object]) -> str:
+        return self.name
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""

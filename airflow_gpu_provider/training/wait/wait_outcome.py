@@ -5,56 +5,46 @@ Pure. It is decided before anything of the pod is released, once, for the blocki
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol, Self
+from typing import Self
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
+
+WAITS: Mapping[str, type[AttemptWait]] = {each.run_kind: each for each in (PodWait, GangWait, WorkloadWait)}
 
 
-class AttemptWait(Protocol):
-    """A wait for everything that one attempt runs; a PodWait is one."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def started(self) -> datetime: ...
-
-    @property
-    def deadline(self) -> datetime: ...
-
-    def to_record(self) -> dict[str, Any]: ...
+def read_wait(kind: str, record: Json) -> AttemptWait:
+    """Read the wait of a trigger's record or event: its `run_kind`, and itself."""
+    return WAITS[kind].from_record(record)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitOutcome:
-    """The outcome of the wait for a pod.
+class WaitOutcome(Record):
+    """The outcome of the wait for what an attempt runs: for a task that defers, the event of its trigger.
 
     Attributes:
-        uid: The pod's; another pod may have its name by now.
+        namespace, name, uid: Those of the wait; another pod may have the name by now.
         saw_end: The wait ended by its own rules. False: the watching process could not continue.
         error: How the wait ended; None if the pod succeeded. Or why the pod could not be watched.
         container_ended: The base container had ended by then.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
         timeline: The phases of the pod's life.
-        logs: How far its log is written: PodLogs.rest.
+        logs: How far its log is written: PodLogs.safe_rest, and whether the triggerer has `streamed` any of it.
         lines: What the triggerer has logged of it, if another one may follow it: KeptLines.packed.
         result: The text of its result file, if it was already read.
-        wait: The wait itself, to be resumed.
-        use: The GPU use that was sampled.
+        kind, wait: The wait itself, to be resumed: see read_wait. Empty, and None, if there was none.
+        gpu_use: The GPU use that was sampled.
     """
 
     namespace: str
@@ -64,56 +54,42 @@ class WaitOutcome:
     error: GpuError | None = None
     container_ended: bool = False
     machine: str = ""
-    timeline: Sequence[Mapping[str, Any]] = ()
-    logs: Mapping[str, Any] = field(default_factory=dict)
+    timeline: Sequence[Json] = ()
+    logs: Json = field(default_factory=dict)
     lines: str = ""
     result: str | None = None
-    wait: AttemptWait | None = None
-    use: GpuUse = field(default_factory=GpuUse)
+    kind: str = ""
+    wait: Json | None = None
+    gpu_use: GpuUse = field(default_factory=GpuUse)
 
     @classmethod
-    def of_event(
-        cls, event: Mapping[str, Any], read_wait: Callable[[Mapping[str, Any]], AttemptWait] = PodWait.from_record
-    ) -> Self:
-        """Read GpuPodTrigger's event; `read_wait` reads its wait."""
-        error = GpuError.from_record(event["error"]) if event.get("error") else None
-        if error is None and event["status"] != "success":
-            error = GpuError(f"The wait for pod {event['name']} failed: {event.get('message')}.", "See the log above.")
-        return cls(
-            namespace=event["namespace"],
-            name=event["name"],
-            uid=event.get("uid") or "",
-            saw_end=event["status"] != "error",
-            error=error,
-            container_ended=event["status"] in ("success", "failed"),
-            machine=event.get("machine") or "",
-            timeline=event.get("timeline") or (),
-            logs=event.get("logs") or {},
-            lines=event.get("lines") or "",
-            result=event.get("result"),
-            wait=read_wait(event["wait"]) if event.get("wait") else None,
-            use=GpuUse.from_record(event.get("gpu_use") or {}),
+    def of_progress(cls, wait: AttemptWait, progress: Progress) -> Self:
+        """Return the outcome of a wait that is over."""
+        result = progress.result or {}
+        return replace(
+            cls.of_failure(wait, progress.error),
+            saw_end=progress.result is not None,
+            container_ended=bool(result.get("container_ended")),
+            machine=result.get("machine") or "",
+            timeline=result.get("timeline") or (),
         )
 
     @classmethod
-    def of_progress(
-        cls, wait: AttemptWait, progress: Progress, logs: Mapping[str, Any], use: GpuUse | None = None
-    ) -> Self:
-        """Return the outcome of a worker's own wait."""
-        result = progress.result or {}
+    def of_failure(cls, wait: AttemptWait, error: GpuError | None) -> Self:
+        """Return the outcome of a wait that could not be done."""
         return cls(
             namespace=wait.namespace,
             name=wait.name,
             uid=wait.uid,
-            saw_end=progress.result is not None,
-            error=progress.error,
-            container_ended=bool(result.get("container_ended")),
-            machine=result.get("machine") or "",
-            timeline=result.get("timeline") or (),
-            logs=logs,
-            wait=wait,
-            use=use or GpuUse(),
+            saw_end=False,
+            error=error,
+            kind=wait.run_kind,
+            wait=wait.to_record(),
         )
+
+    def read_wait(self) -> AttemptWait | None:
+        """Return the wait, if there was one."""
+        return read_wait(self.kind, self.wait) if self.wait else None
 
     def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:
         """Return how the pod ended; None if it may still run and could not be watched.

@@ -1,8 +1,8 @@
-"""WorkloadState, JobState: what the JSON of a workload, and of a gang's Job, says about its life; no I/O."""
+"""WorkloadState: what the JSON of a workload, or of a gang's Job, says about its life; no I/O."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
 from airflow_gpu_provider.cluster.gang_labels import RANK_ANNOTATION
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
-from airflow_gpu_provider.training.place.kinds import KINDS, Json, WorkloadEnd, WorkloadKind
+from airflow_gpu_provider.training.place.kinds import Json, WorkloadEnd, WorkloadKind
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
@@ -23,6 +23,12 @@ class WorkloadState:
         is_suspended: It has not been admitted, or has been suspended again; its pods are deleted.
         is_deleting: Somebody has deleted it.
         end: How it has ended; None until then.
+        admitted_at: When this package last admitted a gang, even if it is suspended again; None if others admit it.
+        suspended_at: Since when the controller of a Job has had it suspended; None if it has not.
+        completed: The ranks that have succeeded, as the Job controller has counted them (status.completedIndexes); also
+            those whose pods no longer exist.
+        failed_ranks: Those that have failed, as it has counted them (status.failedIndexes). It keeps the pod of a rank
+            that failed by itself; if there is none, the pod was deleted.
     """
 
     kind: str
@@ -31,11 +37,16 @@ class WorkloadState:
     created_at: datetime
     is_suspended: bool
     is_deleting: bool
-    end: WorkloadEnd | None
+    end: WorkloadEnd | None = None
+    admitted_at: datetime | None = None
+    suspended_at: datetime | None = None
+    completed: frozenset[int] = frozenset()
+    failed_ranks: frozenset[int] = frozenset()
 
     @classmethod
     def parse(cls, raw: Json, kind: WorkloadKind) -> Self:
-        metadata = raw["metadata"]
+        metadata, status = raw["metadata"], raw.get("status") or {}
+        suspended = [c for c in status.get("conditions") or () if (c["type"], c.get("status")) == ("Suspended", "True")]
         return cls(
             kind=kind.kind,
             name=metadata["name"],
@@ -44,7 +55,16 @@ class WorkloadState:
             is_suspended=kind.is_suspended(raw),
             is_deleting="deletionTimestamp" in metadata,
             end=kind.end(raw),
+            admitted_at=parse_time((metadata.get("annotations") or {}).get(ADMITTED_AT)),
+            suspended_at=parse_time(suspended[0].get("lastTransitionTime")) if suspended else None,
+            completed=_indexes(status.get("completedIndexes") or ""),
+            failed_ranks=_indexes(status.get("failedIndexes") or ""),
         )
+
+    @property
+    def failed(self) -> str:
+        """Why it has failed, "reason: message"; empty if it has not."""
+        return "" if self.end is None or self.end.succeeded else f"{self.end.reason}: {self.end.message}".strip(": ")
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -64,46 +84,6 @@ def main_container(pod: Json) -> str:
 def _limits(container: Json) -> Json:
     limits: Json = (container.get("resources") or {}).get("limits") or {}
     return limits
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobState(WorkloadState):
-    """A gang's Job, reduced to what the wait for its pods needs.
-
-    Attributes:
-        admitted_at: When this package last admitted it, even if it is suspended again; None if others admit it.
-        suspended_at: Since when its controller has had it suspended; None if it has not.
-        completed: The ranks that have succeeded, as the Job controller has counted them (status.completedIndexes); also
-            those whose pods no longer exist.
-        failed_ranks: Those that have failed, as it has counted them (status.failedIndexes). It keeps the pod of a rank
-            that failed by itself; if there is none, the pod was deleted.
-    """
-
-    kind: str = "Job"
-    end: WorkloadEnd | None = None
-    admitted_at: datetime | None = None
-    suspended_at: datetime | None = None
-    completed: frozenset[int] = frozenset()
-    failed_ranks: frozenset[int] = frozenset()
-
-    @property
-    def failed(self) -> str:
-        """Why it has failed, "reason: message"; empty if it has not."""
-        return "" if self.end is None or self.end.succeeded else f"{self.end.reason}: {self.end.message}".strip(": ")
-
-    @classmethod
-    def of_job(cls, raw: Json) -> Self:
-        status = raw.get("status") or {}
-        suspended = [
-            c for c in status.get("conditions") or () if c["type"] == "Suspended" and c.get("status") == "True"
-        ]
-        return replace(
-            cls.parse(raw, KINDS["Job"]),
-            admitted_at=parse_time((raw["metadata"].get("annotations") or {}).get(ADMITTED_AT)),
-            suspended_at=parse_time(suspended[0].get("lastTransitionTime")) if suspended else None,
-            completed=_indexes(status.get("completedIndexes") or ""),
-            failed_ranks=_indexes(status.get("failedIndexes") or ""),
-        )
 
 
 def _indexes(text: str) -> frozenset[int]:

@@ -7,71 +7,45 @@ and why it has failed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
-from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd
-from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, unseen_end, why_disrupted
+from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank
 from airflow_gpu_provider.training.wait.gang_lines import pod_in_words, state_of
-from airflow_gpu_provider.training.wait.object_wait import ObjectWait, gang_timeline
+from airflow_gpu_provider.training.wait.object_wait import RETRY, ObjectSnapshot, ObjectWait, gang_timeline
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.refused_pods import Refusal
-from airflow_gpu_provider.training.wait.workload_state import WorkloadState
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState, main_container
 
 ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""
 
-_RETRY = "Retry the task: the next try waits for new capacity."
 _TOLD = 4
 _BY_POLICY = "PodFailurePolicy"  # JobReasonPodFailurePolicy of batch/v1; its message says which condition matched
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadSnapshot:
-    """A workload and its surroundings at present.
-
-    Attributes:
-        workload: The object as last seen; None before it was seen.
-        gone: It no longer exists.
-        is_unseen: It went while nobody watched it.
-        pods: Its pods by their title, the newest of each.
-        ended_at: When its end was first seen.
-        queued: Why it is not admitted, as text; empty if unknown.
-        queued_at: When it was last suspended.
-        evicted: Why its queue has evicted it; empty if it has not.
-        refused: Why the API server refuses its pods, while it has none.
-        notes: Other remarks on the present state, as text.
-    """
-
-    workload: WorkloadState | None = None
-    gone: bool = False
-    is_unseen: bool = False
-    pods: Mapping[str, PodSnapshot] = field(default_factory=dict)
-    ended_at: datetime | None = None
-    queued: str = ""
-    queued_at: datetime | None = None
-    evicted: str = ""
-    refused: Refusal | None = None
-    notes: tuple[str, ...] = ()
+WorkloadSnapshot = ObjectSnapshot[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadWait(ObjectWait):
+class WorkloadWait(ObjectWait[str]):
     """The wait for one workload.
 
     Attributes:
         kind: Its kind, from `kinds.KINDS`.
         task, try_id, attempt: Which pods count: see Ownership.
-        queue: The Kueue LocalQueue in which it waits; empty for none.
         schedule_seconds: How long its controller may take to create pods, and each pod to get a node. Time while it is
             suspended does not count.
     """
+
+    run_kind = "workload"
 
     kind: str
     task: str
@@ -80,7 +54,6 @@ class WorkloadWait(ObjectWait):
 
     @property
     def what(self) -> str:
-        """What is waited for, as text."""
         return f"{self.kind} {self.name}"
 
     @property
@@ -88,13 +61,27 @@ class WorkloadWait(ObjectWait):
         return {"workload": self.name}
 
     @property
-    def path(self) -> str:
-        """The object's, below the API server's address."""
-        return f"{KINDS[self.kind].path.format(namespace=self.namespace)}/{self.name}"
+    def row(self) -> WorkloadKind:
+        return KINDS[self.kind]
+
+    @property
+    def pod_selector(self) -> str:
+        return f"{WORKLOAD_LABEL}={self.task}"
+
+    def main_container(self, pod: Json) -> str:
+        return main_container(pod)
+
+    def rank_of(self, pod: Json) -> str | None:
+        annotations = pod["metadata"].get("annotations") or {}
+        attempt = (annotations.get(OWNER_ANNOTATION), annotations.get(ATTEMPT_ANNOTATION))
+        return self.row.pod_title(pod) if attempt == (self.try_id, str(self.attempt)) else None
+
+    def has_ended(self, pods: Sequence[Json]) -> bool:
+        """Return True if all its pods have ended."""
+        return bool(pods) and all(end_of(PodState.parse(pod, main_container(pod))) for pod in pods)
 
     def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
-        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
-        workload = snapshot.workload
+        workload = snapshot.object
         refused = (snapshot.refused.in_words,) if snapshot.refused else ()
         lines = (*_lines(snapshot), *refused, *snapshot.notes)
         error = self._error(snapshot, now)
@@ -103,29 +90,24 @@ class WorkloadWait(ObjectWait):
         return Progress(done=is_done, error=error, lines=lines, result=_result(snapshot) if is_done or error else None)
 
     def next_deadline(self, snapshot: WorkloadSnapshot, now: datetime) -> datetime:
-        """Return when `step` may return something else although nothing has changed."""
         times = [self.deadline]
         if snapshot.ended_at:
             times.append(snapshot.ended_at + ENDS_REPORTED_WITHIN)
-        if snapshot.workload is not None and not snapshot.workload.is_suspended:
+        if snapshot.object is not None and not snapshot.object.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
             times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
             times += [self.of_pod(seen).next_deadline(seen) for seen in snapshot.pods.values()]
         return min(times)
 
     def _error(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
-        workload = snapshot.workload
+        workload = snapshot.object
         if workload is not None and workload.end is not None:
             return None if workload.end.succeeded else self._failed(workload, workload.end, snapshot, now)
-        is_going = workload is not None and workload.is_deleting
-        if snapshot.gone and snapshot.is_unseen and not is_going:
-            return unseen_end(f"{self.kind} {self.name}", workload=self.name)
-        if snapshot.gone or is_going:
-            what = f"{self.kind} {self.name} was deleted before it had finished."
-            return PodPreempted(what, _RETRY, workload=self.name)
+        if deleted := self._deleted(snapshot):
+            return deleted
         if snapshot.evicted:
             what = f"{self.kind} {self.name} was evicted from its queue: {snapshot.evicted}."
-            return PodPreempted(what, _RETRY, workload=self.name)
+            return PodPreempted(what, RETRY, workload=self.name)
         if now >= self.deadline:
             waited = format_seconds(now - self.started)
             what = f"{self.kind} {self.name} had not finished at its deadline, {waited} after it was created"
@@ -158,7 +140,7 @@ class WorkloadWait(ObjectWait):
             return None
         said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
         if not ends and end.reason == _BY_POLICY and "condition DisruptionTarget" in end.message:
-            return PodPreempted(f"{workload} has failed ({said}).", _RETRY, workload=self.name)
+            return PodPreempted(f"{workload} has failed ({said}).", RETRY, workload=self.name)
         if not ends or end.reason == "DeadlineExceeded":
             is_late = end.reason == "DeadlineExceeded"
             error, fix = (PodDeadline, RAISE_DEADLINE) if is_late else (PodFailed, "Its pods' logs are in this log.")
@@ -205,7 +187,7 @@ def _before_it_was_deleted(pod: PodState | None) -> RankEnd | None:
 
 def _lines(snapshot: WorkloadSnapshot) -> list[str]:
     """Return its state: its place in a queue, or how many pods run and what the others wait for."""
-    workload = snapshot.workload
+    workload = snapshot.object
     if workload is None or workload.end is not None:
         return []
     if workload.is_suspended:
@@ -233,10 +215,10 @@ def _because(snapshot: WorkloadSnapshot) -> str:
 
 
 def _result(snapshot: WorkloadSnapshot) -> dict[str, Any]:
-    workload = snapshot.workload
+    workload = snapshot.object
     created_at = workload.created_at if workload else None
     return {
-        "timeline": gang_timeline(created_at, [seen for _, seen in sorted(snapshot.pods.items())]),
+        "timeline": gang_timeline(created_at, snapshot.in_order),
         "container_ended": workload is not None and workload.end is not None,
         "machine": "",
     }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
 from airflow_gpu_provider.cluster.pods import gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.scaling.wait.waits import Progress
-from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, GpuWatching, Idleness, parse
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, Idleness, parse
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.async_api import AsyncApi
@@ -37,34 +39,6 @@ def sampled_time(use: GpuUse) -> timedelta:
     return timedelta(seconds=use.samples * SAMPLE_EVERY)
 
 
-def each(*take: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that passes a pod to each of them."""
-
-    def give(*pod: Any) -> None:
-        for one in take:
-            one(*pod)
-
-    return give
-
-
-class Sampled(Protocol):
-    """A wait for pods whose GPUs may be sampled; a PodWait is one."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def gpus(self) -> GpuWatching | None: ...
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def named(self) -> Mapping[str, str]: ...
-
-    def phases(self, pods: Sequence[PodState]) -> Sequence[Mapping[str, Any]]: ...
-
-
 class GpuSampler:
     """Samples the GPUs of pods while their base containers run. Use it as an async context manager around the wait.
 
@@ -85,7 +59,7 @@ class GpuSampler:
     """
 
     def __init__(
-        self, api: AsyncApi, wait: Sampled, *, say: Callable[[str], object], warn: Callable[[str], object]
+        self, api: AsyncApi, wait: AttemptWait, *, say: Callable[[str], object], warn: Callable[[str], object]
     ) -> None:
         self._api = api
         self._wait = wait
@@ -121,12 +95,11 @@ class GpuSampler:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def follow(self, *seen: Any) -> None:
+    def follow(self, pod: PodState, raw: Json, rank: Rank = 0) -> None:
         """Take a pod's present state and JSON from the wait: its GPUs are sampled while it runs.
 
         A pod whose base container has no GPUs is not sampled.
         """
-        pod, raw = seen[-2:]
         if pod.base is not None and not _has_gpus(raw, pod.base.name):
             return
         self._pods[pod.name] = pod
@@ -141,7 +114,7 @@ class GpuSampler:
         elif self._task is None and self._watching is not None and not self._is_stopped:
             self._task = asyncio.create_task(self._sample())
 
-    async def beside(self, watching: Coroutine[Any, Any, Progress]) -> Progress:
+    async def beside(self, watching: Coroutine[None, None, Progress]) -> Progress:
         """Return how a wait ends: by itself, or because the GPUs have been idle for too long."""
         if self._watching is None or self._watching.end_seconds is None:
             return await watching

@@ -1,32 +1,69 @@
-"""PodView: what the watches show of a single pod."""
+"""OnePod: how a single pod is waited for, and PodView: what the watches show of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
-from airflow_gpu_provider.errors import GpuError, PodUnschedulable
+from airflow_gpu_provider.errors import LOST, GpuError, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.training.place.fit import check_fits, requests_of, size_of
+from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
+from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.training.place.fit import check_fits, requests_of
+from airflow_gpu_provider.training.wait.object_wait import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
-from airflow_gpu_provider.training.watch.view import View
+from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
+from airflow_gpu_provider.training.watch.view import OnPod, View
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.log.task_log import TaskLog
 
 _SETTLED_AFTER = timedelta(seconds=2)
 """How long the end of the wait waits for the events, which have a watch of their own."""
 
 
+@dataclass(frozen=True)
+class OnePod(RunKind):
+    wait: PodWait
+
+    @property
+    def wants(self) -> dict[Resource, str]:
+        return PodView.wants(self.wait)
+
+    def view(
+        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
+    ) -> View:
+        return PodView(self.wait, pool, feed, on_pod)
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> PodLogs:
+        if task_log is None:
+            return PodLogs(api, self.wait, wanted, log)
+        return PodLogs(api, self.wait, wanted, log, write=task_log.write_line, alone=True)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        pod = await api.get(self.wait.path)
+        return [pod] if pod and pod["metadata"]["uid"] == self.wait.uid else []
+
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
+            await logs.drain(LAST_WORDS_WITHIN)
+
+
 class PodView(View):
     """What the feed has reported about one pod, its events and its pool's nodes."""
 
-    def __init__(
-        self, wait: PodWait, pool: GpuPool, feed: Feed, on_pod: Callable[[PodState, Json], None] | None = None
-    ) -> None:
+    _wait: PodWait
+
+    def __init__(self, wait: PodWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
         super().__init__(wait, pool, feed, on_pod)
         self._pods = pods(wait.namespace)
         self._synced = False
@@ -36,8 +73,9 @@ class PodView(View):
         self._requests: NodeSize | None = None
         self._looked_at = False
 
-    @classmethod
-    def wants(cls, wait: PodWait) -> dict[Resource, str]:
+    @staticmethod
+    def wants(wait: PodWait) -> dict[Resource, str]:
+        """Return what to watch."""
         return dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
 
     @property
@@ -69,13 +107,11 @@ class PodView(View):
         error = self._direct.failures.get(path) or self._trouble.get(self._pods)
         return self._lasting(None if self._pod is not None or self._is_gone else error, now)
 
-    def take_news(self, news: PoolUpdates) -> None:
-        is_new = news.said != self.pool_updates.said
-        self.pool_updates = news
-        if not self.waits_for_node and not self._looked_at:
-            self._looked_at = is_new = True
-        if is_new:
-            self._feed.wake()
+    def _is_new(self, known: PoolUpdates) -> bool:
+        if self.waits_for_node or self._looked_at:
+            return super()._is_new(known)
+        self._looked_at = True
+        return True
 
     def _to_ask(self) -> dict[str, str]:
         """Return the pod as well if its watch, which lags or is refused, has never shown it."""
@@ -95,24 +131,18 @@ class PodView(View):
         is_settling = self._over_since is not None and not self._shows_events
         return min(_SETTLED_AFTER.total_seconds(), super().longest) if is_settling else super().longest
 
+    def look(self, now: datetime) -> tuple[Progress, datetime]:
+        snapshot = self.snapshot(now)
+        return self._wait.step(snapshot, now), self._wait.next_deadline(snapshot)
+
     def snapshot(self, now: datetime) -> PodSnapshot:
-        uid = self._wait.uid
         return replace(
-            self._seen(uid, now) if uid in self._known else self._never_seen(now),
-            nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
+            self._seen(self._wait.uid, now),
+            nodes=self._nodes.in_order(),
             too_large=self._too_large() if self.waits_for_node else None,
             admitted_at=self._queue.admitted_at,
             queued=self._queue.in_words,
             notes=self._remarks,
-        )
-
-    def _never_seen(self, now: datetime) -> PodSnapshot:
-        return PodSnapshot(
-            gone=self._is_gone,
-            is_unseen=self._is_unseen,
-            events=self._events_of(self._wait.uid),
-            full_at=now if self._may_be_queued else None,
-            no_capacity=self.pool_updates.no_capacity,
         )
 
     def _take(self, change: Change) -> None:
@@ -133,29 +163,14 @@ class PodView(View):
         if self._requests is None:
             self._requests = requests_of(raw.get("spec") or {})
         if self._on_pod is not None:
-            self._on_pod(pod, raw)
+            self._on_pod(pod, raw, 0)
 
     def _too_large(self) -> PodUnschedulable | None:
         """Return the error for a pod larger than any node that the pool has or can have; None if it fits."""
         if self._requests is None:
             return None
         try:
-            check_fits(self._requests, self._sizes(), pool=self._pool.name)
+            check_fits(self._requests, self._nodes.sizes(), pool=self._pool.name)
         except PodUnschedulable as error:
             return error
         return None
-
-    def _sizes(self) -> dict[str, NodeSize | None]:
-        """The pool's nodes, or a cloud pool's machine types, with what each offers to pods; empty: unknown.
-
-        For a type with an existing node, its kubelet's values count; otherwise the catalogue's, which deduct less.
-        """
-        if self._pool.given_nodes is not None:
-            are_all_here = self._nodes_synced >= self._node_watches and len(self._nodes) >= self._pool.given_nodes
-            return {node.name: size_of(node) for node in self._nodes.values()} if are_all_here else {}
-        sizes = dict(self._pool.node_sizes)
-        for node in self._nodes.values():
-            size, listed = size_of(node), sizes.get(node.instance_type)
-            if size is not None and listed is not None:
-                sizes[node.instance_type] = replace(size, gpus=listed.gpus)
-        return sizes

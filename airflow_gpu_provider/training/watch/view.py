@@ -5,30 +5,33 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import ClassVar
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
-from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import NODES, Resource, pool_nodes
+from airflow_gpu_provider.cluster.watched import NODES, Resource
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
+from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
+from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.watch.direct_reads import AFTER_FAILURE, DirectReads
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
+from airflow_gpu_provider.training.watch.nodes_seen import NEW, NodesSeen
+
+OnPod = Callable[[PodState, Json, Rank], None]
+"""Takes a pod, its JSON, and which of the pods it is; a single one is 0."""
 
 LONGEST = 60.0
 """Seconds after which to check again although nothing was received."""
-
-NEW = timedelta(seconds=5)
-"""How long after a node has become usable the pool is not called full: the scheduler may take the pod there."""
 
 
 class View(ABC):
@@ -37,9 +40,8 @@ class View(ABC):
     A watch by labels says of what lost its label what it says of what was deleted. So what is not shown, or not shown
     any more, is asked for, and is gone once the API server says so (see `unshown`): the object, its pods, their nodes.
 
-    A subclass says what else to watch (`wants`), in which form the wait takes it (`snapshot`), and when the pool has to
-    be reconciled (`needs_pool_loop`). It takes that loop's news (`take_news`), and says why nothing can be observed,
-    once that has lasted (`refusal`).
+    A subclass says what else to watch (`wants`), steps the wait with it (`look`), and says when the pool has to be
+    reconciled (`needs_pool_loop`), and why nothing can be observed, once that has lasted (`refusal`).
 
     Args:
         wait: What is waited for.
@@ -60,7 +62,7 @@ class View(ABC):
     end_together: ClassVar[bool] = False
     _pods: Resource
 
-    def __init__(self, wait: Any, pool: GpuPool, feed: Feed, on_pod: Callable[..., None] | None = None) -> None:
+    def __init__(self, wait: AttemptWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
         self._wait = wait
         self._pool = pool
         self._feed = feed
@@ -75,15 +77,8 @@ class View(ABC):
         self._shown: set[str] = set()  # by uid, as those below: what a watch shows, of the object and the pods
         self._gone: set[str] = set()
         self._seen_going: set[str] = set()  # others went, or lost their label, while nobody watched
-        self._nodes: dict[str, Node] = {}
-        self._new_nodes: dict[str, datetime] = {}  # by uid: since when a node is usable that was not at first
-        self._machines: dict[str, str] = {}
-        self._released_by: dict[str, str] = {}  # by node: who has cordoned it to release it
-        self._gone_nodes: set[str] = set()
-        self._hidden_nodes: dict[str, str] = {}  # by name: the uids of nodes that no watch shows any more
+        self._nodes = NodesSeen(pool)
         self._lost_label: dict[str, str] = {}  # by path: what is said of it
-        self._node_watches = pool_nodes(pool.node_selector).keys()
-        self._nodes_synced: set[Resource] = set()
         self._trouble: dict[Resource, GpuError] = {}
         self._direct = DirectReads(feed)
         self._full_at: dict[str, datetime] = {}  # by a pod's uid
@@ -95,6 +90,19 @@ class View(ABC):
     def last_seen(self) -> tuple[Json, ...]:
         """The JSON of its pods, as last seen; of several for one rank, the newest's."""
         return tuple(self._raw.values())
+
+    @abstractmethod
+    def look(self, now: datetime) -> tuple[Progress, datetime]:
+        """Step the wait; also return when it may return something else although nothing has changed."""
+
+    @property
+    @abstractmethod
+    def needs_pool_loop(self) -> bool:
+        """Whether the pool has to be reconciled for it."""
+
+    @abstractmethod
+    def refusal(self, now: datetime) -> GpuError | None:
+        """Return why it cannot be observed, once that has lasted."""
 
     @abstractmethod
     def _take_pod(self, change: Change) -> None: ...
@@ -124,16 +132,12 @@ class View(ABC):
     def longest(self) -> float:
         """Seconds after which to check again although nothing was received."""
         again = AFTER_FAILURE.total_seconds() if self._direct.failures else LONGEST
-        return min(again, NEW.total_seconds()) if self._has_new_nodes() else again
+        return min(again, NEW.total_seconds()) if self._nodes.has_new(self._now) else again
 
     @property
     def _is_gone(self) -> bool:
         """Whether the object of the wait is there no more."""
         return self._wait.uid in self._gone
-
-    @property
-    def _is_unseen(self) -> bool:
-        return self._went_unseen(self._wait.uid)
 
     def _went_unseen(self, uid: str) -> bool:
         return uid in self._gone and uid not in self._seen_going
@@ -168,7 +172,8 @@ class View(ABC):
             self._note_recovery(change)
             self._take_pod(change)
         elif change.resource.path == NODES:
-            self._take_node(change)
+            if (name := self._nodes.take(change, self._now, self._trouble.keys())) is not None:
+                self._forget(f"{NODES}/{name}")
         elif change.kind == "present":
             event = PodEvent.parse(change.raw)
             if not event.is_of_autoscaler_that_adds_none or self._pool.is_grown_by_cluster_autoscaler:
@@ -191,29 +196,15 @@ class View(ABC):
             self._shown.add(uid)
             self._gone.discard(uid)
 
-    def _take_node(self, change: Change) -> None:
-        if change.kind == "present":
-            self._show_node(Node.parse(dict(change.raw)))
-        elif change.kind == "gone":
-            name, uid = change.raw["metadata"]["name"], change.raw["metadata"]["uid"]
-            self._nodes.pop(uid, None)
-            self._hidden_nodes[name] = uid
-        elif change.kind == "synced":
-            self._nodes_synced.add(change.resource)
+    def take_news(self, news: PoolUpdates) -> None:
+        """Take what the pool's loop reports."""
+        known, self.pool_updates = self.pool_updates, news
+        if self._is_new(known):
+            self._feed.wake()
 
-    def _show_node(self, node: Node) -> None:
-        before = self._nodes.get(node.uid)
-        if node.offers_gpus and (self._knows_nodes if before is None else not before.offers_gpus):
-            self._new_nodes[node.uid] = self._now
-        self._nodes[node.uid] = node
-        self._machines[node.name] = node.machine
-        if node.cordoned_by_us:
-            self._released_by[node.name] = node.cordoned_by
-        else:
-            self._released_by.pop(node.name, None)
-        self._gone_nodes.discard(node.name)
-        self._hidden_nodes.pop(node.name, None)
-        self._forget(f"{NODES}/{node.name}")
+    def _is_new(self, known: PoolUpdates) -> bool:
+        """Return True if the pool's loop has reported something new for the log."""
+        return self.pool_updates.said != known.said
 
     # -- what no watch shows ---------------------------------------------------------------------------------
 
@@ -222,7 +213,7 @@ class View(ABC):
         self._now = now
         await asyncio.gather(*(self._confirm_pod(uid, name, now) for uid, name in self._to_ask().items()))
         used = {pod.node for uid, pod in self._known.items() if pod.node and uid not in self._gone}
-        await asyncio.gather(*(self._confirm_node(name, now) for name in sorted(used & self._hidden_nodes.keys())))
+        await asyncio.gather(*(self._confirm_node(name, now) for name in sorted(used & self._nodes.hidden.keys())))
 
     def _to_ask(self) -> dict[str, str]:
         """Return the names of the pods to read, by uid: no watch shows them, or their watch is refused."""
@@ -255,12 +246,11 @@ class View(ABC):
         return answer.raw
 
     async def _confirm_node(self, name: str, now: datetime) -> None:
-        answer = await self._direct.get(path := f"{NODES}/{name}", self._hidden_nodes[name], now)
+        answer = await self._direct.get(path := f"{NODES}/{name}", self._nodes.hidden[name], now)
         if answer is None:
             return
         if answer.raw is None:
-            self._gone_nodes.add(name)
-            self._hidden_nodes.pop(name)
+            self._nodes.lose(name)
             self._forget(path)
         else:
             self._lost_label[path] = f"node {name} has lost a label of its pool; the pod on it keeps running"
@@ -273,19 +263,20 @@ class View(ABC):
     # -- what the wait is told -------------------------------------------------------------------------------
 
     def _seen(self, uid: str, now: datetime) -> PodSnapshot:
-        """Return one pod and its surroundings."""
-        pod, is_queued, events = self._known[uid], self._is_queued(uid), self._events_of(uid)
+        """Return one pod, seen already or not, and its surroundings."""
+        pod, is_queued, events = self._known.get(uid), self._is_queued(uid), self._events_of(uid)
+        node = (pod.node if pod else None) or ""
         return PodSnapshot(
-            pod=with_disruption(pod, events),
+            pod=with_disruption(pod, events) if pod else None,
             gone=uid in self._gone,
             is_unseen=self._went_unseen(uid),
-            node_gone=pod.node in self._gone_nodes,
-            released_by=self._released_by.get(pod.node or "", ""),
-            machine=self._machines.get(pod.node or "", ""),
+            node_gone=node in self._nodes.gone,
+            released_by=self._nodes.released_by(node),
+            machine=self._nodes.machine(node),
             events=events,
-            nodes=tuple(node for node in self._nodes.values() if node.name == pod.node),
-            is_full=is_queued and not self._has_new_nodes(now),
-            full_at=now if is_queued or self._may_be_queued else self._full_at.get(uid),
+            nodes=self._nodes.named(node),
+            is_full=is_queued and not self._nodes.has_new(now),
+            full_at=now if is_queued or (self.queues_pods and not self._knows_nodes) else self._full_at.get(uid),
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_updates.no_capacity,
@@ -310,16 +301,7 @@ class View(ABC):
 
     @property
     def _knows_nodes(self) -> bool:
-        """Whether each watch of the pool's nodes has shown them, or has failed: each has a connection of its own."""
-        return self._node_watches <= self._nodes_synced | self._trouble.keys()
-
-    def _ready_nodes(self) -> list[Node]:
-        return [node for node in self._nodes.values() if node.offers_gpus]
-
-    def _has_new_nodes(self, now: datetime | None = None) -> bool:
-        """Return True if a node has just become usable: the scheduler places a pod there within moments."""
-        since = (now or self._now) - NEW
-        return any(self._new_nodes.get(node.uid, since) > since for node in self._ready_nodes())
+        return self._nodes.are_known(self._trouble.keys())
 
     def _waits_for_node(self, uid: str) -> bool:
         return uid in self._known and uid not in self._gone and self._known[uid].scheduled_at is None
@@ -329,13 +311,9 @@ class View(ABC):
 
         This is assumed until the scheduler says otherwise.
         """
-        if not self.queues_pods or not self._waits_for_node(uid) or len(self._ready_nodes()) < self._pool.max_nodes:
+        if not self.queues_pods or not self._waits_for_node(uid) or len(self._nodes.ready()) < self._pool.max_nodes:
             return False
         return not self._is_passed_over(uid)
-
-    @property
-    def _may_be_queued(self) -> bool:
-        return self.queues_pods and not self._knows_nodes
 
     def _is_passed_over(self, uid: str) -> bool:
         """Return True if the scheduler excludes usable nodes for a reason other than the pods running there.
@@ -345,12 +323,12 @@ class View(ABC):
         if not self._waits_for_node(uid) or not (said := self._known[uid].unschedulable):
             return False
         wanted = self._selector(uid).items()
-        ready = {node.name for node in self._ready_nodes() if wanted <= node.labels.items()}
+        ready = {node.name for node in self._nodes.ready() if wanted <= node.labels.items()}
         has_none = self.queues_pods and bool(self._no_node_has(uid))
         return has_none or is_left_out(said, ready=ready, empty=self.pool_updates.empty_nodes)
 
     def _no_node_has(self, uid: str) -> str:
-        return not_on_any(self._selector(uid), self._ready_nodes()) if self._waits_for_node(uid) else ""
+        return not_on_any(self._selector(uid), self._nodes.ready()) if self._waits_for_node(uid) else ""
 
     def _selector(self, uid: str) -> Mapping[str, str]:
         selector: Mapping[str, str] = (self._raw[uid].get("spec") or {}).get("nodeSelector") or {}

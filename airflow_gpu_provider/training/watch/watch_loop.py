@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import watching
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.cost.ledger import record_pods
@@ -20,7 +20,20 @@ from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
+from airflow_gpu_provider.training.watch.gang_view import OneGang
+from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
+from airflow_gpu_provider.training.watch.pod_view import OnePod
+from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind
+from airflow_gpu_provider.training.watch.view import OnPod, View
+from airflow_gpu_provider.training.watch.workload_view import OneWorkload
 
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
@@ -28,43 +41,83 @@ def cluster_access(pool: GpuPool) -> ClusterAccess:
     return platform_for(pool).cluster_access()
 
 
-async def watch(
-    view_of: Any,
+async def follow(
+    kind: RunKind,
+    api: AsyncApi,
     pool: GpuPool,
-    wait: Any,
+    logs: Logs,
+    gpus: GpuSampler,
+    log: Log,
     *,
     owner: str,
     narrator: Narrator,
     open_access: Callable[[], ClusterAccess] | None = None,
-    **told: Any,
+) -> Progress:
+    """Watch with the pods' logs and their GPU use, within the contexts of both; arguments and errors as for `watch`."""
+
+    def on_pod(pod: PodState, raw: Json, rank: Rank) -> None:
+        logs.follow(pod, raw, rank)
+        gpus.follow(pod, raw)
+
+    watching = watch(
+        kind, pool, owner=owner, narrator=narrator, open_access=open_access, on_pod=on_pod, silence=logs.silence
+    )
+    progress = await gpus.beside(watching)
+    await gpus.stop()
+    await kind.finish(api, progress, logs, log)
+    return progress
+
+
+def run_kind_of(wait: AttemptWait) -> RunKind:
+    """Return how that wait is done."""
+    match wait:
+        case PodWait():
+            return OnePod(wait)
+        case GangWait():
+            return OneGang(wait)
+        case WorkloadWait():
+            return OneWorkload(wait)
+        case _:
+            raise NotImplementedError(type(wait))
+
+
+async def watch(
+    kind: RunKind,
+    pool: GpuPool,
+    *,
+    owner: str,
+    narrator: Narrator,
+    open_access: Callable[[], ClusterAccess] | None = None,
+    on_pod: OnPod | None = None,
+    silence: Callable[[], Silence | None] | None = None,
 ) -> Progress:
     """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
 
     While a pod has no node, the pool is kept at its size (see pool_updates).
 
     Args:
-        view_of: What the watches show, in the form that `wait` needs.
+        kind: What is waited for.
         pool: The rendered spec.
-        wait: What is waited for.
         owner: Who writes the groups' spec, "<installation>/<dag>".
         narrator: Writes what is new to the task's log.
         open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
-        **told: More arguments of the view, such as `on_pod`.
+        on_pod: Called with each state of a pod.
+        silence: Returns for how long no rank of a gang has printed anything.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
     """
+    wait = kind.wait
     queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
-    wants = {**view_of.wants(wait), **queue.wants(), **pool_nodes(pool.node_selector)}
+    wants = {**kind.wants, **queue.wants(), **pool_nodes(pool.node_selector)}
     open_access = open_access or partial(cluster_access, pool)
     async with watching(pool.cluster_identity, open_access, wants) as feed:
-        view = view_of(wait, pool, feed, **told)
+        view = kind.view(pool, feed, on_pod, silence)
         try:
             while True:
                 now = await feed.api.now()
                 await view.confirm(now)
-                snapshot = view.snapshot(now)
-                progress: Progress = wait.step(snapshot, now)
+                progress, next_deadline = view.look(now)
                 is_over = progress.done or progress.error is not None
                 if is_over and not (view.has_settled(now) and await _is_believed(progress, view, now)):
                     progress, is_over = Progress(lines=progress.lines), False
@@ -77,15 +130,15 @@ async def watch(
                 if refusal := view.refusal(now):
                     return Progress(error=refusal)
                 await _keep_pool(view, pool, owner)
-                seconds = (wait.next_deadline(snapshot, now) - now).total_seconds()
+                seconds = (next_deadline - now).total_seconds()
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
                 view.take(changes, await feed.api.now())
         finally:
             await pool_updates.leave(pool, owner, view.take_news)
 
 
-async def _is_believed(progress: Progress, view: Any, now: datetime) -> bool:
-    return progress.error is None or bool(await view.believes(progress.error, now))
+async def _is_believed(progress: Progress, view: View, now: datetime) -> bool:
+    return progress.error is None or await view.believes(progress.error, now)
 
 
 def _note_use(
@@ -95,7 +148,7 @@ def _note_use(
     record_pods(lambda: open_access().api_client(), pods, partial(narrator.log, now), now=lambda: now)
 
 
-async def _keep_pool(view: Any, pool: GpuPool, owner: str) -> None:
+async def _keep_pool(view: View, pool: GpuPool, owner: str) -> None:
     """Keep the pool reconciled exactly while the view needs it."""
     if view.needs_pool_loop and not view.is_kept:
         view.is_kept = True

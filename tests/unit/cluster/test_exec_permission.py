@@ -106,8 +106,8 @@ def check(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] | GpuError, 
         return missing
 
     monkeypatch.setattr(creation, "verbs_missing_for_exec", ask)
-    task: Any = SimpleNamespace(cluster=SimpleNamespace(api=None), has_result=has_result)
-    creation.check_exec(task, "ml")
+    run: Any = SimpleNamespace(cluster=SimpleNamespace(api=None), settings=SimpleNamespace(has_result=has_result))
+    creation.check_exec(run, "ml")
 
 
 def test_no_pod_is_created_whose_result_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

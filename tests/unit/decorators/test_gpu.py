@@ -76,7 +76,7 @@ def test_a_pod_that_follows_a_preempted_one_has_the_function_too(dag: DAG, monke
         train(0.1)
     operator = dag.get_task("train")
     assert isinstance(operator, GpuDecoratedOperator)
-    event = {"status": "timeout", "message": "", "name": "train-x", "namespace": "ml", "uid": "u1"}
+    event = {"saw_end": True, "name": "train-x", "namespace": "ml", "uid": "u1"}
     with pytest.raises(TaskDeferred):
         operator.trigger_reentry(context_of(operator), event)
     assert operator.cmds[0] == "bash"

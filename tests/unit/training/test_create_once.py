@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
-from airflow_gpu_provider.training.life import objects as subject
-from airflow_gpu_provider.training.life.objects import create_once
+from airflow_gpu_provider.training.life import store as subject
+from airflow_gpu_provider.training.life.store import create_once
 
 OWN = {"metadata": {"uid": "own"}}
 OTHER = {"metadata": {"uid": "other"}}
@@ -39,10 +39,10 @@ class Name:
     [
         ([None], MADE),
         ([OWN], OWN),
-        ([OTHER], None),
+        ([OTHER], "it belongs to another task"),
         ([GOING, GOING, None], MADE),
         ([GOING, OWN], OWN),
-        ([GOING, OTHER], None),
+        ([GOING, OTHER], "it belongs to another task"),
     ],
 )
 def test_what_has_the_name(there: list[Any], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,15 @@ def test_what_has_the_name(there: list[Any], found: Any, monkeypatch: pytest.Mon
     assert create_once(name.create, name.read, is_own=lambda each: each is OWN) == found
 
 
-def test_a_name_that_is_not_freed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("finalizers", "why"),
+    [
+        ([], "it is still being deleted"),
+        (["kueue.x-k8s.io/managed"], "it is deleted, and kept by its finalizer kueue.x-k8s.io/managed"),
+    ],
+)
+def test_a_name_that_is_not_freed_is_given_up(finalizers: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_LOOK_EVERY", 0.01)
     monkeypatch.setattr(subject, "NAME_FREED_IN", 0.1)
-    name = Name(GOING)
-    assert create_once(name.create, name.read, is_own=lambda _: True) is None
+    name = Name({"metadata": {**GOING["metadata"], "finalizers": finalizers}})
+    assert create_once(name.create, name.read, is_own=lambda _: True) == why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +12,28 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1ObjectMeta, V1OwnerReference, V1Pod, V1PodSpec
 
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted, ReferenceNotFound
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import gang_attempt, object_attempt
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
+from airflow_gpu_provider.training.life.run import PodSettings
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from tests.unit.training import test_gang_wait
+from tests.unit.training.pod_life import Life
 from tests.unit.training.test_pod_end import START, ended, pod, running
 
+OWNER = Ownership(
+    key=DemandKey(installation="i", dag_id="d", run_id="r", pool="train-gpu"),
+    task_id="train",
+    map_index=-1,
+    try_id="t1",
+)
+WAIT = replace(test_gang_wait.WAIT, nodes=2)
 RUNS = pod(running())
 WELL = pod(ended(0), phase="Succeeded")
 FAILED = pod(ended(3), phase="Failed")
@@ -32,10 +44,14 @@ JOB: dict[str, Any] = {
 }
 
 
+def settings(**changes: Any) -> PodSettings:
+    return replace(Life().run.settings, **changes)
+
+
 @dataclass
 class Cluster:
+    pods: Any
     api: ApiClient = field(default_factory=ApiClient)
-    base_container: str = "base"
 
     def now(self) -> datetime:
         return START
@@ -44,7 +60,7 @@ class Cluster:
 class Gang:
     """A gang of two ranks, whose pods are always in the same states; `steps` are what was done, in this order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: PodState, **task: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: PodState, **changes: Any) -> None:
         self.steps: list[str] = []
         self.pushed: dict[str, Any] = {}
         pods = [self._pod(rank) for rank in range(len(states))]
@@ -59,38 +75,38 @@ class Gang:
             formatter=None,
             in_triggerer=True,
         )
-        arguments: dict[str, Any] = {
-            "cluster": Cluster(),
-            "log": log,
-            "pod_log": own_log,
-            "nodes": 2,
-            "log_ranks": None,
-            "has_result": True,
-            "multiple_outputs": False,
-            "skips": (),
-            "keeps": lambda succeeded: False,
-            "on_pod": lambda _: None,
-            "push": self.pushed.__setitem__,
-            "extract_result": self._step("read rank 0's result", [1]),
-        }
-        self.attempt = GangAttempt(SimpleNamespace(**(arguments | task)), lambda: None, AttemptRecord())  # type: ignore[arg-type]
+        usual: dict[str, Any] = {"nodes": 2, "has_result": True}
+        self.pods = SimpleNamespace(
+            of_attempt=lambda namespace, owner: pods,
+            note_use=self._step("note its use"),
+            mark_collected=self._step("let the nodes go"),
+        )
+        run: Any = SimpleNamespace(
+            cluster=Cluster(self.pods), log=log, pod_log=own_log, settings=settings(**(usual | changes))
+        )
+        self.host: Any = SimpleNamespace(
+            show_pod=lambda _: None,
+            push=self.pushed.__setitem__,
+            extract_xcom=self._step("read rank 0's result", [1]),
+        )
+        self.attempt = GangAttempt(run, self.host, lambda: OWNER, AttemptRecord())
         jobs = SimpleNamespace(
             read=lambda *_, **__: JOB,
-            pods_of=lambda job: pods[:1] if job is JOB else pods,
+            kind="Job",
             delete=self._step("delete the Job"),
             end_pods=self._step("end the ranks"),
         )
         monkeypatch.setattr(GangAttempt, "_objects", jobs)
         parse = SimpleNamespace(parse=lambda each, _: by_name[each["metadata"]["name"]])
         monkeypatch.setattr(object_attempt, "PodState", parse)
-        monkeypatch.setattr(object_attempt, "note_use", self._step("note its use"))
-        monkeypatch.setattr(object_attempt, "mark_collected", self._step("let the node go"))
         monkeypatch.setattr(object_attempt, "write_rest", self._step("read the logs"))
         monkeypatch.setattr(object_attempt, "explained", lambda error, *_: error)
         monkeypatch.setattr(gang_attempt, "lost_peer", lambda *_: None)
 
     def collect(self, error: GpuError | None = None, *, saw_end: bool = True) -> Any:
-        watched = WaitOutcome(namespace="ml", name="train", uid="j1", saw_end=saw_end, error=error)
+        watched = WaitOutcome(
+            namespace="ml", name="train", uid="j1", saw_end=saw_end, error=error, kind="gang", wait=WAIT.to_record()
+        )
         return self.attempt.collect(watched, Setbacks().one_more(START))
 
     @staticmethod
@@ -156,7 +172,8 @@ def test_result_that_cannot_be_pushed_hides_nothing(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any) -> None:
         raise RuntimeError("Airflow's API did not answer.")
 
-    gang = Gang(monkeypatch, WELL, FAILED, push=refuse)
+    gang = Gang(monkeypatch, WELL, FAILED)
+    gang.host.push = refuse
     with pytest.raises(PodFailed, match="Rank 1"):
         gang.collect(RANK_1)
     assert gang.steps[-1] == "delete the Job"
@@ -170,10 +187,10 @@ def test_exit_code_that_skips(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kept_pods_hold_no_node_and_no_rank_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = Gang(monkeypatch, RUNS, FAILED, keeps=lambda succeeded: not succeeded)
+    gang = Gang(monkeypatch, RUNS, FAILED, on_finish="delete_succeeded_pod")
     with pytest.raises(PodFailed):
         gang.collect(RANK_1)
-    assert gang.steps == ["read the logs", "note its use", "end the ranks", "let the node go"]
+    assert gang.steps == ["read the logs", "note its use", "end the ranks", "let the nodes go"]
 
 
 def test_the_loss_of_a_peer_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +203,7 @@ def test_the_loss_of_a_peer_is_the_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_where_nobody_has_seen_the_end_the_pods_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     away = ClusterUnreachable("It was away.")
-    wait = SimpleNamespace(step=lambda snapshot, now: SimpleNamespace(done=True, error=None))
-    monkeypatch.setattr(GangAttempt, "wait", lambda self: wait)
     assert Gang(monkeypatch, WELL, WELL).collect(away, saw_end=False) == [1]
-    wait.step = lambda snapshot, now: SimpleNamespace(done=False, error=None)
     gang = Gang(monkeypatch, RUNS, RUNS)
     with pytest.raises(ClusterUnreachable):
         gang.collect(away, saw_end=False)

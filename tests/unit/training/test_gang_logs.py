@@ -1,4 +1,4 @@
-"""GangLogs: how far all ranks' logs are written, carried from one triggerer to the next; and who is heard."""
+"""ObjectLogs: how far all ranks' logs are written, carried from one triggerer to the next; and who is heard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
-from airflow_gpu_provider.training.log.object_logs import GangLogs, _newer, shown_as
+from airflow_gpu_provider.training.log.object_logs import ObjectLogs, _newer, shown_as
+from airflow_gpu_provider.training.watch.gang_view import OneGang
 from tests.unit.training.test_gang_wait import RUNS, WAIT
 
 
@@ -31,7 +32,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
 async def test_a_triggerer_goes_on_where_the_one_before_has_written_it_down() -> None:
     kept = json.dumps({"train-0-a": {"base": [5, 2, 700]}, "train-1-b": {"base": [4, 1, 300]}})
     carried = {"train-1-b": {"base": [4, 2, 500]}}
-    async with GangLogs(api(kept), WAIT, wanted(positions=carried), print) as logs:
+    async with ObjectLogs(api(kept), WAIT, wanted(positions=carried), print) as logs:
         assert logs.rest() == {
             "positions": {"train-0-a": {"base": [5, 2, 700]}, "train-1-b": {"base": [4, 2, 500]}},
             "may_repeat": True,
@@ -40,14 +41,14 @@ async def test_a_triggerer_goes_on_where_the_one_before_has_written_it_down() ->
 
 @pytest.mark.parametrize("annotation", [None, "no JSON"])
 async def test_what_nobody_has_written_down_begins_anew(annotation: str | None) -> None:
-    async with GangLogs(api(annotation), WAIT, wanted(), print) as logs:
+    async with ObjectLogs(api(annotation), WAIT, wanted(), print) as logs:
         assert logs.rest() == {"positions": {}, "may_repeat": False}
 
 
 async def test_silence_is_known_only_where_all_ranks_are_followed() -> None:
-    async with GangLogs(api(None), WAIT, {"containers": []}, print) as logs:
+    async with ObjectLogs(api(None), WAIT, {"containers": []}, print) as logs:
         assert logs.silence() is None
-    async with GangLogs(api(None), WAIT, wanted(), print) as logs:
+    async with ObjectLogs(api(None), WAIT, wanted(), print) as logs:
         silence = logs.silence()
         assert silence is not None
         assert silence.last_lines == {}
@@ -56,9 +57,9 @@ async def test_silence_is_known_only_where_all_ranks_are_followed() -> None:
 async def test_ranks_that_nobody_wants_are_followed_only_for_a_sign_of_life() -> None:
     raw = {"metadata": {"annotations": {}}}
     for hang_seconds, followed in ((None, set()), (60.0, {RUNS.name})):
-        wait = replace(WAIT, hang_seconds=hang_seconds)
-        async with GangLogs(api(None), wait, wanted(ranks=[0], containers=["other"]), print) as logs:
-            logs.follow(1, RUNS, raw)
+        kind = OneGang(replace(WAIT, hang_seconds=hang_seconds))
+        async with kind.logs(api(None), wanted(ranks=[0], containers=["other"]), print) as logs:
+            logs.follow(RUNS, raw, 1)
             assert set(logs.rest()["positions"]) == followed
 
 

@@ -52,7 +52,7 @@ def shown(sampler: GpuSampler, rank: int, *, gpus: int = 1, status: str = "runni
     base = SimpleNamespace(name="base", status=status, started_at=NOW, finished_at=None)
     pod = SimpleNamespace(name=f"train-{rank}", base=base, created_at=NOW, scheduled_at=None)
     container = {"name": "base", "resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}
-    sampler.follow(rank, cast(PodState, pod), {"spec": {"containers": [container]}})
+    sampler.follow(cast(PodState, pod), {"spec": {"containers": [container]}}, rank)
 
 
 async def until(is_so: Any) -> None:

@@ -16,9 +16,10 @@ from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDea
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
 from airflow_gpu_provider.training.wait.gang_lines import ranks_in_words
-from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait, Silence
+from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait
+from airflow_gpu_provider.training.wait.object_wait import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.workload_state import JobState
+from airflow_gpu_provider.training.wait.workload_state import WorkloadState
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, waiting
 
 WAIT = GangWait(
@@ -32,7 +33,9 @@ WAIT = GangWait(
     start_seconds=300,
     deadline=START + timedelta(hours=2),
 )
-JOB = JobState(name="train", uid="j1", created_at=START, is_suspended=False, admitted_at=START, is_deleting=False)
+JOB = WorkloadState(
+    kind="Job", name="train", uid="j1", created_at=START, is_suspended=False, admitted_at=START, is_deleting=False
+)
 SCHEDULED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START.isoformat()}
 RUNS = pod(running(), conditions=(SCHEDULED,))
 WELL = pod(ended(0), phase="Succeeded", conditions=(SCHEDULED,))
@@ -47,9 +50,9 @@ def failed(code: int = 3, when: float = 60) -> PodState:
     return pod(ended(code, at=when), phase="Failed", conditions=(SCHEDULED,))
 
 
-def snapshot(*pods: PodState | None, job: JobState = JOB, **changes: Any) -> GangSnapshot:
+def snapshot(*pods: PodState | None, job: WorkloadState = JOB, **changes: Any) -> GangSnapshot:
     ranks = {rank: PodSnapshot(pod=one) for rank, one in enumerate(pods) if one is not None}
-    return GangSnapshot(job=job, ranks=ranks, **changes)
+    return GangSnapshot(object=job, pods=ranks, **changes)
 
 
 def step(*pods: PodState | None, now: float = 100, wait: GangWait = WAIT, **changes: Any) -> Progress:
@@ -76,7 +79,7 @@ def test_ranks_without_a_node_hear_who_brings_nodes_after_the_scheduler() -> Non
         for number in (0, 1)
     }
     ranks[2] = waits_for_a_node(2, failed_first)
-    (line,) = WAIT.step(GangSnapshot(job=JOB, ranks=ranks), at(30)).lines
+    (line,) = WAIT.step(GangSnapshot(object=JOB, pods=ranks), at(30)).lines
     assert "ranks 0-1 wait for their node: 0/2 nodes are available: 1 Insufficient nvidia.com/gpu" in line
     assert "node affinity; Karpenter has asked for a machine; rank 2" in line
     assert line.endswith("node affinity; Karpenter brings no node: all available types exceed limits")
@@ -100,10 +103,10 @@ def test_rank_whose_end_nobody_saw_has_ended_as_the_job_says() -> None:
     assert step(job=counted).done
     assert step(WELL, None, WELL, job=counted).done
     unseen = {0: PodSnapshot(pod=WELL), 1: PodSnapshot(pod=WELL), 2: PodSnapshot(pod=RUNS, gone=True)}
-    assert WAIT.step(GangSnapshot(job=counted, ranks=unseen), at(100)).done
-    assert type(WAIT.step(GangSnapshot(job=JOB, ranks=unseen), at(100)).error) is PodPreempted
+    assert WAIT.step(GangSnapshot(object=counted, pods=unseen), at(100)).done
+    assert type(WAIT.step(GangSnapshot(object=JOB, pods=unseen), at(100)).error) is PodPreempted
     deleted = {**unseen, 2: PodSnapshot(pod=pod(running(), deleted_at=90, conditions=(SCHEDULED,)), gone=True)}
-    assert type(WAIT.step(GangSnapshot(job=counted, ranks=deleted), at(100)).error) is PodPreempted
+    assert type(WAIT.step(GangSnapshot(object=counted, pods=deleted), at(100)).error) is PodPreempted
 
 
 def test_rank_that_was_deleted_and_answered_with_exit_0_has_not_ended_well() -> None:
@@ -185,10 +188,10 @@ def test_pods_of_a_gang_that_is_suspended_again_are_no_loss() -> None:
     suspended = replace(JOB, is_suspended=True)
     assert step(going, going, None, job=suspended).error is None
     gone = {0: PodSnapshot(pod=going, gone=True), 1: PodSnapshot(pod=going, gone=True)}
-    assert WAIT.step(GangSnapshot(job=suspended, ranks=gone), at(100)).error is None
-    assert type(WAIT.step(GangSnapshot(job=JOB, ranks=gone), at(100)).error) is PodPreempted
+    assert WAIT.step(GangSnapshot(object=suspended, pods=gone), at(100)).error is None
+    assert type(WAIT.step(GangSnapshot(object=JOB, pods=gone), at(100)).error) is PodPreempted
     again = replace(JOB, admitted_at=at(95))
-    assert WAIT.step(GangSnapshot(job=again, ranks=gone), at(100)).error is None
+    assert WAIT.step(GangSnapshot(object=again, pods=gone), at(100)).error is None
 
 
 def test_job_that_somebody_deletes_is_a_preemption() -> None:

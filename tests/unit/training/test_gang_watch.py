@@ -19,7 +19,7 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.watch.object_view import GangView
+from airflow_gpu_provider.training.watch.gang_view import GangView, OneGang
 from airflow_gpu_provider.training.watch.watch_loop import watch
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
@@ -90,7 +90,8 @@ class Cluster:
     async def watch(self) -> Progress:
         now = datetime.now(UTC)
         narrator = Narrator(self.lines.append, started=now)
-        return await watch(GangView, POOL, self.wait(now), owner="o", narrator=narrator, open_access=cast("Any", None))
+        kind = OneGang(self.wait(now))
+        return await watch(kind, POOL, owner="o", narrator=narrator, open_access=cast("Any", None))
 
     async def says(self, text: str) -> None:
         while not any(text in line for line in self.lines):  # noqa: ASYNC110 - what is said tells of no event
@@ -254,7 +255,7 @@ def test_rank_that_free_nodes_of_its_zone_do_not_take_is_no_matter_of_capacity(
     view = GangView(wait, POOL, Feed(cast("Any", None)))
     told = {gangs("ml"): cluster.server.read(JOB), nodes: node, gang_pods("ml"): pod}
     view.take([Change(resource=resource, kind="present", raw=raw) for resource, raw in told.items()], now)
-    assert view.snapshot(now).ranks[0].passed_over is passed_over
+    assert view.snapshot(now).pods[0].passed_over is passed_over
     error = wait.step(view.snapshot(now), now).error
     assert type(error) is (PodUnschedulable if passed_over else PodDeadline)
     assert not passed_over or "Create the claim, or correct its name" in str(error)

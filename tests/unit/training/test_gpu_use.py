@@ -91,8 +91,8 @@ def test_earlier_record_asks_nothing() -> None:
     asks = PodWait.from_record({**record, "gpus": {"warn_seconds": 900, "end_seconds": None, "of_a_later_release": 1}})
     assert asks.gpus == GpuWatching(warn_seconds=900)
     assert PodWait.from_record(asks.to_record()) == asks
-    event = {"namespace": "default", "name": "train", "status": "success"}
-    assert not WaitOutcome.of_event(event).use.is_known
+    event = {"namespace": "default", "name": "train", "uid": "u1", "saw_end": True}
+    assert not WaitOutcome.from_record(event).gpu_use.is_known
 
 
 @pytest.mark.parametrize(

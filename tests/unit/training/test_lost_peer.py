@@ -31,7 +31,7 @@ def cluster(ends: dict[str, MachineEnd], *, asked: list[str] | None = None, away
             raise ClusterUnreachable("It is away.")
         return ends.get(machine)
 
-    return SimpleNamespace(api=None, hook=SimpleNamespace(platform=SimpleNamespace(machine_end=machine_end)))
+    return SimpleNamespace(api=None, platform=SimpleNamespace(machine_end=machine_end))
 
 
 def test_the_loss_of_a_peers_machine_is_the_gangs() -> None:

@@ -18,7 +18,6 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.life.pod_try import PodTry
 from tests.unit.training.pod_life import ENDED_WELL, LATER, PHASES, Life, event
 from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_verdict import watched
@@ -31,7 +30,8 @@ def test_failed_pod_with_a_broken_result_is_not_said_to_have_succeeded(
     def extract(_: V1Pod) -> Any:
         return json.loads("{")
 
-    life = Life(extract_result=extract)
+    life = Life()
+    life.extract = extract
     caplog.set_level(logging.INFO)
     with pytest.raises(PodFailed, match="It failed"):
         life.tries.resume(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
@@ -48,9 +48,10 @@ def test_result_that_exec_does_not_give_ends_the_try_after_five_minutes(
         raise ApiException(status=403, reason="Forbidden")
 
     monkeypatch.setattr(collect, "is_node_there", lambda *_: True)
-    life = Life(ENDED_WELL, extract_result=refuse)
+    life = Life(ENDED_WELL)
+    life.extract = refuse
     before = Setbacks(times=9, since=LATER - timedelta(minutes=minutes), last=LATER - timedelta(seconds=30))
-    life.tries = PodTry(life.tries._task, {"setbacks": before.to_record()})
+    life.tries = life.continued({"setbacks": before.to_record()})
     with pytest.raises(PodResultLost, match="Pod train-x succeeded") if ends else pytest.raises(TaskDeferred):
         life.tries.resume(watched("success", timeline=PHASES))
     assert ("release the pod" in life.steps) is ends
@@ -90,11 +91,11 @@ def test_success_stands_without_its_timeline() -> None:
 
 @pytest.mark.parametrize("result", [[1], {"loss": 0.1}])
 def test_result_of_a_failed_pod_is_pushed_as_a_returned_one(result: Any) -> None:
-    pushed: dict[str, Any] = {}
-    life = Life(extract_result=lambda _: result, multiple_outputs=True, push=pushed.__setitem__)
+    life = Life(multiple_outputs=True)
+    life.extract = lambda _: result
     with pytest.raises(PodFailed):
         life.tries.resume(event("failed", PodFailed("It failed.", exit_code=3)))
-    assert {key: value for key, value in pushed.items() if key != "timeline"} == {
+    assert {key: value for key, value in life.pushed.items() if key != "timeline"} == {
         "return_value": result,
         **(result if isinstance(result, dict) else {}),
     }

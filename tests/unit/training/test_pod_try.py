@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
+    PodDeadline,
     PodFailed,
     PodPreempted,
     TaskKilled,
@@ -24,7 +27,7 @@ from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.preemptions import Preemptions
 from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
-from tests.unit.training.pod_life import AWAY, ENDED_WELL, EVICTED, FAILED, PHASES, UNSEEN, Life, event
+from tests.unit.training.pod_life import AWAY, ENDED_WELL, EVICTED, FAILED, OWNER, PHASES, UNSEEN, Life, event
 from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_end import pod, running
 from tests.unit.training.test_pod_verdict import watched
@@ -81,17 +84,16 @@ def test_timeout_ends_the_pod_before_its_node(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_timeout_before_the_pod_was_read_ends_it_too(nodes: list[set[str]]) -> None:
-    life, deleted = Life(pod(running())), list[V1Pod]()
-    cluster: Any = life.tries._cluster
+    life, deleted = Life(pod(running())), list[Json]()
 
     def times_out(*_: Any, **__: Any) -> Any:
         raise AirflowTaskTimeout
 
-    cluster.pods.delete_from_signal_handler = lambda pod, **_: deleted.append(pod)
-    cluster.pods.read = times_out
+    life.objects.delete_when_killed = lambda pod, **_: deleted.append(pod)
+    life.objects.read = times_out
     with pytest.raises(AirflowTaskTimeout):
         life.tries.resume(event("error", AWAY))
-    assert [(pod.metadata.name, pod.metadata.uid) for pod in deleted] == [("train-x", "u1")]
+    assert [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in deleted] == [("train-x", "u1")]
     assert nodes == [{"u1"}]
     assert life.tries.has_timed_out
 
@@ -115,7 +117,7 @@ def test_timeout_may_come_while_the_node_is_released(monkeypatch: pytest.MonkeyP
 
 def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: list[set[str]]) -> None:
     life = Life(EVICTED, preemptions=Preemptions(resume=True, at_most=3))
-    life.stop.error = TaskKilled("Told to stop.")
+    life.run.stop.error = TaskKilled("Told to stop.")
     with pytest.raises(TaskKilled):
         life.tries.resume(event("timeout", PodPreempted("It was deleted.", machine="m")))
     assert "create" not in life.steps
@@ -133,15 +135,17 @@ def test_a_pod_is_built_once_however_often_the_cloud_is_asked_whether_it_fits(mo
             raise answer
 
     def build() -> V1Pod:
-        built.append(life._pod)
-        return life._pod
+        built.append(life.pod)
+        return life.tries.attempt.placed(life.pod)
 
+    monkeypatch.setattr(life, "build_pod", build)
     monkeypatch.setattr(task_attempt, "check_pods", check)
     monkeypatch.setattr(task_attempt, "placement_of", lambda *_: None)
     monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.retry._EVERY", 0.0)
-    assert life.tries.attempt.request(build) is life._pod
-    assert (built, answers) == ([life._pod], [])
+    with pytest.raises(TaskDeferred):
+        life.tries.run()
+    assert (built, answers) == ([life.pod], [])
 
 
 @pytest.mark.parametrize("lines", [[], ["releasing node n1"]])
@@ -192,10 +196,25 @@ def test_lost_pod_is_followed_by_the_next_with_the_same_deadline(
     assert not nodes
 
 
+@pytest.mark.parametrize(("state", "ends"), [(ENDED_WELL, None), (pod(running()), PodDeadline)])
+def test_without_an_event_what_the_try_has_created_is_collected_or_given_up(
+    state: PodState, ends: type[PodDeadline] | None, nodes: list[set[str]]
+) -> None:
+    """Airflow's own timeout of the deferral came first, or the trigger died: nothing says what was waited for."""
+    life = Life(state)
+    life.pod.metadata.annotations = replace(OWNER, attempt=2).annotations
+    life.objects.of_task = lambda *_: [life.raw]
+    with pytest.raises(ends, match="triggerer") if ends else nullcontext():
+        assert life.tries.resume_without_event(TimeoutError("late"), lambda: "ml") == [1]
+    assert life.steps[-1] == "release the pod"
+    assert life.tries.attempt.record.number == 2
+    assert nodes == [{"u1"}]
+
+
 @pytest.mark.parametrize(("seconds", "says"), [(8, ", or 8 s after its start"), (None, " at the latest")])
 def test_deferral_says_until_when(seconds: int | None, says: str, caplog: pytest.LogCaptureFixture) -> None:
     life = Life()
-    life._pod.spec.active_deadline_seconds = seconds
+    life.pod.spec.active_deadline_seconds = seconds
     caplog.set_level(logging.INFO)
     with pytest.raises(TaskDeferred):
         life.tries.run()

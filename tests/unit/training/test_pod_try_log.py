@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,9 @@ from tests.unit.training.test_pod_verdict import watched
 
 
 def with_a_log(life: Life, monkeypatch: pytest.MonkeyPatch, lines: Callable[..., Any]) -> Life:
-    life.tries._task.pod_log.get_logs = True
-    life.tries._task.pod_log.containers = "base"
-    life._pod.spec.containers = [V1Container(name="base")]
+    life.run.pod_log.get_logs = True
+    life.run.pod_log.containers = "base"
+    life.pod.spec.containers = [V1Container(name="base")]
     monkeypatch.setattr(task_log, "_lines", lines)
     monkeypatch.setattr(task_log.time, "sleep", lambda _: None)
     return life
@@ -77,8 +76,6 @@ def test_what_the_triggerer_logged_of_a_lost_pod_is_logged_before_the_next_one_i
 ) -> None:
     """Airflow clears it then. Whether it was lost the worker tells: of an unseen end from the pod itself."""
     life = Life(state, preemptions=Preemptions(resume=True, at_most=3))
-    cluster: Any = life.tries._cluster
-    cluster.hook = SimpleNamespace(platform=SimpleNamespace(machine_end=lambda _: None))
     kept = KeptLines(lambda *_: None)
     kept.log(logging.INFO, "[%s] %s", "base", "step 15")
     with caplog.at_level(logging.INFO), pytest.raises(TaskDeferred):

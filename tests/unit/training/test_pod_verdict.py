@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -28,9 +29,19 @@ STATES = {
 
 
 def watched(status: str, error: GpuError | None = None, **more: Any) -> WaitOutcome:
-    record = error.to_record() if error else None
-    event = {"status": status, "name": "train-x", "namespace": "ml", "uid": "u1", "message": "", "error": record}
-    return WaitOutcome.of_event(event | more)
+    """Return the outcome of a wait, as an event carries it: "success", "failed", "timeout", or "error" in watching."""
+    if error is None and status != "success":
+        error = GpuError("The wait for pod train-x failed: boom.", "See the log above.")
+    outcome = WaitOutcome(
+        namespace="ml",
+        name="train-x",
+        uid="u1",
+        saw_end=status != "error",
+        container_ended=status in ("success", "failed"),
+        error=error,
+        **more,
+    )
+    return WaitOutcome.from_record(json.loads(json.dumps(outcome.to_record())))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +94,3 @@ def test_what_ended_well_is_a_success_and_what_runs_is_none(status: str, error: 
     else:
         assert status == "error"
         assert name == "runs"
-
-
-def test_event_of_the_release_before_is_read() -> None:
-    event = {"status": "error", "name": "train-x", "namespace": "ml", "message": "boom", "stack_trace": "..."}
-    old = WaitOutcome.of_event(event)
-    assert (old.uid, old.wait, old.saw_end) == ("", None, False)
-    assert "boom" in str(old.error)

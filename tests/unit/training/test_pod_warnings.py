@@ -18,10 +18,12 @@ from tests.unit.pools.test_gke import pool as gke
 def warned(pool: GpuPool, caplog: pytest.LogCaptureFixture, **spec: Any) -> str:
     caplog.clear()
     platform = SimpleNamespace(observe=tuple)
-    cluster = SimpleNamespace(pool=pool, client=None, hook=SimpleNamespace(platform=platform))
-    task: Any = SimpleNamespace(cluster=cluster, checkpoint="", log=logging.getLogger("airflow.task"))
+    cluster = SimpleNamespace(pool=pool, core_v1_client=None, platform=platform)
+    run: Any = SimpleNamespace(
+        cluster=cluster, settings=SimpleNamespace(checkpoint=""), log=logging.getLogger("airflow.task")
+    )
     pod = V1Pod(spec=V1PodSpec(containers=[V1Container(name="base")], **spec))
-    check_pods(task, [(pod, "base", 1)], is_wanted=lambda: True)
+    check_pods(run, [(pod, "base", 1)], is_wanted=lambda: True)
     return caplog.text
 
 

@@ -22,7 +22,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.watch import direct_reads as unshown
 from airflow_gpu_provider.training.watch import view
 from airflow_gpu_provider.training.watch import watch_loop as pod_watch
-from airflow_gpu_provider.training.watch.pod_view import PodView
+from airflow_gpu_provider.training.watch.pod_view import OnePod
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
 from tests.unit.training.test_pod_placement import a_pool
@@ -109,7 +109,7 @@ class Night:
         wait = replace(WAIT, deadline=now + timedelta(hours=5), started=now)
         narrator = Narrator(self.lines.append, started=now)
         self._watch = asyncio.create_task(
-            pod_watch.watch(PodView, POOL, wait, owner="o", narrator=narrator, open_access=None)
+            pod_watch.watch(OnePod(wait), POOL, owner="o", narrator=narrator, open_access=None)
         )
 
     async def another_waits(self) -> None:

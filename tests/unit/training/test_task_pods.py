@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes.client import ApiClient, V1ObjectMeta, V1Pod, V1PodStatus
-from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
-from airflow_gpu_provider.errors import PodFailed
 from airflow_gpu_provider.training.life import store
-from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods, may_still_run
+from airflow_gpu_provider.training.life.store import TaskPods, may_still_run
+from tests.unit.training.pod_life import Life
 from tests.unit.training.test_pod_end import START, ended, pod, running
 
 DELETED = pod(running(), deleted_at=100, grace=30)
@@ -48,77 +45,37 @@ def test_nothing_is_waited_for_without_end(node_is_ready: bool | None, seconds: 
     assert not may_still_run(unbound, node_is_ready=node_is_ready, now=now)
 
 
-class Hook:
-    """A cluster with one pod, which was created by `owner`."""
+class Api:
+    """A cluster with one pod, which was created by `owner`; what is called of it is kept."""
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: str, *answers: Any) -> None:
+        self.there = {
+            "metadata": {"name": "train", "namespace": "ml", "uid": "u2", "annotations": {OWNER_ANNOTATION: owner}}
+        }
+        self.answers = [*answers]
         self.deleted: list[Any] = []
+        monkeypatch.setattr(store, "call", self._call)
 
-    def new_client(self) -> Hook:
-        return self
-
-    def read_namespaced_pod(self, name: str, namespace: str) -> V1Pod:
-        return _pod(self.owner, uid="u2")
-
-    def delete_namespaced_pod(self, name: str, namespace: str, body: Any) -> V1Pod:
-        self.deleted.append(body.preconditions.uid)
-        return _pod(self.owner, uid="u2")
-
-    @property
-    def api_client(self) -> Any:
-        return SimpleNamespace(sanitize_for_serialization=lambda pod: {})
+    def _call(self, api: Any, verb: str, path: str, *, resource: str, body: Any = None) -> Any:
+        assert (path, resource) == ("/api/v1/namespaces/ml/pods/train", "pods")
+        if verb == "get":
+            return self.there
+        assert verb == "delete"
+        self.deleted.append(body)
+        return self.answers.pop(0) if self.answers else self.there
 
 
-def _pod(owner: str, *, uid: str | None) -> V1Pod:
-    annotations = {OWNER_ANNOTATION: owner}
-    return V1Pod(metadata=V1ObjectMeta(name="train", namespace="ml", uid=uid, annotations=annotations))
-
-
-@pytest.mark.parametrize(("owner", "deleted"), [("this try", ["u2"]), ("another task", [])])
-def test_kill_while_the_pod_is_created_deletes_no_other_tasks_pod(owner: str, deleted: list[str]) -> None:
-    hook = Hook(owner)
-    asked_for = _pod("this try", uid=None)
-    TaskPods(cast("Any", hook), cast("Any", None)).delete_from_signal_handler(asked_for, grace_seconds=1)
-    assert hook.deleted == deleted
-
-
-class Full:
-    """A namespace whose quota is used up."""
-
-    api_client = SimpleNamespace(sanitize_for_serialization=lambda pod: {})
-
-    def create_namespaced_pod(self, body: Any, namespace: str) -> V1Pod:
-        raise ApiException(status=403, reason="exceeded quota")
-
-
-def test_refused_pod_is_not_dumped_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ApiException):
-        CarefulPodManager(kube_client=cast("Any", Full())).create_pod(_pod("this try", uid=None))
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("there", "why"),
-    [
-        ({}, "it belongs to another task"),
-        ({"deletion_timestamp": START}, "it is still being deleted"),
-        ({"deletion_timestamp": START, "finalizers": ["kueue.x-k8s.io/managed"]}, "finalizer kueue.x-k8s.io/managed"),
-    ],
-)
-def test_name_that_is_not_free_says_why(there: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((0.0, 1000.0))
-    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
-    pod = V1Pod(metadata=V1ObjectMeta(name="train", namespace="ml", uid="u2", **there))
-
-    def taken(_: V1Pod) -> V1Pod:
-        raise ApiException(status=409, reason="Conflict")
-
-    hook: Any = SimpleNamespace(get_pod=lambda *_: pod)
-    manager: Any = SimpleNamespace(create_pod=taken)
-    owner: Any = SimpleNamespace(try_id="this try", attempt=1)
-    with pytest.raises(PodFailed, match=f"named train already exists in ml: .*{why}"):
-        TaskPods(hook, manager).create(_pod("this try", uid=None), owner, grace_seconds=1)
+@pytest.mark.parametrize(("owner", "uids"), [("t1", ["u2"]), ("another task", [])])
+def test_kill_while_the_pod_is_created_deletes_no_other_tasks_pod(
+    owner: str, uids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, life = Api(monkeypatch, owner), Life()
+    life.objects = TaskPods(cast("Any", None))
+    life.tries = life.continued({})
+    life.tries.attempt.there = {"metadata": {"name": "train", "namespace": "ml"}}
+    life.tries.kill()
+    assert [each["preconditions"]["uid"] for each in api.deleted] == uids
+    assert all(each["gracePeriodSeconds"] == life.run.settings.grace_seconds for each in api.deleted)
 
 
 @pytest.mark.parametrize(("phase", "told"), [("Failed", True), ("Running", False)])
@@ -126,11 +83,10 @@ def test_finalizer_of_an_ended_pod_is_named_when_it_is_deleted(
     phase: str, told: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    metadata = V1ObjectMeta(name="train", namespace="ml", uid="u1", finalizers=["kueue.x-k8s.io/managed"])
-    pod = V1Pod(metadata=metadata, status=V1PodStatus(phase=phase))
-    answers = iter((pod, {"kind": "Status", "status": "Success"}))
-    client: Any = SimpleNamespace(api_client=ApiClient(), delete_namespaced_pod=lambda *_, **__: next(answers))
-    monkeypatch.setattr(store, "_note_use", lambda *_: None)
+    meta = {"name": "train", "namespace": "ml", "uid": "u1", "finalizers": ["kueue.x-k8s.io/managed"]}
+    pod = {"metadata": meta, "status": {"phase": phase}}
+    Api(monkeypatch, "t1", pod, {"kind": "Status", "status": "Success"})
+    monkeypatch.setattr(TaskPods, "note_use", lambda *_: None)
     for _ in range(2):
-        CarefulPodManager(kube_client=client).delete_pod(pod)
+        TaskPods(cast("Any", None)).delete(pod)
     assert any("its finalizer kueue.x-k8s.io/managed is taken off" in line for line in caplog.messages) is told

@@ -63,7 +63,7 @@ RUNS = {"running": {"startedAt": text(10)}}
 
 
 def seen(workload: WorkloadState | None = STATE, pods: dict[str, PodSnapshot] | None = None, **more: Any) -> Any:
-    return WorkloadSnapshot(workload=workload, pods=pods or {}, **more)
+    return WorkloadSnapshot(object=workload, pods=pods or {}, **more)
 
 
 def test_it_ends_when_its_controller_says_so() -> None:

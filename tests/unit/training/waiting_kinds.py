@@ -24,12 +24,11 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
+from airflow_gpu_provider.training.wait.wait_outcome import read_wait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch import view
 from airflow_gpu_provider.training.watch import watch_loop as watch
-from airflow_gpu_provider.training.watch.object_view import GangView, WorkloadView
-from airflow_gpu_provider.training.watch.pod_view import PodView
-from airflow_gpu_provider.training.watch.view import View
+from airflow_gpu_provider.training.watch.watch_loop import run_kind_of
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
 from tests.fakes.clock import START, VirtualClock
@@ -60,7 +59,6 @@ class Kind:
         queues: What the log says when it waits for its turn in a full pool.
     """
 
-    view: type[View]
     wait: Any
     labels: dict[str, tuple[str, str]]
     details: dict[str, str]
@@ -76,7 +74,7 @@ class Kind:
         return [path for path in self.labels if "/pods/" in path]
 
     def __str__(self) -> str:
-        return self.view.__name__.removesuffix("View").lower()
+        return str(self.wait.run_kind)
 
 
 TIMES: Raw = {
@@ -95,7 +93,6 @@ def named(suffix: str) -> str:
 
 
 POD = Kind(
-    view=PodView,
     wait=PodWait(base_container="base", **TIMES),
     labels={named(""): (POOL_LABEL, POOL.name)},
     details={"pod": "train"},
@@ -103,7 +100,6 @@ POD = Kind(
     queues="the pool is full",
 )
 GANG = Kind(
-    view=GangView,
     wait=GangWait(nodes=2, base_container="base", **TIMES),
     labels={JOB: (GANG_LABEL, "2"), named("-0-a"): (GANG_LABEL, "2"), named("-1-b"): (GANG_LABEL, "2")},
     details={"job": "train"},
@@ -111,7 +107,6 @@ GANG = Kind(
     queues="the gang of 2 waits to be admitted",
 )
 WORKLOAD = Kind(
-    view=WorkloadView,
     wait=WorkloadWait(kind="Job", task="t1", try_id="y1", attempt=1, **TIMES),
     labels={JOB: (POOL_LABEL, POOL.name), named("-a"): (WORKLOAD_LABEL, "t1"), named("-b"): (WORKLOAD_LABEL, "t1")},
     details={"workload": "train"},
@@ -206,10 +201,10 @@ class Night:
     def watch(self) -> None:
         """Begin to wait with what a trigger's record holds, as after a restart of the triggerer too."""
         record = json.loads(json.dumps(self.kind.wait.to_record()))
-        wait = type(self.kind.wait).from_record(record)
+        wait = read_wait(self.kind.wait.run_kind, record)
         narrator = Narrator(self.lines.append, started=START)
         self._watch = asyncio.create_task(
-            watch.watch(self.kind.view, POOL, wait, owner="o", narrator=narrator, open_access=nowhere)
+            watch.watch(run_kind_of(wait), POOL, owner="o", narrator=narrator, open_access=nowhere)
         )
 
     async def stop(self) -> None:

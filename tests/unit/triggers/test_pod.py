@@ -19,6 +19,8 @@ from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.kept_lines import KeptLines
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_wait import WAIT
@@ -27,9 +29,9 @@ from tests.unit.training.test_pod_wait import WAIT
 class Quick(GpuPodTrigger):
     """Its pod has ended as soon as the cluster is reached."""
 
-    async def _event(self, wait: Any) -> dict[str, Any]:
+    async def _outcome(self, wait: AttemptWait) -> WaitOutcome:
         self._api = await self._connection.enter_async_context(self._connected())
-        return {"status": "success", "result": None}
+        return WaitOutcome.of_progress(wait, Progress(done=True, result={}))
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         return informer.connected("a cluster", lambda: ClusterAccess(server="http://127.0.0.1:1"))
@@ -49,11 +51,13 @@ class Refused(GpuPodTrigger):
 
 def test_refused_credentials_that_the_wait_survives_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Setbacks, "pause", 0.0)
-    trigger = Refused({"version": 1, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": 0.0})
+    trigger = Refused(
+        {"version": 1, "pool": a_pool().serialize(), "kind": "pod", "wait": WAIT.to_record(), "deferred_at": 0.0}
+    )
     until = datetime.now(UTC) + timedelta(hours=1)
     logged: list[tuple[Any, ...]] = []
     trigger._kept = KeptLines(lambda *line: logged.append(line))
-    asyncio.run(trigger._event(replace(WAIT, deadline=until)))
+    asyncio.run(trigger._outcome(replace(WAIT, deadline=until)))
     ((level, *said),) = [line for line in logged if "The wait continues" in str(line)]
     assert level == logging.WARNING
     assert "CredentialsError: Unauthorized. Check the connection." in str(said)
@@ -62,7 +66,15 @@ def test_refused_credentials_that_the_wait_survives_are_a_warning(monkeypatch: p
 def test_connection_is_closed_before_the_event_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     """dag.test() takes the event, and ends the loop: it calls no cleanup (InProcessTestSupervisor, airflow.sdk 3.3)."""
     deferred_at = time.time() - 10
-    trigger = Quick({"version": 1, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": deferred_at})
+    trigger = Quick(
+        {
+            "version": 1,
+            "pool": a_pool().serialize(),
+            "kind": "pod",
+            "wait": WAIT.to_record(),
+            "deferred_at": deferred_at,
+        }
+    )
 
     async def first() -> tuple[Any, int]:
         event = await anext(trigger.run(), None)
@@ -70,6 +82,7 @@ def test_connection_is_closed_before_the_event_is_sent(caplog: pytest.LogCapture
 
     with caplog.at_level(logging.DEBUG):
         event, connections = asyncio.run(first())
-    assert event.payload["status"] == "success"
+    assert event.payload["saw_end"]
+    assert event.payload["error"] is None
     assert connections == 0
     assert "asynchronous generator" not in caplog.text

@@ -13,7 +13,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.triggers import device_plugin_ready as device_plugin
-from airflow_gpu_provider.triggers import gang, pod
+from airflow_gpu_provider.triggers import pod
 from airflow_gpu_provider.triggers import pool as pools
 from tests.unit.scaling.pools import pool
 
@@ -22,7 +22,6 @@ TRIGGERS = [
     (pools.ReleaseTrigger, pools.RECORD_VERSION),
     (device_plugin.GpusTrigger, device_plugin.RECORD_VERSION),
     (pod.GpuPodTrigger, pod.RECORD_VERSION),
-    (gang.GpuGangTrigger, pod.RECORD_VERSION),
 ]
 
 

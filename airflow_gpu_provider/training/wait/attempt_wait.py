@@ -1,0 +1,71 @@
+"""AttemptWait: what the waits for a pod, for a gang and for a workload have in common. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptWait(Record, ABC):
+    """The wait for everything that one attempt runs.
+
+    Attributes:
+        run_kind: What it waits for, as a trigger's record names it.
+        namespace, name, uid: The pod's, or those of the object under which the pods run.
+        started: When the wait began.
+        schedule_seconds: How long each pod may wait for a node. A full pool does not count: there a pod is queued.
+        start_seconds: How long each may take from getting a node to the running container: volumes, images, init
+            containers.
+        deadline: When it must have ended.
+        is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
+        queue: The Kueue LocalQueue that admits it; empty for none.
+        gpus: What to do about GPUs that do not compute; None: they are not sampled.
+    """
+
+    run_kind: ClassVar[str]
+
+    namespace: str
+    name: str
+    uid: str
+    started: datetime
+    schedule_seconds: float
+    start_seconds: float
+    deadline: datetime
+    is_covered: bool = True
+    queue: str = ""
+    gpus: GpuWatching | None = None
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """What is waited for, as text."""
+
+    @property
+    @abstractmethod
+    def named(self) -> dict[str, str]:
+        """What is waited for, as an error's details have it."""
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Its path, below the API server's address."""
+
+    @abstractmethod
+    def phases(self, pods: Sequence[PodState]) -> list[dict[str, object]]:
+        """Return the completed phases of its life, from its pods as last seen."""
+
+    @abstractmethod
+    def has_ended(self, pods: Sequence[Json]) -> bool:
+        """Return True if its pods show that it has ended, so that a worker has something to collect."""
+
+    def pod_with_result(self, result: Mapping[str, object]) -> str | None:
+        """Return the name of the pod that leaves a result after a success (its Progress's `result`). Default: none."""
+        return None

@@ -1,0 +1,81 @@
+"""What one room of the provider takes from another has types: `Any` would hide how far two of them have drifted.
+
+What has none says so by a name of its own: a cluster's JSON, a task's arguments as its author gave them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from airflow_gpu_provider import __file__ as package_file
+
+PACKAGE = Path(package_file).parent
+NAME = PACKAGE.name
+
+TYPED = frozenset({"training", "triggers", "decorators"})
+
+STILL_ANY = 92
+"""How many such signatures all other rooms have together. Only to be lowered."""
+
+AIRFLOWS_OWN = frozenset({"execute", "resume", "cleanup", "build_pod_request_obj", "hook", "named_manifest"})
+"""What Airflow calls of an operator, and what it takes and returns is Airflow's."""
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = (path, ast.parse(path.read_text()))
+    return found
+
+
+def crossing(all_modules: dict[str, tuple[Path, ast.Module]]) -> set[tuple[str, str]]:
+    """Return the modules and the names in them that another room imports."""
+    return {
+        (node.module, each.name)
+        for path, tree in all_modules.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in all_modules
+        for each in node.names
+        if room_of(all_modules[node.module][0]) not in (room_of(path), "__init__")
+    }
+
+
+def signatures(node: ast.stmt, owner: str = "") -> Iterator[tuple[str, ast.expr]]:
+    """Yield the annotations of a function, or of a class' constructor and what is public of it, with their names."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]  # **kwargs are handed on to Airflow
+        annotations = [each.annotation for each in given]
+        yield from ((f"{owner}{node.name}", each) for each in (*annotations, node.returns) if each is not None)
+    elif isinstance(node, ast.ClassDef):
+        for each in node.body:
+            name = getattr(each, "name", "")
+            if name == "__init__" or not (name.startswith("_") or name in AIRFLOWS_OWN):
+                yield from signatures(each, f"{node.name}.")
+    elif owner and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        yield f"{owner}{node.target.id}", node.annotation
+
+
+def is_any(annotation: ast.expr) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "Any" for each in ast.walk(annotation))
+
+
+def test_no_signature_between_rooms_has_any() -> None:
+    all_modules = modules()
+    found = {
+        f"{module}.{name}"
+        for module, wanted in crossing(all_modules)
+        for node in all_modules[module][1].body
+        if getattr(node, "name", "") == wanted
+        for name, annotation in signatures(node)
+        if is_any(annotation)
+    }
+    assert not [name for name in sorted(found) if name.split(".")[1] in TYPED]
+    assert len(found) <= STILL_ANY, "\n".join(sorted(found))
