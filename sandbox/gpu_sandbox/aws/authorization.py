@@ -43,11 +43,13 @@ WITHOUT_RESOURCE = {
         "DescribeLaunchTemplates",
         "DescribeRouteTables",
         "DescribeSecurityGroups",
+        "DescribeSpotPriceHistory",
         "DescribeSubnets",
         "DescribeVpcs",
         "GetInstanceTypesFromInstanceRequirements",
     },
     "eks": {"ListClusters"},
+    "pricing": {"GetProducts"},
 }
 """Actions that have no resource but everything."""
 

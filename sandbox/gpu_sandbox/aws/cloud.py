@@ -42,6 +42,8 @@ from gpu_sandbox.aws.launches import Ec2Capacity
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.aws.node_groups import NodeGroup
 from gpu_sandbox.aws.node_releases import SsmApi
+from gpu_sandbox.aws.prices import Prices
+from gpu_sandbox.aws.pricing_api import PricingResponse
 from gpu_sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from gpu_sandbox.aws.registration import kubernetes_taint
 from gpu_sandbox.aws.replicas import Replicas
@@ -91,6 +93,7 @@ class AwsCloud:
         _running.add(self.account_id)
         _forget(self.account_id)
         self.catalogue = InstanceTypeCatalogue(self.region)
+        self.prices = Prices(self.catalogue, self.clock)
         self.quotas = VcpuQuotas(region=self.region, account_id=self.account_id, faults=self._faults)
         self._identities = Identities(account_id=self.account_id, region=self.region)
         self._build_services()
@@ -172,8 +175,9 @@ class AwsCloud:
         return {
             "eks": EksApi,
             "autoscaling": AutoScalingApi,
-            "ec2": Ec2Response,
+            "ec2": lambda: Ec2Response(self.prices),
             "iam": lambda: IamApi(self._identities),
+            "pricing": lambda: PricingResponse(self.prices, self.region),
             "service-quotas": lambda: ServiceQuotasResponse(self.quotas),
             "ssm": lambda: SsmApi(self._eks.releases),
             "sts": lambda: StsApi(self._identities),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -17,12 +17,14 @@ from moto.ec2.responses import EC2Response
 
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 from gpu_sandbox.aws.interface import Market
+from gpu_sandbox.aws.prices import SPOT_HISTORY, Prices
 from gpu_sandbox.clock import Clock
 
 if TYPE_CHECKING:
     from gpu_sandbox.aws.replicas import Replicas
 
 StateName = Literal["pending", "running", "shutting-down", "terminated"]
+_SPOT_PRICES_AT_ONCE = 1000
 _CODES: dict[StateName, int] = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
 
 
@@ -176,6 +178,10 @@ def _give_reason(instance: Ec2Instance, reason: str | None, now: datetime) -> No
 class Ec2Response(EC2Response):
     """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
 
+    def __init__(self, prices: Prices) -> None:
+        super().__init__()
+        self._prices = prices
+
     @cached_property
     def ec2_backend(self) -> Ec2Backend:
         """As the call sees it."""
@@ -203,3 +209,42 @@ class Ec2Response(EC2Response):
                 }
             )
         return ActionResult({"TerminatingInstances": terminating})
+
+    def describe_spot_price_history(self) -> ActionResult:
+        """The prices since StartTime, of the zones that offer the types; Linux's whichever product is named."""
+        self.error_on_dryrun()
+        now = self.ec2_backend.clock.utc_now()
+        since = max(_moment(self._get_param("StartTime")) or now - SPOT_HISTORY, now - SPOT_HISTORY)
+        until = min(_moment(self._get_param("EndTime")) or now, now)
+        products = [name for name in self._get_param("ProductDescriptions", []) if name.startswith("Linux/UNIX")]
+        offered = self.ec2_backend.describe_instance_type_offerings("availability-zone", self._wanted_prices())
+        found = [
+            {
+                "InstanceType": price.instance_type,
+                "ProductDescription": next(iter(products), "Linux/UNIX"),
+                "SpotPrice": f"{price.usd:.6f}",
+                "AvailabilityZone": price.zone,
+                "Timestamp": price.since,
+            }
+            for each in sorted(offered, key=lambda offer: (offer["InstanceType"], offer["Location"]))
+            for price in self._prices.spot_history(each["InstanceType"], each["Location"], since=since, until=until)
+        ]
+        start = int(self._get_param("NextToken") or 0)
+        end = start + int(self._get_param("MaxResults") or _SPOT_PRICES_AT_ONCE)
+        return ActionResult({"SpotPriceHistory": found[start:end], "NextToken": str(end) if end < len(found) else ""})
+
+    def _wanted_prices(self) -> dict[str, list[str]]:
+        """The filters, as those of offerings are named."""
+        filters = self._filters_from_querystring()
+        types = self._get_param("InstanceTypes", []) or filters.get("instance-type", [])
+        zone = self._get_param("AvailabilityZone")
+        zones = [zone] if zone else filters.get("availability-zone", [])
+        return {**({"instance-type": types} if types else {}), **({"location": zones} if zones else {})}
+
+
+def _moment(given: Any) -> datetime | None:
+    """A time of a request; without a zone it is UTC."""
+    if not given:
+        return None
+    at = given if isinstance(given, datetime) else datetime.fromisoformat(str(given))
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

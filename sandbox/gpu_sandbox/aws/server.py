@@ -24,7 +24,7 @@ from moto.moto_server.werkzeug_app import (
 )
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from gpu_sandbox.aws import request_faults
+from gpu_sandbox.aws import pricing_api, request_faults
 from gpu_sandbox.aws.access import AccessControl
 from gpu_sandbox.aws.api_calls import WsgiRequest, operation_of, parameters_of
 from gpu_sandbox.aws.conditions import UnsupportedPolicy
@@ -42,6 +42,8 @@ WsgiApplication = Callable[[Environ, StartResponse], Iterable[bytes]]
 _SERVICES = {"servicequotas": "service-quotas"}
 # Has one endpoint for all regions, and calls are signed for us-east-1.
 _GLOBAL = {"iam"}
+# Has endpoints in these regions alone, for all.
+_ELSEWHERE = {"pricing": pricing_api.REGIONS}
 _AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=(?P<scope>[^,]+), *SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>\w+)"
 )
@@ -131,7 +133,8 @@ class AwsApi:
                 return _send(request_faults.answer(unknown, call.service), start_response)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)
-            here = call.scope.region == self._region or call.service in _GLOBAL
+            regions = _ELSEWHERE.get(call.service, {self._region})
+            here = call.scope.region in regions or call.service in _GLOBAL
             make = self._services.get(call.service) if here else None
             if make is None:
                 return cast(Iterable[bytes], self._rest_of_aws(environ, start_response))

@@ -2,8 +2,9 @@
 
 How a client gets here, which is how it would get to a private or regional endpoint of Google's own:
 
-- Endpoints. The extra of the Airflow connection (`google_cloud_default`) may name `gke_endpoint`, `compute_endpoint`
-  and `resource_manager_endpoint`; a client takes them as `client_options.api_endpoint` and the clients' REST transport:
+- Endpoints. The extra of the Airflow connection (`google_cloud_default`) may name `gke_endpoint`, `compute_endpoint`,
+  `resource_manager_endpoint` and `billing_endpoint`; a client takes them as `client_options.api_endpoint` and the
+  clients' REST transport:
 
       ClusterManagerClient(credentials=..., transport="rest", client_options={"api_endpoint": gke_endpoint})
       InstanceGroupManagersClient(credentials=..., client_options={"api_endpoint": compute_endpoint})

@@ -14,6 +14,7 @@ from gpu_sandbox.clock import Clock, SystemClock
 from gpu_sandbox.cloud_events import CloudEvents, Outbox, deliver
 from gpu_sandbox.consistency import Staleness
 from gpu_sandbox.faults import Faults
+from gpu_sandbox.google.billing_api import BillingApi, Catalog
 from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.clusters import VERSION, Cluster, Clusters
 from gpu_sandbox.google.compute_api import ComputeApi
@@ -68,6 +69,7 @@ class GoogleCloud:
         self.location = location or region
         self.timings = timings or GoogleTimings()
         self.catalogue = Catalogue(region=region, zones=zones)
+        self.prices = Catalog(region)
         self.quotas = Quotas(region=region, faults=faults)
         self._faults = faults
         self.clock = clock or SystemClock()
@@ -183,6 +185,7 @@ class GoogleCloud:
                 *compute.routes(),
                 *ResourceManagerApi(self._permissions).routes(),
                 *IamApi(self._identities).routes(),
+                *BillingApi(self.prices).routes(),
             ],
             identities=self._identities,
             permissions=self._permissions,
@@ -332,6 +335,7 @@ class GoogleCloud:
                 "gke_endpoint": self.endpoint_url,
                 "compute_endpoint": self.endpoint_url,
                 "resource_manager_endpoint": self.endpoint_url,
+                "billing_endpoint": self.endpoint_url,
             },
         }
 
@@ -388,7 +392,7 @@ class GoogleCloud:
             return self._clusters.dns_takes_users
 
     def disable_service(self, service: str, *, disabled: bool = True) -> None:
-        """Have the project's API `container`, `compute` or `resourcemanager` not enabled."""
+        """Have the project's API `container`, `compute`, `resourcemanager` or `cloudbilling` not enabled."""
         self._refuse(service, service_disabled(service, self.project_id) if disabled else None)
 
     def restrict_service(self, service: str, *, restricted: bool = True) -> None:

@@ -52,6 +52,7 @@ PERMISSIONS: dict[str, str] = {
     "compute:WaitZoneOperation": "compute.zoneOperations.get",
     "iamcredentials:GenerateAccessToken": "iam.serviceAccounts.getAccessToken",
     "resourcemanager:TestIamPermissions": "",
+    "cloudbilling:ListSkus": "",
 }
 
 
