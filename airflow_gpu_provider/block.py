@@ -52,6 +52,7 @@ def gpu_nodes(
     gpus: int | None = None,
     nodes: int | None = None,
     group_id: str | None = None,
+    max_cost: float | str | None = None,
     install_device_plugin: bool = True,
     ensure_args: dict[str, Any] | None = None,
     device_plugin_args: dict[str, Any] | None = None,
@@ -72,6 +73,9 @@ def gpu_nodes(
             one zone.
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
             block of a pool needs one.
+        max_cost: What the block's nodes may cost, over all tries of the run, in the currency of the pool's prices. When
+            it is used, pods get SIGTERM, and their tasks fail with BudgetExceeded, which is not retried. Default: no
+            limit.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
         ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators. Of default_args
             they take only what says how Airflow runs a task, see _TAKEN_BY_ALL. `depends_on_past` and
@@ -97,7 +101,7 @@ def gpu_nodes(
         ensure = _own_task(
             EnsureGpuPoolOperator,
             f"{name}.ensure",
-            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "block_id": block.block_id},
+            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "max_cost": max_cost, "block_id": block.block_id},
             taken=_TAKEN_BY_SETUPS,
             more=ensure_args,
         )

@@ -15,6 +15,8 @@ AirflowSensorTimeout, which it never sees.
                                    a rule of the cluster rejects an object that is to be created
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
+      PriceLimitExceeded           all that the pool can have costs more than it pays
+      PriceUnknown  BudgetExceeded a run may cost so much: how long that lasts is not known, or it is used
       NodesNotReady  GpusNotAllocatable
       NoProvisioner                the provisioner is not in the cluster, or would not add such nodes
       AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing  AutoscalingDisabled
@@ -35,6 +37,7 @@ Triggers never raise: they yield `to_record()`, and the operator raises `from_re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
@@ -219,6 +222,29 @@ class GroupNotFound(GpuError):
 
 class QuotaExceeded(GpuError):
     """The account's quota is too small; the message names the quota, its limit, what is used and what is needed."""
+
+    retryable = False
+
+
+class PriceLimitExceeded(GpuError):
+    """Each zone, instance type and capacity type of the pool costs more than its `max_price_per_hour`, now."""
+
+    @classmethod
+    def of(cls, pool: str, too_dear: Iterable[str]) -> Self:
+        """Return the error for a pool all of whose candidates cost too much; `too_dear` says it of each."""
+        return cls(
+            f"Pool {pool}: every candidate costs too much: {'; '.join(too_dear)}.",
+            "Raise max_price_per_hour, or name cheaper machines; spot prices change, so that another try may help.",
+            pool=pool,
+        )
+
+
+class PriceUnknown(GpuError):
+    """A run has a `max_cost`, and what nodes cost that the pool may have is not known; nothing was started."""
+
+
+class BudgetExceeded(GpuError):
+    """What is left of a run's `max_cost` is not enough to go on; its pods got SIGTERM, and its nodes go."""
 
     retryable = False
 

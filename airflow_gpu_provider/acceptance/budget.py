@@ -75,7 +75,7 @@ def price_of(pool: GpuPool, given: float | None) -> float:
         raise PoolSpecError(
             f"Pool {pool.name}: the spec has no price per hour for {' and '.join(markets) or 'its market'}, so"
             " the cost of the acceptance has no bound.",
-            "Set --price, or price_per_hour in the spec.",
+            "Set --price, or price_per_hour in the spec as a number.",
             pool=pool.name,
         )
     return max(known)

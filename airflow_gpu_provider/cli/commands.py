@@ -16,6 +16,7 @@ from typing import TypeVar
 from airflow.utils.cli import suppress_logs_and_warning
 from sqlalchemy.exc import DatabaseError
 
+from airflow_gpu_provider.cli.costs import cost_row, recorded_bills, since_day, sums
 from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over, stale_dags
 from airflow_gpu_provider.cli.tables import (
     Row,
@@ -28,6 +29,7 @@ from airflow_gpu_provider.cli.tables import (
     print_rows,
     tell,
 )
+from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
@@ -97,9 +99,10 @@ def plan(args: Namespace) -> None:
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),
+            *({"pool": pool.name, "action": "price", "what": "", "detail": line} for line in found.prices),
             *(
                 {"pool": pool.name, "action": "note", "what": "", "detail": note}
-                for note in (*found.brought, *found.notes)
+                for note in (*found.brought, *map(str, found.too_dear), *found.notes)
             ),
         ]
 
@@ -169,7 +172,9 @@ def reap(args: Namespace) -> None:
     if args.output in ("json", "yaml"):
         print_rows([each.to_json() for each in reaped], args.output)
     else:
-        rows = [leftover_row(leftover, each.currency) for each in reaped for leftover in each.leftovers]
+        rows = [
+            leftover_row(leftover, each.currency, each.price_source) for each in reaped for leftover in each.leftovers
+        ]
         where = " in the pools that answered" if any(each.error for each in reaped) else ""
         nothing = "" if all(each.error for each in reaped) else f"Nothing is left over{where}."
         print_rows(rows, args.output, nothing=nothing)
@@ -205,6 +210,14 @@ def extend(args: Namespace) -> None:
         {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended
     ]
     print_rows(rows, args.output)
+
+
+@_command
+def cost(args: Namespace) -> None:
+    """Add up the bills that Airflow keeps; a spec is not needed for it."""
+    rows = sums(recorded_bills(since_day(args.since, SystemClock().now()), args.dag_id), args.pools)
+    shown = rows if args.output in ("json", "yaml") else [cost_row(row) for row in rows]
+    print_rows(shown, args.output, nothing="No bill is recorded for that time.")
 
 
 @_command

@@ -14,6 +14,7 @@ _COMMANDS = {
     "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
     "reap": "List leftovers that no run wants, and remove them with --yes",
     "extend": "Let a DAG run that is still running keep its nodes for longer",
+    "cost": "Add up what nights have cost, by month, DAG and pool, as far as Airflow keeps their bills",
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
@@ -46,6 +47,7 @@ def get_commands() -> list[CLICommand]:
             _argument("--reason", help="Why; needed beyond the pool's max_runtime"),
             _argument("--block-id", help="Only this block of the run (default: all of them)"),
         ),
+        "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),
         "accept": (
             _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),
             _argument(

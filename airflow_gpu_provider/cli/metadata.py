@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.gpu_pool import deserialize_pool, pool_as_written
+from airflow_gpu_provider.pools.from_json import deserialize_pool, pool_as_written
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand_key import DemandKey

@@ -32,7 +32,7 @@ def pool_row(each: PoolStatus) -> Row:
         "gpus": each.gpus,
         "used": each.gpus_used,
         "idle": each.gpus_idle,
-        "cost_per_hour": in_words(each.cost_per_hour, each.currency),
+        "cost_per_hour": in_words(each.cost_per_hour, each.currency, by=each.price_source),
     }
 
 
@@ -44,7 +44,7 @@ def machine_rows(found: list[PoolStatus]) -> list[Row]:
             "state": row.state,
             "gpus_used": f"{row.gpus_used}/{row.gpus}",
             "age": _age(row.age_seconds),
-            "cost_so_far": in_words(row.cost_so_far, each.currency),
+            "cost_so_far": in_words(row.cost_so_far, each.currency, by=each.price_source),
             "pods": ", ".join(row.pods),
         }
         for each in found
@@ -74,14 +74,14 @@ def finding_row(each: Finding) -> Row:
     return {"pool": each.pool, "check": each.check, "result": each.result, "found": found}
 
 
-def leftover_row(each: Leftover, currency: str) -> Row:
+def leftover_row(each: Leftover, currency: str, price_source: str = "") -> Row:
     return {
         "pool": each.pool,
         "kind": each.kind,
         "name": each.name,
         "why": each.why,
         "age": _age(each.age_seconds),
-        "cost_so_far": in_words(each.cost, currency) if each.kind == "machine" else "",
+        "cost_so_far": in_words(each.cost, currency, by=price_source) if each.kind == "machine" else "",
     }
 
 

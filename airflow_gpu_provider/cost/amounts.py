@@ -1,9 +1,12 @@
-"""What machines cost by the prices in the pool's spec; unknown without them. Pure."""
+"""What machines cost by the prices of the pool's spec, or of its cloud's list; unknown without them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import LIST_PRICE
 
 UNKNOWN = "unknown"
 """The value of a cost if the spec gives no price."""
@@ -26,6 +29,15 @@ def total(costs: Iterable[float | None]) -> float | None:
     return round(sum(known), 4)
 
 
-def in_words(cost: float | None, currency: str, *, at_least: bool = False) -> str:
-    """Return a human-readable cost; `at_least`: it may be more."""
-    return UNKNOWN if cost is None else f"{'at least ' if at_least else ''}{cost:.2f} {currency}"
+def in_words(cost: float | None, currency: str, *, at_least: bool = False, by: str = "") -> str:
+    """Return a human-readable cost; `at_least`: it may be more. `by` says whose price that is; see `price_source`."""
+    if cost is None:
+        return UNKNOWN
+    return f"{'at least ' if at_least else ''}{cost:.2f} {currency}{f' ({by})' if by == LIST_PRICE else ''}"
+
+
+def price_source(pool: GpuPool) -> str:
+    """Return whose prices the costs of a pool go by: "list price", the cloud's, or "spec"; empty without prices."""
+    if pool.has_list_prices:
+        return LIST_PRICE
+    return "" if pool.price_per_hour is None else "spec"

@@ -10,7 +10,7 @@ no run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.amounts import UNKNOWN
+from airflow_gpu_provider.cost.amounts import UNKNOWN, price_source
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import PriceRecord
 
 _ALL = 0.95
 """The known share of the working time above which it stands for all of it."""
@@ -113,6 +114,8 @@ class Bill:
         seconds: By phase.
         cost: By phase; None if a machine's price is unknown.
         currency: The currency of the costs; empty where prices are in several, whose costs are not added up.
+        price_source: Whose prices they go by: `cost.price_source`.
+        pool: Its pool; of several bills together that of the first.
         machines: How many machines it used, alone or shared.
         at_least: Why the numbers may be too low; empty if they are complete.
         lanes: When each of these machines was launched, usable, at work and gone.
@@ -127,6 +130,8 @@ class Bill:
     cost: Mapping[Phase, float | None]
     currency: str
     machines: int
+    pool: str = ""
+    price_source: str = ""
     at_least: str = ""
     lanes: Sequence[Lane] = ()
     autoscaler: Bill | None = None
@@ -152,11 +157,13 @@ class Bill:
         longest = sorted(self.lanes, key=lambda lane: lane.machine.launched_at - lane.machine.seen_until)
         shown = sorted(longest[:MOST_LANES], key=lambda lane: lane.machine.launched_at)
         found = {
+            "pool": self.pool or None,
             "machines": self.machines,
             "at_least": self.at_least or None,
             "computed": self.computed.to_json() if self.computed else None,
             **self._amounts(),
             "currency": self.currency or None,
+            "price_source": self.price_source or None,
             "timeline": [lane.to_json() for lane in shown],
             "timeline_left_out": len(self.lanes) - len(shown),
         }
@@ -185,19 +192,33 @@ def bill(
     """Return the bill of one run, from what is known about all runs that used the pool; more as in `Bill`."""
     until, idle = release_began or _last_work(key, runs), 0.0
     amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
+    prices = PriceRecord.of(pool, (each for run in runs for each in run.prices))
     lanes = []
     for machine in machines:
         mine = shares(machine, runs).get(key)
         if not mine:
             continue
         lanes.append(Lane(machine=machine, worked=_worked(machine, runs)))
-        amounts.add(machine, mine)
+        for part, price in priced_parts(prices, machine):
+            cost_of_part = shares(part, runs).get(key, {})
+            amounts.add(price, cost_of_part)
+            by_autoscaler.add(price, cost_of_part)
         idle += _idle_until(until, machine, key, runs)
-        by_autoscaler.add(machine, {**mine, "idle": mine.get("idle", 0.0) + _idle_after(machine, key, runs)})
+        last_price = prices.price(machine.group, machine.market, machine.seen_until)
+        by_autoscaler.add(last_price, {"idle": _idle_after(machine, key, runs)})
     autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
     computed = next((computed_share(run) for run in runs if run.key == key), None)
     whole = amounts.bill(machines=len(lanes), at_least=at_least)
     return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed, idle_before_release=idle)
+
+
+def priced_parts(prices: PriceRecord, machine: MachineUse) -> Iterator[tuple[MachineUse, float | None]]:
+    """Yield the parts of a machine's time in which it cost the same, and what that was an hour."""
+    start, end = machine.launched_at, machine.seen_until
+    cuts = [start, *(at for at in prices.changes(machine.group) if start < at < end), end]
+    for since, until in pairwise(cuts):
+        part = replace(machine, launched_at=since, seen_until=until)
+        yield part, prices.price(machine.group, machine.market, since)
 
 
 def _last_work(key: DemandKey, runs: Iterable[RunUsage]) -> datetime | None:
@@ -221,6 +242,8 @@ def together(bills: Sequence[Bill]) -> Bill:
         seconds={phase: sum(each.seconds[phase] for each in bills) for phase in PHASES},
         cost={phase: _sum_known([each.cost[phase] for each in bills]) if one else None for phase in PHASES},
         currency=one,
+        pool=bills[0].pool,
+        price_source=next((each.price_source for each in bills if each.price_source), ""),
         machines=len(lanes) or sum(each.machines for each in bills),
         at_least="; ".join(dict.fromkeys(each.at_least for each in bills if each.at_least)),
         lanes=[*lanes.values()],
@@ -252,8 +275,7 @@ class _Amounts:
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._cost: dict[Phase, float | None] = dict.fromkeys(PHASES, 0.0)
 
-    def add(self, machine: MachineUse, parts: Mapping[Phase, float]) -> None:
-        price = self._pool.price(machine.market)
+    def add(self, price: float | None, parts: Mapping[Phase, float]) -> None:
         for phase, part in parts.items():
             self._seconds[phase] += part
             so_far = self._cost[phase]
@@ -264,6 +286,8 @@ class _Amounts:
             seconds=self._seconds,
             cost=self._cost,
             currency=self._pool.currency,
+            pool=self._pool.name,
+            price_source=price_source(self._pool),
             machines=machines,
             at_least=at_least,
         )

@@ -17,6 +17,7 @@ from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
+from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -39,9 +40,9 @@ class Ledger:
         self._say = say
         self._taken = taken
 
-    def begin(self, key: DemandKey, at: datetime, until: datetime) -> None:
-        """Record that a run wants nodes; delete the facts of runs that ended long ago."""
-        self._quietly(lambda: usage.record_begin(self._api, key, at, until))
+    def begin(self, key: DemandKey, at: datetime, until: datetime, prices: ListPrices | None = None) -> None:
+        """Record that a run wants nodes, and their list prices; delete the facts of runs that ended long ago."""
+        self._quietly(lambda: usage.record_begin(self._api, key, at, until, prices))
         self._quietly(lambda: usage.delete_old_usage(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.amounts import UNKNOWN
 from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase, together
+from airflow_gpu_provider.pools.prices import LIST_PRICE
 
 
 def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
@@ -33,7 +34,7 @@ def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bi
         log.info("The run's bill includes %s, which the DAG no longer has: %s.", name, cost)
     what = ", ".join(_phase(bill, phase) for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
-    cost = _money(bill.total_cost, bill.currency)
+    cost = f"{_money(bill.total_cost, bill.currency)}{' at list prices' * (bill.price_source == LIST_PRICE)}"
     total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {cost}."
     if bill.at_least:
         log.warning(

@@ -22,6 +22,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -96,6 +97,7 @@ class RunUsage:
         open: Whether it still wants them.
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
+        prices: What the cloud listed each time that it asked for nodes.
         billed_by: The demand whose scale-down bills it, as a DemandKey's hash: its own, or, where the DAG has lost its
             block, another of the run's.
     """
@@ -105,6 +107,7 @@ class RunUsage:
     open: bool = False
     worked: Mapping[str, tuple[Span, ...]]
     computed: Mapping[str, Computed] = field(default_factory=dict)
+    prices: tuple[ListPrices, ...] = ()
     billed_by: str = ""
 
     @classmethod
@@ -115,11 +118,12 @@ class RunUsage:
         """Return True if it wants nodes at that time."""
         return self.open and now < self.wanted[-1][1]
 
-    def begun(self, at: datetime, until: datetime) -> RunUsage:
+    def begun(self, at: datetime, until: datetime, prices: ListPrices | None = None) -> RunUsage:
         """Return it with nodes wanted from `at` to `until`, or longer where it wants some already."""
+        known = self.prices if prices is None or prices in self.prices else (*self.prices, prices)
         if self.open:
-            return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)))
-        return replace(self, wanted=(*self.wanted, (at, until)), open=True, billed_by="")
+            return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)), prices=known)
+        return replace(self, wanted=(*self.wanted, (at, until)), open=True, billed_by="", prices=known)
 
     def ended(self, at: datetime) -> RunUsage:
         """Return it with nothing wanted from `at` on."""
@@ -147,9 +151,11 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
 # -- writing it down -----------------------------------------------------------------------------------------
 
 
-def record_begin(api: ApiClient, key: DemandKey, at: datetime, until: datetime) -> None:
-    """Write down that a run wants nodes from now on."""
-    _amend_run(api, key, lambda usage: usage.begun(at, until))
+def record_begin(
+    api: ApiClient, key: DemandKey, at: datetime, until: datetime, prices: ListPrices | None = None
+) -> None:
+    """Write down that a run wants nodes from now on, and what they cost by the cloud's list."""
+    _amend_run(api, key, lambda usage: usage.begun(at, until, prices))
 
 
 def record_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
@@ -295,6 +301,7 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
         open=bool(record.get("open")),
         worked={node: _spans(spans) for node, spans in record.get("worked", {}).items()},
         computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
+        prices=tuple(map(ListPrices.parse, record.get("prices", ()))),
         billed_by=str(record.get("billed_by", "")),
     )
 
@@ -305,6 +312,8 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
         "open": usage.open,
         "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
     }
+    if usage.prices:
+        record["prices"] = [prices.dump() for prices in usage.prices]
     if usage.billed_by:
         record["billed_by"] = usage.billed_by
     if usage.computed:

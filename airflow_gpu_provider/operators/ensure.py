@@ -11,7 +11,9 @@ from airflow_gpu_provider.operators.giving_up import (
     check_give_up_after,
     give_up,
     giving_up_on_failure,
+    push_too_dear,
     push_tried,
+    too_dear_of,
 )
 from airflow_gpu_provider.operators.node_counts import (
     NodeCounts,
@@ -19,6 +21,7 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
+from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import NodeGroupsLink
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
@@ -71,22 +74,27 @@ class EnsureGpuPoolOperator(PoolOperator):
             Default False: keep what came.
         give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`. The run's
             `max_runtime` then counts from when its nodes come. Default None.
+        max_cost: What the run's nodes for this demand may cost, over all tries of the run, in the pool's currency. The
+            nodes are kept until that is used at the latest, counted at the dearest machine that the pool may have
+            (docs/cost.md). Default: no limit.
         block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
             value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
         `{"pool", "nodes": [...], "gpus", "wanted", "got", "tried": [...], "plan": [...], "timeline": [{"phase",
-        "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, and why.
+        "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, or cost too much
+        to be tried (`times` is 0), and why.
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then.
         ScaleDownIsOver: It was cleared without its teardown, which had already run.
-        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner,
-            AutoscalerNotRunning: as their names say.
+        PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was started.
+        PoolDrift, PriceLimitExceeded, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed,
+            NoProvisioner, AutoscalerNotRunning: as their names say.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "block_id")
+    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "max_cost", "block_id")
     _doing = "ensured pool {pool}"
     _after_kill = "Its demand for nodes was withdrawn; run the task again."
     operator_extra_links = (NodeGroupsLink(),)
@@ -105,6 +113,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         at_least: int | None = None,
         all_or_nothing: bool = False,
         give_up_after: float | timedelta | None = None,
+        max_cost: float | str | None = None,
         block_id: str = "",
         deferrable: bool = True,
         **kwargs: Any,
@@ -120,6 +129,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
         self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
+        self.max_cost = max_cost
         self.block_id = block_id
         self.deferrable = deferrable
         self._check_arguments()
@@ -134,6 +144,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             )
         if self.give_up_after is not None:
             check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
+        check_max_cost(self.gpu_pool, self.max_cost)
         self.check_counts(self.gang or 0)
 
     def check_counts(self, gang: Any) -> None:
@@ -150,6 +161,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.operators.block_namespaces import check_namespaces
+        from airflow_gpu_provider.scaling.apply import run_money
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.run_identity import run_key
 
@@ -169,15 +181,26 @@ class EnsureGpuPoolOperator(PoolOperator):
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
+        push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = run_key(context, self.gpu_pool.name, self.block_id)
         over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
         with giving_up_on_failure(self, reconciler, key, context):
+            if (max_cost := self._most) is not None:
+                self._call_with_retries(lambda: run_money.budget(reconciler, key, nodes, max_cost))
             self._apply(reconciler, plan, nodes, over_quota)
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
+
+    @property
+    def _most(self) -> float | None:
+        """The (rendered) max_cost; raises PoolSpecError where it is none."""
+        if self.max_cost is None:
+            return None
+        check_max_cost(self.gpu_pool, most := as_amount(self.max_cost))
+        return most
 
     def _bring_nothing(self) -> dict[str, Any]:
         self.log.warning(
@@ -218,16 +241,20 @@ class EnsureGpuPoolOperator(PoolOperator):
         over_quota: Collection[str],
         context: Context,
     ) -> dict[str, Any]:
+        from airflow_gpu_provider.scaling.decide.wanted import budget_lines
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
 
         ends_by, nodes = run_ends_by(context), counts.wanted()
+        max_cost = self._most
 
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
-            outcome = reconciler.want(key, nodes, until, gang=counts.of_one_zone, over_quota=over_quota)
+            outcome = reconciler.want(
+                key, nodes, until, gang=counts.of_one_zone, over_quota=over_quota, max_cost=max_cost
+            )
             return outcome, now, latest
 
         outcome, now, latest = self._call_with_retries(want)
@@ -243,7 +270,8 @@ class EnsureGpuPoolOperator(PoolOperator):
             latest=latest,
         )
         progress = wait.step(outcome.snapshot)
-        for line in (*outcome.said, *progress.lines):
+        of_money = budget_lines(outcome.snapshot, key) if max_cost is not None else ()
+        for line in (*outcome.said, *of_money, *progress.lines):
             self.log.info(line)
         if progress.error:
             raise progress.error
@@ -277,7 +305,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if event["status"] != "done":
             self._give_up(context)
             error = GpuError.from_record(event["error"])
-            push_tried(error, context)
+            push_tried(self, error, context)
             raise error
         return self._finish(lambda: self._open(context), event["result"], context)
 
@@ -297,6 +325,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.cost.ledger import quietly
 
+        result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(self, context)]}
         if result["nodes"]:  # some may be gone before scale-down
             quietly(lambda: opened().record_machines(), self.log.warning)
         _log_nodes(self.log, self.gpu_pool.name, result)
@@ -324,7 +353,8 @@ def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
         log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool_name, got, wanted)
     for each in result.get("tried", ()):
         where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
-        log.info("  no %s, %s: %s", where, tried_in_words(each["times"]), each["why"])
+        often = tried_in_words(each["times"]) if each["times"] else "not tried"
+        log.info("  no %s, %s: %s", where, often, each["why"])
     for phase in result["timeline"]:
         log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import TaskDeferred
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.pools.prices import TooDear
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+
+_TOO_DEAR = "too_dear"
 
 
 def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
@@ -52,14 +55,29 @@ def giving_up_on_failure(
         raise
     except BaseException as error:
         give_up(operator, lambda: reconciler, key)
-        push_tried(error, context)
+        push_tried(operator, error, context)
         raise
 
 
-def push_tried(error: BaseException, context: Context) -> None:
+def push_tried(operator: EnsureGpuPoolOperator, error: BaseException, context: Context) -> None:
     """Push the candidates that had no machine to XCom, for the web UI: a failed task returns nothing."""
     if isinstance(error, GpuError) and (tried := error.details.get("tried")):
-        context["ti"].xcom_push(key="tried", value=tried)
+        context["ti"].xcom_push(key="tried", value=[*tried, *too_dear_of(operator, context)])
+
+
+def push_too_dear(found: Sequence[TooDear], at: datetime, context: Context) -> None:
+    """Push the candidates that are not tried for their price to XCom: the task may go on in another process."""
+    from airflow_gpu_provider.scaling.decide.scarce_capacity import not_tried
+
+    if found:
+        context["ti"].xcom_push(key=_TOO_DEAR, value=[not_tried(each, at) for each in found])
+
+
+def too_dear_of(operator: EnsureGpuPoolOperator, context: Context) -> list[Any]:
+    """Return these candidates, as `tried` in a result has them."""
+    if operator.gpu_pool.max_price_per_hour is None:
+        return []
+    return list(context["ti"].xcom_pull(task_ids=operator.task_id, key=_TOO_DEAR) or [])
 
 
 def give_up(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:

@@ -94,7 +94,8 @@ class ReapGpuPoolsOperator(PoolOperator):
             if not each.leftovers and not each.error:
                 self.log.info("Pool %s: nothing is left over.", each.pool)
             for leftover in each.leftovers:
-                cost = f", cost so far {in_words(leftover.cost, each.currency)}" if leftover.kind == "machine" else ""
+                so_far = in_words(leftover.cost, each.currency, by=each.price_source)
+                cost = f", cost so far {so_far}" if leftover.kind == "machine" else ""
                 self.log.warning("Pool %s: %s %s: %s%s", each.pool, leftover.kind, leftover.name, leftover.why, cost)
 
     def _check(self, reaped: Sequence[Reaped]) -> None:

@@ -72,7 +72,7 @@ class GpuPoolStatusOperator(_ReportOperator):
     def _log(self, status: PoolStatus) -> None:
         from airflow_gpu_provider.cost.amounts import in_words
 
-        cost = in_words(status.cost_per_hour, status.currency)
+        cost = in_words(status.cost_per_hour, status.currency, by=status.price_source)
         self.log.info("Pool %s", status.pool)
         counts = (status.nodes, status.booting, status.out_of_use, status.launching)
         self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)

@@ -14,8 +14,10 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.platforms.refusals import Refusals
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
+    from airflow_gpu_provider.pools.prices import ListPrices, TooDear
 
 Say = Callable[[str], None]
 """Takes one line for the task's log."""
@@ -231,7 +233,7 @@ class Plan:
 
     `grow` says how many nodes would be added and where, for people; it is no promise. `brought` says who else brings
     them. `notes` say what the pool cannot use, and why; `unread` what could not be compared, and why, which is no
-    matter of a run.
+    matter of a run. `prices` are those of the candidates, for people, and `too_dear` the candidates that cost too much.
     """
 
     pool: str
@@ -240,6 +242,8 @@ class Plan:
     brought: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    prices: tuple[str, ...] = ()
+    too_dear: tuple[TooDear, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -248,26 +252,12 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan as people read it, a line each."""
-        notes = [f"  ! {note}" for note in (*self.brought, *self.notes)]
+        notes = [f"  $ {line}" for line in self.prices]
+        notes += [f"  ! {note}" for note in (*self.brought, *map(str, self.too_dear), *self.notes)]
         if self.is_empty:
             return [f"Plan for {self.pool}: no changes.", *notes]
         rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]
         return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow), *notes]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusals:
-    """What a run changes in the cloud and the cloud would refuse, as far as it answers such a question.
-
-    Attributes:
-        refused: Permissions, in the cloud's words.
-        unasked: Why it did not answer, for people; empty where it did.
-        fix: Where it is written what to allow.
-    """
-
-    refused: tuple[str, ...] = ()
-    unasked: str = ""
-    fix: str = ""
 
 
 class Platform(ABC):
@@ -309,6 +299,14 @@ class Platform(ABC):
         Raises:
             PoolDrift: Another writer's spec is on a group.
         """
+
+    def list_prices(self) -> ListPrices | None:
+        """Return what the cloud lists for the pool's candidates; None if the pool does not ask for it.
+
+        Whatever the cloud answers, and if it does not answer, nothing is raised, and nobody waits for long: what is not
+        known has its reason there.
+        """
+        return None
 
     def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
         """Return the groups whose quota has too little room for what the pool lacks to `nodes` nodes.

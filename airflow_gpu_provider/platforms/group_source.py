@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from airflow_gpu_provider.errors import CloudError, PermissionDenied
+from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied, PriceLimitExceeded
 from airflow_gpu_provider.platforms.base import Group, Plan, Platform, Say
+from airflow_gpu_provider.platforms.list_prices import Unknown, list_prices
 from airflow_gpu_provider.platforms.quota import Verdict
 from airflow_gpu_provider.pools import Candidate, GpuPool
+from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, price_lines, too_dear
 
 
 class GroupSource(ABC):
@@ -24,8 +27,8 @@ class GroupSource(ABC):
         """
 
     @abstractmethod
-    def plan(self, nodes: int) -> Plan:
-        """Answer `Platform.plan`."""
+    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
+        """Answer `Platform.plan`; the groups that are left out get no machines, and are not created."""
 
     @abstractmethod
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
@@ -56,11 +59,36 @@ class CloudPlatform(Platform):
     """Whose the cloud's quotas are, for people."""
 
     def __init__(self, pool: GpuPool, source: GroupSource) -> None:
-        self._nodes_at_most = pool.max_nodes
+        self._priced = pool
         self._source = source
 
     def plan(self, nodes: int) -> Plan:
-        return self._source.plan(nodes)
+        pool = self._priced
+        if not pool.has_list_prices and pool.max_price_per_hour is None:
+            return self._source.plan(nodes)
+        candidates, record = self._source.candidates(), PriceRecord.of(pool, [self.list_prices()])
+        dear = too_dear(record, candidates)
+        if dear and len(dear) == len(candidates):
+            raise PriceLimitExceeded.of(pool.name, map(str, dear))
+        plan = self._source.plan(nodes, {each.candidate.group for each in dear})
+        return replace(plan, prices=price_lines(record, candidates), too_dear=dear)
+
+    def list_prices(self) -> ListPrices | None:
+        if not self._priced.has_list_prices:
+            return None
+        candidates: Sequence[Candidate] = ()
+        try:
+            candidates = self._source.candidates()
+            return self._read_prices(candidates)
+        except GpuError as error:
+            unknown = Unknown(why=error.what.rstrip("."))
+            return list_prices(candidates, lambda _: unknown)
+
+    def _affordable(self) -> tuple[Candidate, ...]:
+        """Return the candidates that do not cost more than the pool pays."""
+        candidates = self._source.candidates()
+        dear = {each.candidate for each in too_dear(PriceRecord.of(self._priced, [self.list_prices()]), candidates)}
+        return tuple(each for each in candidates if each not in dear)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         self._source.apply(plan, say, over_quota)
@@ -76,10 +104,10 @@ class CloudPlatform(Platform):
 
     def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
         # Machines on their way out still count against a quota, and what they leave is room for as many.
-        missing = min(nodes, self._nodes_at_most) - sum(len(group.machines) for group in self.observe())
+        missing = min(nodes, self._priced.max_nodes) - sum(len(group.machines) for group in self.observe())
         if missing <= 0:
             return frozenset()
-        candidates = self._source.candidates()
+        candidates = self._affordable()
         try:
             verdict = self._compare_quotas(missing, candidates)
         except (PermissionDenied, CloudError) as error:
@@ -89,6 +117,10 @@ class CloudPlatform(Platform):
         for note in verdict.notes:
             say(note)
         return verdict.over_quota
+
+    @abstractmethod
+    def _read_prices(self, candidates: Sequence[Candidate]) -> ListPrices:
+        """Return what the cloud lists for candidates."""
 
     @abstractmethod
     def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:

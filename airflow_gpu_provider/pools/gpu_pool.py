@@ -13,13 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
 from typing import Any, ClassVar, Self, cast
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.prices import LIST, limit_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_group_names,
@@ -30,19 +29,17 @@ from airflow_gpu_provider.pools.values import (
     is_currency_code,
     is_dns_label,
     is_template,
+    not_plain,
     to_json,
 )
 
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
 
-_KINDS = {
-    "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
-    "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
-    "kubernetes": "airflow_gpu_provider.pools.kubernetes:KubernetesGpuPool",
-}
 _VERSION = 1
 _MANAGE = ("full", "scale")
+# The fields that shape no group.
+_OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
 # The fields that name external groups; empty where this package creates the pool's groups.
 _GROUPS_OF_OTHERS = ("node_groups", "asg_names", "node_pools")
 
@@ -59,8 +56,9 @@ class GpuPool(ABC):
             machines are released, even if pods still run on them. Default 24 hours.
         node_labels: Labels for the pool's nodes, in addition to the package's own.
         taints: Taints for the pool's nodes, in kubectl's notation.
-        price_per_hour: What one node costs per hour, for reports: a number, or one for each capacity type.
-        currency: That of these prices, and so of all costs of the pool: its ISO 4217 code. Default "USD".
+        price_per_hour: What one node costs per hour: a number, one for each capacity type, or "list" (docs/cost.md).
+        currency: That of these prices, and so of all costs that are told of the pool: its ISO 4217 code. Default "USD".
+        max_price_per_hour: The most that a node may cost per hour: dearer ones get no machines. Default: no limit.
         manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
             (Terraform or eksctl owns them, say); only their sizes and machines are changed. Their nodes get
             `node_labels` and the pool's label when they join, and `taints` lists what pods have to tolerate.
@@ -79,15 +77,18 @@ class GpuPool(ABC):
     max_runtime: timedelta = timedelta(hours=24)
     node_labels: dict[str, str] = field(default_factory=dict)
     taints: Sequence[str] = ("nvidia.com/gpu=true:NoSchedule",)
-    price_per_hour: float | dict[str, float] | None = None
+    price_per_hour: float | dict[str, float] | str | None = None
     currency: str = "USD"
+    max_price_per_hour: float | None = None
     manage: str = "full"
     scaling: str = "direct"
 
     def __post_init__(self) -> None:
         self._coerce()
-        for spec_field in fields(self):
-            self._check_plain(spec_field.name, getattr(self, spec_field.name))
+        for name in (spec_field.name for spec_field in fields(self)):
+            if kind := not_plain(getattr(self, name)):  # an XComArg would make every task with this spec depend on one
+                fix = "Use plain values; for a value that is known only at run time, use a Jinja expression."
+                raise self._error(f"{name} holds a {kind}", fix)
         self._validate()
 
     # -- JSON ------------------------------------------------------------------------------------------------
@@ -143,9 +144,15 @@ class GpuPool(ABC):
 
     def price(self, market: str) -> float | None:
         """Return what a node on `market` costs per hour, or None where the spec has no price."""
-        if isinstance(self.price_per_hour, dict):
-            return self.price_per_hour.get(market)
-        return self.price_per_hour
+        prices = self.price_per_hour
+        if isinstance(prices, str):
+            return None
+        return prices.get(market) if isinstance(prices, dict) else prices
+
+    @property
+    def has_list_prices(self) -> bool:
+        """Whether the cloud is asked what nodes cost."""
+        return self.price_per_hour == LIST
 
     @property
     def is_autoscaled(self) -> bool:
@@ -246,7 +253,7 @@ class GpuPool(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _group_fields(self) -> dict[str, Any]:
-        not_in_groups = {"max_runtime", "price_per_hour", "currency", "min_nodes", *_GROUPS_OF_OTHERS}
+        not_in_groups = {*_OF_RUNS, *_GROUPS_OF_OTHERS}
         return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
 
     def __hash__(self) -> int:
@@ -260,11 +267,13 @@ class GpuPool(ABC):
             self._set(name, self._as_int(name, getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
         prices = self.price_per_hour
-        if isinstance(prices, str):
+        if isinstance(prices, str) and prices != LIST:
             self._set("price_per_hour", self._as_float("price_per_hour", prices))
         if isinstance(prices, dict):
             by_market = {as_constant(key): self._as_float("price_per_hour", price) for key, price in prices.items()}
             self._set("price_per_hour", by_market)
+        if self.max_price_per_hour is not None:
+            self._set("max_price_per_hour", self._as_float("max_price_per_hour", self.max_price_per_hour))
 
     def _validate(self) -> None:
         self._check("name", partial(is_dns_label, at_most=40), "a DNS label: a-z, 0-9 and '-', at most 40 characters")
@@ -273,7 +282,10 @@ class GpuPool(ABC):
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
-        self._check("price_per_hour", _are_prices, "a price of 0 or more, or one for each capacity type")
+        self._check("price_per_hour", _are_prices, 'a price of 0 or more, one for each capacity type, or "list"')
+        self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
+        if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
+            self._refuse(limit_problems(self))
         self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
@@ -360,63 +372,7 @@ class GpuPool(ABC):
         except (TypeError, ValueError) as error:
             raise self._error(f"{name}={value!r} is neither a timedelta nor seconds") from error
 
-    def _check_plain(self, name: str, value: Any) -> None:
-        """Reject what is not plain data: an XComArg, say, would make every task with this spec depend on another."""
-        if value is None or isinstance(value, str | int | float | bool | timedelta):
-            return
-        if isinstance(value, tuple):
-            for item in value:
-                self._check_plain(name, item)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                self._check_plain(name, key)
-                self._check_plain(name, item)
-        else:
-            raise self._error(
-                f"{name} holds a {type(value).__name__}",
-                "Use plain values; for a value that is known only at run time, use a Jinja expression.",
-            )
-
 
 def _are_prices(prices: Any) -> bool:
-    by_market = prices if isinstance(prices, dict) else {"": prices}
+    by_market = prices if isinstance(prices, dict) else {"": None if prices == LIST else prices}
     return all(price is None or is_template(price) or price >= 0 for price in by_market.values())
-
-
-def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
-    """Build the spec that `GpuPool.serialize` wrote, whatever its kind.
-
-    Raises:
-        PoolSpecError: The kind is unknown: the record is from a newer release.
-    """
-    return _class_of(data).deserialize(data)
-
-
-def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
-    """Build the spec that a user wrote in the form of `GpuPool.serialize`: an unknown field is an error.
-
-    Raises:
-        PoolSpecError: The kind is unknown, a field is unknown or missing, or a value cannot work.
-    """
-    cls, name = _class_of(data), str(data.get("name", ""))
-    known = {f.name for f in fields(cls)}
-    if unknown := [str(key) for key in data if key not in {*known, "kind", "version"}]:
-        near = {key: get_close_matches(key, known, n=1) for key in unknown}
-        fixes = [f"write {match[0]} for {key}" if match else f"leave {key} out" for key, match in near.items()]
-        what = f"Pool {name!r}: {cls.__name__} has no field {', '.join(unknown)}."
-        fix = ", and ".join(fixes)
-        raise PoolSpecError(what, f"{fix[0].upper()}{fix[1:]}.", pool=name)
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [key for key in needed if key not in data]:
-        what = f"Pool {name!r}: {', '.join(missing)} of {cls.__name__} is not given."
-        raise PoolSpecError(what, "Add it to the spec.", pool=name)
-    return cls.deserialize(data)
-
-
-def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
-    path = _KINDS.get(data.get("kind", ""))
-    if path is None:
-        known = ", ".join(sorted(_KINDS))
-        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
-    module, name = path.split(":")
-    return cast("type[GpuPool]", getattr(import_module(module), name))

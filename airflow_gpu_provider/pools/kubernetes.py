@@ -107,6 +107,11 @@ class KubernetesGpuPool(GpuPool):
 
     def _validate(self) -> None:
         super()._validate()
+        if self.has_list_prices:
+            raise self._error(
+                "price_per_hour=\"list\" needs a cloud that is asked, and this pool's nodes may be anybody's",
+                "Give the price as a number.",
+            )
         self._check("provisioner", lambda value: value in (None, *_PROVISIONERS), f"one of {_PROVISIONERS}")
         if self.provisioner:
             self._validate_provisioner()

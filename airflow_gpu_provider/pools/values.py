@@ -33,6 +33,15 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def not_plain(value: Any) -> str:
+    """Return the name of the type of a part that is not plain data; empty where all is."""
+    if isinstance(value, Mapping):
+        return next(filter(None, map(not_plain, (part for pair in value.items() for part in pair))), "")
+    if isinstance(value, tuple):
+        return next(filter(None, map(not_plain, value)), "")
+    return "" if value is None or isinstance(value, str | int | float | timedelta) else type(value).__name__
+
+
 def to_json(value: Any) -> Any:
     """Return a field's value as JSON has it: durations in seconds, tuples as lists."""
     if isinstance(value, timedelta):

@@ -33,6 +33,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import money
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims
@@ -129,6 +130,8 @@ class _Doctor:
             "device plugin": self._plugin,
             "driver": self._driver,
         }
+        if self._pool.has_list_prices or self._pool.max_price_per_hour is not None:
+            found["prices"] = self._prices
         if self._provisioner:
             del found["quota"]  # the provisioner meets it, and tells of it
             if self._provisioner in KARPENTERS:
@@ -221,6 +224,20 @@ class _Doctor:
         if not notes:
             self._has_quota = True
             yield "ok", f"enough for max_nodes={most}", ""
+
+    def _prices(self) -> Said:
+        listed, pool = self._on.platform.list_prices(), self._pool
+        for why in dict.fromkeys(listed.unknown.values() if listed else ()):
+            yield (
+                "warning",
+                f"what some nodes cost is not known: {why}",
+                "docs/cost.md says what may have to be allowed.",
+            )
+        for dear in self._on.platform.plan(1).too_dear:
+            yield "warning", str(dear), "Raise max_price_per_hour, if it is to be tried."
+        if listed and listed.per_hour:
+            cheapest, dearest = min(listed.per_hour.values()), max(listed.per_hour.values())
+            yield "ok", f"nodes cost {money(pool, cheapest)} to {money(pool, dearest)} an hour", ""
 
     def _stock(self) -> Said:
         now = self._seen.now

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, total
+from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.scaling.apply.admission import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -34,7 +34,7 @@ class MachineRow:
         gpus_used: What its unfinished pods request.
         pods: Pods for which its node must stay.
         age_seconds: Since it was launched; None if unknown.
-        cost_per_hour: By the spec's price; None if it has none.
+        cost_per_hour: By the spec's price, or the list price that its demand was asked for at; None if there is none.
         cost_so_far: `cost_per_hour` for its age.
     """
 
@@ -85,6 +85,7 @@ class PoolStatus:
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
+        price_source: Whose prices they go by: `cost.price_source`.
     """
 
     pool: str
@@ -102,6 +103,7 @@ class PoolStatus:
     currency: str
     machines: tuple[MachineRow, ...]
     leases: tuple[LeaseRow, ...]
+    price_source: str = ""
     gangs: tuple[GangRow, ...] = ()
     said: tuple[str, ...] = ()
 
@@ -136,6 +138,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         gpus_idle=max(0, gpus - used),
         cost_per_hour=total(row.cost_per_hour for row in rows),
         currency=snapshot.pool.currency,
+        price_source=price_source(snapshot.pool),
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,

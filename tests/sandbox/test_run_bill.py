@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.cost.usage import read_runs
-from airflow_gpu_provider.errors import TaskKilled
+from airflow_gpu_provider.errors import BudgetExceeded, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -110,6 +113,66 @@ def test_a_night_on_spot_and_on_demand(
     unpriced = scale_down(replace(pool, price_per_hour=None))
     assert unpriced["node_seconds"] == usage["node_seconds"]
     assert unpriced["cost"] == dict.fromkeys((*PHASES, "total"), "unknown")
+
+
+def test_a_night_at_list_prices_that_change(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second on spot costs 0.1, and after the second Ensure 0.2; on demand it is 1, and too dear."""
+    zone, listed = gpu_sandbox.zones[0], replace(pool, name="listed", price_per_hour="list", max_price_per_hour=800)
+    gpu_sandbox.aws.prices.set_on_demand("g6.xlarge", 3600.0)
+    gpu_sandbox.aws.prices.set_spot("g6.xlarge", zone, 360.0)
+    prices.SPOT.forget()
+    prices.ON_DEMAND.forget()
+    first = ensure(listed, 1)
+    assert [node["capacity_type"] for node in first["nodes"]] == ["SPOT"]
+    (dear,) = first["tried"]
+    assert (dear["capacity_type"], dear["times"]) == ("ON_DEMAND", 0)
+    assert dear["why"] == "3600.00 USD (list price) an hour is more than max_price_per_hour=800"
+    gpu_sandbox.aws.prices.set_spot("g6.xlarge", zone, 720.0)
+    prices.SPOT.forget()
+    ensure(listed, 2)
+    reconciler = open_pool(listed, owner="", holder="a test", say=print)
+    (demand,) = list_demand(reconciler.api, "listed")
+    assert demand.prices is not None
+
+    usage = scale_down(listed)
+    ran = instances_of("listed", gpu_sandbox.aws)
+    assert len(ran) == 2
+    before = sum(max(0.0, (min(each.end, demand.prices.at) - each.start).total_seconds()) for each in ran)
+    whole = sum(each.seconds for each in ran)
+    assert usage["cost"]["total"] == pytest.approx(0.1 * before + 0.2 * (whole - before), rel=0.02)
+    assert (usage["currency"], usage["price_source"]) == ("USD", "list price")
+    said = capfd.readouterr().out
+    assert "g6.xlarge on-demand in" in said
+    assert "USD at list prices." in said
+
+
+def test_a_run_ends_with_its_money(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second costs 1: it may run for twenty of them."""
+    monkeypatch.setattr("airflow_gpu_provider.pools.run_budget._TOO_SHORT", timedelta(seconds=1))
+    bounded = replace(pool, name="bounded", capacity_types=["ON_DEMAND"])
+    arguments: dict[str, Any] = {"gpu_pool": bounded, "nodes": 1, "max_cost": 20, "deferrable": False}
+    run(EnsureGpuPoolOperator(task_id="ensure", **arguments), run_id=NIGHT)
+    (demand,) = list_demand(open_pool(bounded, owner="", holder="a test", say=print).api, "bounded")
+    run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=bounded, deferrable=False), run_id=NIGHT)
+    saves = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('checkpoint written'))); time.sleep(600)"
+    )
+    trains = GpuPodOperator(
+        task_id="train", gpu_pool=bounded, gpus=1, image="python:3.12", cmds=["python", "-uc", saves], deferrable=False
+    )
+    with pytest.raises(BudgetExceeded, match="max_cost of 20 USD for pool bounded is used"):
+        run(trains, run_id=NIGHT)
+    assert "checkpoint written" in capfd.readouterr().out
+    with pytest.raises(BudgetExceeded, match="of max_cost=10, and the rest is not enough"):
+        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 10}), run_id=NIGHT)
+
+    usage = scale_down(bounded)
+    stopping = max(each.end for each in instances_of("bounded", gpu_sandbox.aws)) - demand.pods_end_by
+    assert usage["cost"]["total"] <= 20 + stopping.total_seconds()
 
 
 def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:

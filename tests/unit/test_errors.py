@@ -71,6 +71,7 @@ def test_the_table_of_a_pods_ends_names_each_and_says_whether_another_try_helps(
     ends = {
         errors.PodFailed,
         *errors.PodFailed.__subclasses__(),
+        errors.BudgetExceeded,
         errors.OutOfStock,
         errors.QuotaExceeded,
         errors.PodResultLost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,19 @@ def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
     assert upstream(dag, "train-gpu.witness") == {"train-gpu.scale_down"}
     assert [leaf.task_id for leaf in block.get_leaves()] == ["evaluate"]
     assert [root.task_id for root in block.get_roots()] == ["train-gpu.begin"]
+
+
+def test_what_the_block_may_cost_is_ensures_to_hold(dag: DAG) -> None:
+    with dag, gpu_nodes(replace(POOL, price_per_hour="list"), max_cost=250):
+        pod("train")
+    assert dag.get_task("train-gpu.ensure").max_cost == 250
+
+
+@pytest.mark.parametrize(("price", "max_cost"), [(None, 250), ({"spot": 1.0}, 250), (1.0, 0), (1.0, "much")])
+def test_what_no_price_or_no_amount_bounds_is_refused(dag: DAG, price: Any, max_cost: Any) -> None:
+    priced = replace(POOL, price_per_hour=price)
+    with pytest.raises(PoolSpecError, match="max_cost="), dag, gpu_nodes(priced, max_cost=max_cost):
+        pod("train")
 
 
 def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag: DAG) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import boto3
@@ -36,11 +36,34 @@ _CONFIG = Config(
     read_timeout=30,
     max_pool_connections=AT_ONCE,
 )
+# For what a run goes on without: one try, and not for long.
+_ONCE = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=3, read_timeout=5)
 _TOKEN_URL_SECONDS = 60  # as aws eks get-token has it; EKS takes the token for 15 minutes all the same
 
 # One for all sessions of the process: each would parse, and keep, megabytes of service models, and a triggerer has a
 # session for each waiting trigger.
 _LOADER = Loader()
+
+
+# By the beginning of a region's name: the endpoint of the AWS Price List for it (botocore's endpoints.json); each knows
+# the prices of all regions of its partition.
+_PRICE_LISTS = {
+    "cn-": "cn-northwest-1",
+    "eusc-": "eusc-de-east-1",
+    "us-gov-": "",
+    "us-iso": "",
+    "eu-iso": "",
+    "eu-": "eu-central-1",
+    "il-": "eu-central-1",
+    "me-": "eu-central-1",
+    "af-": "eu-central-1",
+    "ap-": "ap-south-1",
+}
+
+
+def price_list_region(region: str) -> str:
+    """Return the region of the AWS Price List's endpoint for a region; empty where the partition has none."""
+    return next((found for begin, found in _PRICE_LISTS.items() if region.startswith(begin)), "us-east-1")
 
 
 class _Session:
@@ -51,24 +74,27 @@ class _Session:
         self._session = session
         self._region = region
         self._lock = threading.RLock()
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str, bool], Any] = {}
 
     @property
     def events(self) -> Any:
         return self._session.events
 
-    def client(self, name: str) -> Any:
-        """Return boto3's client of a service."""
+    def client(self, name: str, *, region: str = "", once: bool = False) -> Any:
+        """Return boto3's client of a service, in the pool's region if no other is named; `once`: for one short try."""
         with self._lock:
-            if name not in self._clients:
-                self._clients[name] = self._session.client(
+            key = (name, region, once)
+            if key not in self._clients:
+                # What the connection says in config_kwargs comes before our own settings.
+                config = _CONFIG.merge(self._hook.config)
+                self._clients[key] = self._session.client(
                     name,
+                    region_name=region or self._region,
                     endpoint_url=self._hook.conn_config.get_service_endpoint_url(name),
-                    # What the connection says in config_kwargs comes before our own settings.
-                    config=_CONFIG.merge(self._hook.config),
+                    config=config.merge(_ONCE) if once else config,
                     verify=self._hook.verify,
                 )
-            return self._clients[name]
+            return self._clients[key]
 
     @property
     def credentials(self) -> Any:
@@ -92,14 +118,16 @@ class AwsService:
     Args:
         sessions: What the connection gives.
         service: Its prefix in IAM.
-        client: boto3's name for it.
+        client: Returns boto3's client for it.
         connection: Where the credentials come from, for messages.
     """
 
-    def __init__(self, sessions: FromConnection[_Session], *, service: str, client: str, connection: str) -> None:
+    def __init__(
+        self, sessions: FromConnection[_Session], *, service: str, client: Callable[[_Session], Any], connection: str
+    ) -> None:
         self._sessions = sessions
         self._service = service
-        self._name = client
+        self._client = client
         self._connection = connection
         self._ahead = timedelta(0)
 
@@ -110,7 +138,7 @@ class AwsService:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         def once(session: _Session) -> dict[str, Any]:
             with self._mapped():
-                answer: dict[str, Any] = getattr(session.client(self._name), method)(**params)
+                answer: dict[str, Any] = getattr(self._client(session), method)(**params)
             return answer
 
         answer = self._sessions.call(once)
@@ -134,7 +162,7 @@ class AwsService:
 
     def _pages(self, session: _Session, method: str, params: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         with self._mapped():
-            for page in session.client(self._name).get_paginator(method).paginate(**params):
+            for page in self._client(session).get_paginator(method).paginate(**params):
                 self._note_time(page)
                 yield page
 
@@ -191,6 +219,16 @@ class AwsClients:
     def sts(self) -> AwsService:
         return self._service("sts")
 
+    @cached_property
+    def pricing(self) -> AwsService:
+        """The AWS Price List, tried once; it has endpoints in few regions."""
+        return self._service("pricing", region=price_list_region(self._region), once=True)
+
+    @cached_property
+    def ec2_once(self) -> AwsService:
+        """EC2, tried once."""
+        return self._service("ec2", once=True)
+
     def read_connection_again(self) -> None:
         """Have the next calls made with what the connection holds now: a cluster has refused what came from it."""
         self._sessions.read_again()
@@ -230,9 +268,10 @@ class AwsClients:
         report_calls_to_aws(session.events)
         return _Session(hook, session, self._region)
 
-    def _service(self, name: str, *, client: str = "") -> AwsService:
+    def _service(self, name: str, *, client: str = "", region: str = "", once: bool = False) -> AwsService:
         """Return a service by its prefix in IAM; `client` is boto3's name for it, where that is another."""
-        return AwsService(self._sessions, service=name, client=client or name, connection=self.connection)
+        make = partial(_Session.client, name=client or name, region=region, once=once)
+        return AwsService(self._sessions, service=name, client=make, connection=self.connection)
 
     def _mapped(self, service: str) -> Any:
         return mapped_errors(service=service, connection=self.connection)

@@ -61,7 +61,7 @@ class ExternalGroups(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int) -> Plan:
+    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         """Say what would grow; the groups themselves are never changed.
 
         Raises:
@@ -77,7 +77,8 @@ class ExternalGroups(GroupSource):
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
         self._check_tags(named)
         groups = tuple(map(self._group, named))
-        grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        affordable = candidates_with_room([group for group in groups if group.name not in left_out])
+        grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:

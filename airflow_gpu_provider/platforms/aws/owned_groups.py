@@ -73,10 +73,10 @@ class OwnedGroups(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int) -> Plan:
+    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         names = self._eks.groups.names()
         groups = self._eks.groups.read(names)
-        candidates = self.candidates()
+        candidates = [each for each in self.candidates() if each.group not in left_out]
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         stale_tags = {group.name: reported(group.stale_tags) for group in observed}
         changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)

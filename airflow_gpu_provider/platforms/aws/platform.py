@@ -10,6 +10,7 @@ from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
+from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 from airflow_gpu_provider.platforms.aws.external_groups import ExternalGroups
@@ -17,10 +18,12 @@ from airflow_gpu_provider.platforms.aws.group_state import instance_end, instanc
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
-from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Refusals
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -66,6 +69,9 @@ class EksPlatform(CloudPlatform):
 
     def cluster_access(self) -> ClusterAccess:
         return self._eks.access
+
+    def _read_prices(self, candidates: Sequence[Candidate]) -> ListPrices:
+        return prices.read(self._clients, self._pool, candidates)
 
     def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
         quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)

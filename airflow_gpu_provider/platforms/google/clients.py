@@ -106,18 +106,27 @@ class Gke:
 
 
 class Rest:
-    """One of Google's APIs by plain REST. `path` begins with "projects/"; answers are as the API gives them.
+    """One of Google's APIs by plain REST. `path` comes after the API's version; answers are as the API gives them.
 
     Args:
         accounts: What the connection gives.
         base: Returns the API's address.
         connection: Where the credentials come from, for messages.
+        once: Try each request once. Default False: again, for some seconds.
     """
 
-    def __init__(self, accounts: FromConnection[_Account], *, base: Callable[[_Account], str], connection: str) -> None:
+    def __init__(
+        self,
+        accounts: FromConnection[_Account],
+        *,
+        base: Callable[[_Account], str],
+        connection: str,
+        once: bool = False,
+    ) -> None:
         self._accounts = accounts
         self._base = base
         self._connection = connection
+        self._once = once
 
     def get(self, path: str, *, permission: str, **query: Any) -> dict[str, Any]:
         return self._send("GET", path, permission, params=query)
@@ -150,7 +159,7 @@ class Rest:
 
         def with_retries(account: _Account) -> dict[str, Any]:
             with mapped_errors(call=permission, connection=self._connection):
-                answer: dict[str, Any] = _RETRY(once)(account)
+                answer: dict[str, Any] = once(account) if self._once else _RETRY(once)(account)
             return answer
 
         return self._accounts.call(with_retries)
@@ -159,8 +168,8 @@ class Rest:
 class GoogleClients:
     """The services of Google Cloud that a pool takes, all by what one Airflow connection gives.
 
-    The connection's extra may name other endpoints, for private access: `gke_endpoint`, `compute_endpoint` and
-    `resource_manager_endpoint`.
+    The connection's extra may name other endpoints, for private access: `gke_endpoint`, `compute_endpoint`,
+    `resource_manager_endpoint` and `billing_endpoint`.
     """
 
     def __init__(self, *, conn_id: str, impersonation_chain: str | Sequence[str] | None) -> None:
@@ -187,14 +196,19 @@ class GoogleClients:
         """Cloud Resource Manager's API."""
         return self._rest("resource_manager_endpoint", "cloudresourcemanager", "v1")
 
-    def _rest(self, field: str, service: str, version: str) -> Rest:
+    @cached_property
+    def billing(self) -> Rest:
+        """The Cloud Billing API, each request tried once: what it answers, a run goes on without."""
+        return self._rest("billing_endpoint", "cloudbilling", "v1", once=True)
+
+    def _rest(self, field: str, service: str, version: str, *, once: bool = False) -> Rest:
         universe = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
 
         def base(account: _Account) -> str:
             endpoint = account.endpoint(field) or f"https://{service}.{universe}"
             return f"{endpoint.rstrip('/')}/{version}"
 
-        return Rest(self._accounts, base=base, connection=self.connection)
+        return Rest(self._accounts, base=base, connection=self.connection, once=once)
 
     @property
     def identity(self) -> str:

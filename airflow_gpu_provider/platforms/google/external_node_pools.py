@@ -51,7 +51,7 @@ class ExternalNodePools(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int) -> Plan:
+    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         """Say what would grow; the node pools themselves are never changed.
 
         Raises:
@@ -73,7 +73,8 @@ class ExternalNodePools(GroupSource):
         notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
         self._check_autoscaled([found[name] for name in self._pool.node_pools])
         groups = self._observe(named)
-        grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        affordable = candidates_with_room([group for group in groups if group.name not in left_out])
+        grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:

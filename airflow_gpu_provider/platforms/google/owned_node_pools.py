@@ -60,9 +60,9 @@ class OwnedNodePools(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int) -> Plan:
+    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         found = self._gke.node_pools.read()
-        candidates = self.candidates()
+        candidates = [each for each in self.candidates() if each.group not in left_out]
         observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_spec.changes(self._specs(candidates), found, sizes)

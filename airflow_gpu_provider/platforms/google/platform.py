@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
-from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife, Refusals
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife
+from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
 from airflow_gpu_provider.platforms.google.instance_groups import zone_of
@@ -22,7 +23,9 @@ from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePool
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -71,6 +74,9 @@ class GkePlatform(CloudPlatform):
 
     def cluster_access(self) -> ClusterAccess:
         return self._gke.access
+
+    def _read_prices(self, candidates: Sequence[Candidate]) -> ListPrices:
+        return price_catalog.read(self._clients, self._pool, candidates)
 
     def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
         return judge(self._pool, missing, candidates, read_quotas(self._clients.compute, self._pool))

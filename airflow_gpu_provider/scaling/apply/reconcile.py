@@ -17,6 +17,8 @@ from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, l
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
@@ -58,7 +60,7 @@ class Reconciler(PoolAccess):
 
     def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read everything that a decision needs; a lock that is held is renewed meanwhile."""
-        return self._read(lock).within_quota()
+        return self._read(lock).within_quota().within_price()
 
     def _read(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read the pool, with its groups as the cloud limits them."""
@@ -123,6 +125,7 @@ class Reconciler(PoolAccess):
         *,
         gang: int = 0,
         over_quota: Collection[str] | None = None,
+        max_cost: float | None = None,
     ) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
@@ -132,23 +135,30 @@ class Reconciler(PoolAccess):
             key, nodes, until: The demand.
             gang: So many of the nodes must be in one zone.
             over_quota: What `Platform.groups_over_quota` has returned for it; None if nobody asked.
+            max_cost: It ends when that is used, if this is before `until`.
 
         Raises:
+            PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was written.
             PoolDrift: Another pool's runs use an external group that this pool names.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
             GpuError: An error of the cluster or the cloud.
         """
+        listed = self.platform.list_prices()  # before the lock: it may take seconds
+        budget = None if max_cost is None else run_money.budget(self, key, nodes, max_cost)
+        until = until if budget is None else min(until, budget.stops_by)
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
             seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
-            lease = replace(_lease(before, key, nodes, until), gang=gang, over_quota=seen)
+            prices = None if listed is None else replace(listed, at=before.now)
+            lease = _lease(before, key, nodes, until, prices)
+            lease = replace(lease, gang=gang, over_quota=seen, budget=budget)
             others = tuple(each for each in before.leases if each.key != key)
-            snapshot = replace(before, leases=(*others, lease)).within_quota()
+            snapshot = replace(before, leases=(*others, lease)).within_quota().within_price()
 
             def write() -> None:
                 write_demand(self.api, lease, check=lock.check)
-                self.ledger.begin(key, before.now, until)
+                self.ledger.begin(key, before.now, until, prices)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
@@ -209,9 +219,12 @@ class Reconciler(PoolAccess):
 
         A run that has withdrawn its demand meanwhile does not get it back.
         """
+        wanted = {
+            ask.before: run_money.within_budget(self, ask.after) for ask in asks
+        }  # before the lock: it reads the ledger
         with self._lock() as lock:
             before = self.snapshot(lock)
-            after = {ask.before: ask.after for ask in asks if ask.before in before.leases}
+            after = {lease: wanted[lease] for lease in before.leases if lease in wanted}
             snapshot = replace(before, leases=tuple(after.get(lease, lease) for lease in before.leases))
 
             def write_all() -> None:
@@ -338,12 +351,19 @@ def _named(what: str) -> Iterator[None]:
         raise type(error)(f"{what} could not be deleted: {error.what}", error.fix, **error.details) from error
 
 
-def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:
+def _lease(
+    before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime, prices: ListPrices | None = None
+) -> DemandLease:
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
     groups = tuple(group.name for group in before.groups if not group.owned)
     made = DemandLease(
-        key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now, groups=groups
+        key=key,
+        nodes=nodes,
+        until=until,
+        created_at=old.created_at if old else before.now,
+        groups=groups,
+        prices=prices.with_older(old.prices if old else None) if prices else None,
     )
     is_longer = old is not None and old.extended and old.until > until
     return replace(made, until=old.until, extended=old.extended) if old and is_longer else made

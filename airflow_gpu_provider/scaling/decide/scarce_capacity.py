@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.base import COMING, Group
+from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -77,7 +78,7 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
     after = replace(
         lease,
         nodes=nodes,
-        until=_until(snapshot, latest),
+        until=_until(snapshot, lease, latest),
         created_at=snapshot.now,
         attempt_since=snapshot.now,
         resume_at=None,
@@ -87,16 +88,22 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
 
 def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> DemandChange | None:
     """Ask for the full max_runtime, or until `latest`, if the wait has used up too much of it."""
-    after = replace(lease, until=_until(snapshot, latest))
-    is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
+    after = replace(lease, until=_until(snapshot, lease, latest))
+    is_enough = lease.until - snapshot.now >= _longest(snapshot, lease) * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
         return None
     return DemandChange(before=lease, after=after, why=f"the run's time starts again, until {after.until:%H:%M}Z")
 
 
-def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
-    until = snapshot.now + snapshot.pool.max_runtime
+def _until(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None) -> datetime:
+    until = snapshot.now + _longest(snapshot, lease)
     return until if latest is None else min(until, latest)
+
+
+def _longest(snapshot: PoolSnapshot, lease: DemandLease) -> timedelta:
+    """Return how long a run may have its nodes: for max_runtime, or as long as its money lasts."""
+    longest = snapshot.pool.max_runtime
+    return longest if lease.budget is None else min(longest, lease.budget.lasts)
 
 
 def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:
@@ -157,6 +164,20 @@ class Tried:
             "last": self.at.isoformat(timespec="seconds"),
             "why": self.why,
         }
+
+
+def not_tried(dear: TooDear, at: datetime) -> dict[str, Any]:
+    """Return a candidate that costs too much in the form of `Tried.to_result`."""
+    candidate = dear.candidate
+    return {
+        "group": candidate.group,
+        "zone": candidate.zone,
+        "instance_type": candidate.instance_type,
+        "capacity_type": candidate.market,
+        "times": 0,
+        "last": at.isoformat(timespec="seconds"),
+        "why": dear.why,
+    }
 
 
 def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:

@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import PriceRecord, too_dear
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 QUOTA_HOLDS = timedelta(minutes=30)
@@ -44,10 +45,20 @@ class PoolSnapshot:
     autoscaler: AutoscalerStatus | None = None
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
+    @property
+    def prices(self) -> PriceRecord:
+        """What the pool's machines cost, as far as its spec or its demand says."""
+        return PriceRecord.of(self.pool, (lease.prices for lease in self.leases))
+
     def price_of(self, group_name: str) -> float | None:
         """Return what a machine of the group costs per hour; None: unknown."""
         markets = {group.name: group.candidate.market for group in self.groups}
-        return self.pool.price(markets.get(group_name, ""))
+        return self.prices.price(group_name, markets.get(group_name, ""))
+
+    def within_price(self) -> Self:
+        """Return it with groups whose machines cost more than the pool pays limited to those that live."""
+        dear = {each.candidate.group for each in too_dear(self.prices, [group.candidate for group in self.groups])}
+        return replace(self, groups=without_room(self.groups, dear)) if dear else self
 
     def within_quota(self) -> Self:
         """Return it with groups that no quota has room for limited to their live machines.

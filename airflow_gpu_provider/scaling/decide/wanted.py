@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import NodesNotReady
+from airflow_gpu_provider.pools.run_budget import in_words
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -80,6 +81,18 @@ def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
 def can_grow(snapshot: PoolSnapshot) -> bool:
     """Return False if the nodes are external, and no more will come."""
     return any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
+
+
+def budget_lines(snapshot: PoolSnapshot, key: DemandKey) -> list[str]:
+    """Return how long the money of a run lasts, for its task's log; nothing where it has no limit."""
+    pool = snapshot.pool
+    return [
+        f"max_cost={lease.budget.limit:g}: {in_words(pool, lease.budget.spent)} are spent, and the rest lasts until"
+        f" {lease.budget.ends_at:%Y-%m-%d %H:%MZ} for {plural(lease.nodes, 'node')} at"
+        f" {in_words(pool, lease.budget.per_hour)} an hour"
+        for lease in snapshot.leases
+        if lease.key == key and lease.budget is not None
+    ]
 
 
 def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:

@@ -97,6 +97,14 @@ def hours(given: float | str) -> timedelta:
 
 
 def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) -> None:
+    if lease.ends_by_budget and not reason.strip():
+        limit = lease.budget.limit if lease.budget else 0.0
+        raise DemandNotExtended(
+            f"Pool {pool.name}: {lease.key} ends when its max_cost of {limit:g} {pool.currency} is used, at"
+            f" {lease.until:%Y-%m-%d %H:%MZ}, and {by} more cost more.",
+            "Give a reason, which is kept with the demand.",
+            pool=pool.name,
+        )
     last = lease.created_at + pool.max_runtime
     if lease.until + by > last and not reason.strip():
         raise DemandNotExtended(

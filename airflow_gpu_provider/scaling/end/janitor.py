@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, total
+from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
@@ -131,6 +131,7 @@ class Reaped:
 
     Attributes:
         currency: That of the pool's prices, and so of all costs.
+        price_source: Whose prices these are: `cost.price_source`.
         where: The account, the cluster and the identity used for them.
         named: The caller named it; else it was found in the cluster of a pool that the caller named.
         leftovers: What was found.
@@ -140,6 +141,7 @@ class Reaped:
 
     pool: str
     currency: str
+    price_source: str = ""
     where: str = ""
     named: bool = True
     leftovers: tuple[Leftover, ...] = ()
@@ -160,6 +162,7 @@ class Reaped:
             "left": [each.to_json() for each in self.left],
             "cost": UNKNOWN if self.cost is None else self.cost,
             "currency": self.currency,
+            "price_source": self.price_source or None,
             "error": str(self.error or ""),
         }
 
@@ -192,7 +195,7 @@ def reap_pools(
     done: list[Reaped] = []
     where = ""
     for pool, named in todo:  # grows while it is iterated
-        result = Reaped(pool=pool.name, currency=pool.currency, named=named)
+        result = Reaped(pool=pool.name, currency=pool.currency, price_source=price_source(pool), named=named)
         try:
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())

@@ -24,6 +24,8 @@ from airflow_gpu_provider.cluster.leases import (
     read_lease,
 )
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.run_budget import Budget
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -34,6 +36,7 @@ _PREFIX = "airflow-gpu-provider/"
 
 _YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
 _NUMBERS = range(100_000)
+_ROUNDED = timedelta(seconds=1)
 _UNTIL_REPAIRED = timedelta(days=1)  # from its begin, for demand that says nowhere how long it lasts
 
 _T = TypeVar("_T")
@@ -73,6 +76,8 @@ class DemandLease:
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
         gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
         over_quota: What was seen of quotas before the demand was written; None where nobody looked.
+        prices: What the cloud listed when the nodes were asked for; None where it is not asked.
+        budget: What it may cost, which `until` goes by too; None where there is no limit.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
@@ -88,12 +93,24 @@ class DemandLease:
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
     over_quota: QuotaCheck | None = None
+    prices: ListPrices | None = None
+    budget: Budget | None = None
     extended: str = ""
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
     def live(self, now: datetime) -> bool:
         """Whether it still counts."""
         return now < self.until
+
+    @property
+    def ends_by_budget(self) -> bool:
+        """Whether it ends because its money is used by then, rather than its time."""
+        return self.budget is not None and not self.extended and self.until >= self.budget.ends_at - _ROUNDED
+
+    @property
+    def pods_end_by(self) -> datetime:
+        """When its pods have to end: at the end of its time, or of its money."""
+        return self.budget.ends_at if self.budget is not None and self.ends_by_budget else self.until
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -114,6 +131,8 @@ class DemandLease:
             attempt_since=notes.read_if_there("attempt-since", _time, None),
             resume_at=notes.read_if_there("resume-at", _time, None),
             over_quota=notes.read_if_there("over-quota", _quota_check, None),
+            prices=notes.read_if_there("prices", ListPrices.parse, None),
+            budget=notes.read_if_there("budget", Budget.parse, None),
             extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
@@ -138,6 +157,10 @@ class DemandLease:
         if self.over_quota:
             seen = {"at": format_time(self.over_quota.at), "groups": self.over_quota.groups}
             notes[f"{_PREFIX}over-quota"] = json.dumps(seen)
+        if self.prices:
+            notes[f"{_PREFIX}prices"] = self.prices.dump()
+        if self.budget:
+            notes[f"{_PREFIX}budget"] = self.budget.dump()
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),

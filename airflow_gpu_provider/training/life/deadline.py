@@ -11,6 +11,7 @@ from kubernetes.client import ApiClient
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 
 _log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class PodDeadlines:
     Attributes:
         api: Reads the run's demand.
         clock: The cluster's clock, which all of these times use.
-        key: The run's demand, whose `until` counts if it has one.
+        key: The run's demand, whose end counts if it has one: of its time, or of its money.
         max_runtime: Counts from the pod's creation if the run has no demand.
         execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
         at_latest: The deadline of the try's first pod, for those that follow it.
@@ -51,12 +52,18 @@ class PodDeadlines:
         return self._demand_until() is not None
 
     @property
+    def budget(self) -> Budget | None:
+        """The money of the run, if its nodes are wanted until that is used; None if something else ends them."""
+        own = next((lease for lease in self._demand() if lease.key == self.key), None)
+        return own.budget if own is not None and own.ends_by_budget else None
+
+    @property
     def is_wanted(self) -> bool:
         """Whether any run, this one or another, wants nodes of the pool."""
         return any(lease.live(self.clock.now()) for lease in self._demand())
 
     def _demand_until(self) -> datetime | None:
-        return next((lease.until for lease in self._demand() if lease.key == self.key), None)
+        return next((lease.pods_end_by for lease in self._demand() if lease.key == self.key), None)
 
     def _demand(self) -> tuple[DemandLease, ...]:
         if self._leases is None:

@@ -17,7 +17,8 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
-from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
+from airflow_gpu_provider.errors import LOST, BudgetExceeded, GpuError, PodDeadline, PodFailed, TaskKilled
+from airflow_gpu_provider.pools.run_budget import in_words
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
@@ -34,6 +35,8 @@ from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 _DEFER_MARGIN = timedelta(minutes=5)
+_ENDS_WITH_ITS_MONEY = timedelta(seconds=5)
+"""How much before the end of its money a pod may end for it: deadlines of pods are whole seconds."""
 
 
 class PodTry:
@@ -66,10 +69,11 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended, or why there is none.
         """
-        if self.is_resuming:
-            return self._run_attempts()
-        with self._heeding_timeout(), self._leaving_no_nodes():
-            return self._run_attempts()
+        with self._heeding_budget():
+            if self.is_resuming:
+                return self._run_attempts()
+            with self._heeding_timeout(), self._leaving_no_nodes():
+                return self._run_attempts()
 
     def resume(self, watched: WaitOutcome) -> object:
         """Collect a pod that was waited for, wait for it again, or run the next one.
@@ -79,7 +83,7 @@ class PodTry:
             GpuError: How the pod ended.
         """
         self.attempt.adopt(watched.name, watched.namespace, watched.uid)
-        with self._heeding_timeout():
+        with self._heeding_budget(), self._heeding_timeout():
             return self._resume(watched)
 
     def resume_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> object:
@@ -234,6 +238,26 @@ class PodTry:
         until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
         self.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
         self._host.wait_in_triggerer(record, left + _DEFER_MARGIN)
+
+    @contextmanager
+    def _heeding_budget(self) -> Iterator[None]:
+        """Say of a pod that ended at its deadline, or was lost then, that the run's money is used, if that is why."""
+        try:
+            yield
+        except (PodDeadline, *LOST) as error:
+            try:
+                budget, now = self.attempt.deadlines.budget, self._cluster.now()
+            except GpuError:
+                raise error from None  # the demand cannot be read: how the pod ended matters more
+            if budget is None or now < budget.ends_at - _ENDS_WITH_ITS_MONEY:
+                raise
+            pool = self._cluster.pool
+            raise BudgetExceeded(
+                f"The run's max_cost of {budget.limit:g} {pool.currency} for pool {pool.name} is used at the latest by"
+                f" now, counted at {in_words(pool, budget.per_hour)} an hour. {error.what}",
+                "Raise max_cost, and clear the block's tasks; a training that has a checkpoint resumes from it.",
+                **error.details,
+            ) from error
 
     # -- its nodes -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools.run_budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_exec, check_pods, placement_of
@@ -289,6 +290,7 @@ class TaskAttempt(ABC):
             "deadline": deadline,
             "is_covered": self.deadlines.is_covered,
             "gpus": self._settings.gpus,
+            "money_short_at": budget.used_at(WARN_AT) if (budget := self.deadlines.budget) else None,
         }
 
     def _tell_timeline(self, phases: Sequence[Json]) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.pools.run_budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 
@@ -28,6 +29,7 @@ class AttemptWait(Record, ABC):
         is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
         queue: The Kueue LocalQueue that admits it; empty for none.
         gpus: What to do about GPUs that do not compute; None: they are not sampled.
+        money_short_at: When the task's log warns that most of the run's `max_cost` is used; None without one.
     """
 
     run_kind: ClassVar[str]
@@ -42,6 +44,7 @@ class AttemptWait(Record, ABC):
     is_covered: bool = True
     queue: str = ""
     gpus: GpuWatching | None = None
+    money_short_at: datetime | None = None
 
     @property
     @abstractmethod
@@ -65,6 +68,20 @@ class AttemptWait(Record, ABC):
     @abstractmethod
     def has_ended(self, pods: Sequence[Json]) -> bool:
         """Return True if its pods show that it has ended, so that a worker has something to collect."""
+
+    def money_lines(self, now: datetime) -> tuple[str, ...]:
+        """Return the warning that most of the run's money is used, from `money_short_at` on."""
+        if self.money_short_at is None or now < self.money_short_at:
+            return ()
+        return (
+            f"{WARN_AT:.0%} of the run's max_cost are used by now, counted at the dearest machine: it ends at"
+            f" {self.deadline:%Y-%m-%d %H:%MZ}, with SIGTERM first",
+        )
+
+    def next_look(self, deadline: datetime, now: datetime) -> datetime:
+        """Return when to look again although nothing has changed; `deadline` is the next one that is known."""
+        short_at = self.money_short_at
+        return deadline if short_at is None or short_at <= now else min(deadline, short_at)
 
     def pod_with_result(self, result: Mapping[str, object]) -> str | None:
         """Return the name of the pod that leaves a result after a success (its Progress's `result`). Default: none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -118,6 +119,7 @@ async def watch(
                 now = await feed.api.now()
                 await view.confirm(now)
                 progress, next_deadline = view.look(now)
+                progress = replace(progress, lines=(*progress.lines, *wait.money_lines(now)))
                 is_over = progress.done or progress.error is not None
                 if is_over and not (view.has_settled(now) and await _is_believed(progress, view, now)):
                     progress, is_over = Progress(lines=progress.lines), False
@@ -130,7 +132,7 @@ async def watch(
                 if refusal := view.refusal(now):
                     return Progress(error=refusal)
                 await _keep_pool(view, pool, owner)
-                seconds = (next_deadline - now).total_seconds()
+                seconds = (wait.next_look(next_deadline, now) - now).total_seconds()
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
                 view.take(changes, await feed.api.now())
         finally:

@@ -236,10 +236,11 @@ class Ec2Response(EC2Response):
     def _wanted_prices(self) -> dict[str, list[str]]:
         """The filters, as those of offerings are named."""
         filters = self._filters_from_querystring()
-        types = self._get_param("InstanceTypes", []) or filters.get("instance-type", [])
+        types: Any = self._get_param("InstanceTypes", []) or filters.get("instance-type", [])
         zone = self._get_param("AvailabilityZone")
-        zones = [zone] if zone else filters.get("availability-zone", [])
-        return {**({"instance-type": types} if types else {}), **({"location": zones} if zones else {})}
+        zones: Any = [zone] if zone else filters.get("availability-zone", [])
+        wanted: dict[str, Any] = {"instance-type": types, "location": zones}
+        return {name: list(values) for name, values in wanted.items() if values}
 
 
 def _moment(given: Any) -> datetime | None:

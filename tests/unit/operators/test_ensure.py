@@ -102,7 +102,7 @@ class Pool:
 
     def plan(self, nodes: int) -> Any:
         self._call("plan")
-        return SimpleNamespace(lines=list, is_empty=True, changes=self.changes)
+        return SimpleNamespace(lines=list, is_empty=True, changes=self.changes, too_dear=())
 
     def groups_over_quota(self, nodes: int, say: Any) -> frozenset[str]:
         self._call("groups_over_quota")

@@ -1,0 +1,181 @@
+"""What machines cost: the prices that a spec gives, or those of its cloud's list, and the most that it pays. Pure data.
+
+A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.pools.candidates import Candidate
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.pools.gpu_pool import GpuPool
+
+LIST = "list"
+"""The `price_per_hour` that asks the cloud."""
+
+LIST_PRICE = "list price"
+"""What is said beside each number that comes of such a price."""
+
+_LONGEST_REASON = 300
+
+
+def limit_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
+    """Yield why no machine can meet a (rendered) pool's limit, or nothing can be held to it, and what to do."""
+    limit, prices = pool.max_price_per_hour, pool.price_per_hour
+    if limit is None:
+        return
+    if prices is None:
+        yield "max_price_per_hour needs prices", 'Set price_per_hour="list", or give the prices there.'
+    if pool.nodes_come_with_pods:
+        yield (
+            "max_price_per_hour has no effect where others add the nodes",
+            "Limit the machine types of the autoscaler or the provisioner.",
+        )
+    markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
+    typed = [] if prices == LIST else [pool.price(market) for market in markets or _markets(prices)]
+    if typed and all(price is not None and price > limit for price in typed):
+        yield (
+            f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
+            "Raise the limit, or name cheaper machines.",
+        )
+
+
+def _markets(prices: Any) -> Iterable[str]:
+    return prices if isinstance(prices, dict) else ("",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListPrices:
+    """What a cloud lists for a machine of each group, an hour, in the currency of the pool.
+
+    Attributes:
+        at: When the cloud was asked.
+        per_hour: By group.
+        unknown: Why there is no price, by group.
+    """
+
+    at: datetime
+    per_hour: Mapping[str, float] = field(default_factory=dict, hash=False)
+    unknown: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def with_older(self, older: ListPrices | None) -> ListPrices:
+        """Return them with the prices that are no longer told."""
+        if older is None:
+            return self
+        known = {**older.per_hour, **self.per_hour}
+        return replace(self, per_hour=known, unknown={g: why for g, why in self.unknown.items() if g not in known})
+
+    def dump(self) -> str:
+        """Return it as text, for an annotation."""
+        unknown = {group: why[:_LONGEST_REASON] for group, why in self.unknown.items()}
+        return json.dumps({"at": self.at.isoformat(), "per_hour": dict(self.per_hour), "unknown": unknown})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `dump` wrote; raises ValueError or TypeError."""
+        said = json.loads(text)
+        if not isinstance(said, dict) or not isinstance(said.get("per_hour"), dict):
+            raise ValueError(f"{text[:60]} are no prices")
+        at = datetime.fromisoformat(str(said.get("at")))
+        return cls(
+            at=at if at.tzinfo else at.replace(tzinfo=UTC),
+            per_hour={str(group): float(price) for group, price in said["per_hour"].items()},
+            unknown={str(group): str(why) for group, why in dict(said.get("unknown") or {}).items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceRecord:
+    """What is known of a pool's prices: its spec, and what its cloud's list said at different times.
+
+    Attributes:
+        readings: The oldest first. A group that a later one does not price keeps its price.
+    """
+
+    pool: GpuPool
+    readings: tuple[ListPrices, ...] = ()
+
+    @classmethod
+    def of(cls, pool: GpuPool, readings: Iterable[ListPrices | None]) -> Self:
+        """Return the record of readings in any order; those that are None, or said twice, are left out."""
+        found = {each.dump(): each for each in readings if each is not None} if pool.has_list_prices else {}
+        return cls(pool=pool, readings=tuple(sorted(found.values(), key=lambda each: each.at)))
+
+    def price(self, group: str, market: str, at: datetime | None = None) -> float | None:
+        """Return what a machine costs an hour at a moment, by default now; None if nobody says.
+
+        Before the first price of a group was read, it was that one.
+        """
+        if not self.pool.has_list_prices:
+            return self.pool.price(market)
+        priced = [each for each in self.readings if group in each.per_hour]
+        before = [each for each in priced if at is None or each.at <= at]
+        return (before[-1] if before else priced[0]).per_hour[group] if priced else None
+
+    def changes(self, group: str) -> Iterator[datetime]:
+        """Yield the moments from which a machine of the group costs something else."""
+        last: float | None = None
+        for each in self.readings:
+            price = each.per_hour.get(group, last)
+            if last is not None and price != last:
+                yield each.at
+            last = price
+
+    def why_unknown(self, group: str) -> str:
+        """Return why the list does not say what a machine of the group costs; empty where it does, or was not asked."""
+        said = [each.unknown[group] for each in self.readings if group in each.unknown]
+        is_priced = any(group in each.per_hour for each in self.readings)
+        return "" if is_priced or not said else said[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooDear:
+    """A candidate that costs more than the pool's `max_price_per_hour`."""
+
+    candidate: Candidate
+    price: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.candidate} is not tried: {self.why}"
+
+
+def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooDear, ...]:
+    """Return the candidates that cost more than the pool pays; one whose price nobody knows is kept."""
+    pool, limit = record.pool, record.pool.max_price_per_hour
+    found: list[TooDear] = []
+    for each in candidates if limit is not None else ():
+        price = record.price(each.group, each.market)
+        if limit is not None and price is not None and price > limit:
+            why = f"{money(pool, price)} an hour is more than max_price_per_hour={limit:g}"
+            found.append(TooDear(candidate=each, price=price, why=why))
+    return tuple(found)
+
+
+def money(pool: GpuPool, amount: float) -> str:
+    """Return an amount for people, like "0.8048 USD (list price)"."""
+    digits = 2 if amount >= 10 or amount == 0 else 4
+    return f"{amount:.{digits}f} {pool.currency}{f' ({LIST_PRICE})' if pool.has_list_prices else ''}"
+
+
+def price_lines(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """Return a line about the price of each candidate, those of one price together, and about what is not known."""
+    pool, alike = record.pool, dict[str, list[str]]()
+    for each in candidates if pool.has_list_prices or pool.max_price_per_hour is not None else ():
+        price = record.price(each.group, each.market)
+        why = record.why_unknown(each.group)
+        unknown = f"unknown{f' ({why})' if why else ''}"
+        kept = "; it is kept, whatever max_price_per_hour says" if pool.max_price_per_hour is not None else ""
+        said = f"{unknown}{kept}" if price is None else f"{money(pool, price)} an hour"
+        alike.setdefault(f"{each.machine}\0{said}", []).append(each.zone)
+    return tuple(
+        f"{machine}{f' in {zones}' if (zones := ', '.join(filter(None, names))) else ''}: {said}"
+        for key, names in alike.items()
+        for machine, said in [key.split("\0")]
+    )

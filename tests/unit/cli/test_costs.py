@@ -1,0 +1,98 @@
+"""`airflow gpu cost`: the bills that Airflow keeps, added up by month, DAG and pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import airflow.models.taskinstance  # noqa: F401 - the table that an XCom's refers to
+import pytest
+from airflow.models.xcom import XComModel
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
+
+from airflow_gpu_provider.cli.costs import RecordedBill, cost_row, recorded_bills, since_day, sums
+from airflow_gpu_provider.errors import PoolSpecError
+
+NOW = datetime(2026, 3, 15, 6, 30, tzinfo=UTC)
+
+
+def usage(total: Any = 2.0, **changes: Any) -> dict[str, Any]:
+    """A bill of one and a half node hours, as `Bill.to_json` has it."""
+    seconds = {"booting": 600.0, "working": 4200.0, "idle": 600.0}
+    made = {"pool": "train", "node_seconds": seconds, "cost": {"total": total}, "currency": "USD"}
+    return {**made, "price_source": "spec", "at_least": None, **changes}
+
+
+def bill(month: int = 3, dag_id: str = "nightly", **changes: Any) -> RecordedBill:
+    return RecordedBill(dag_id=dag_id, at=NOW.replace(month=month), usage=usage(**changes))
+
+
+def test_they_are_added_up_by_month_dag_pool_and_currency() -> None:
+    bills = [bill(), bill(total=0.5), bill(2), bill(dag_id="weekly"), bill(pool="other"), bill(currency="EUR")]
+    rows = sums(bills)
+    assert [(row["month"], row["dag"], row["pool"], row["currency"], row["nights"], row["cost"]) for row in rows] == [
+        ("2026-02", "nightly", "train", "USD", 1, 2.0),
+        ("2026-03", "nightly", "other", "USD", 1, 2.0),
+        ("2026-03", "nightly", "train", "EUR", 1, 2.0),
+        ("2026-03", "nightly", "train", "USD", 2, 2.5),
+        ("2026-03", "weekly", "train", "USD", 1, 2.0),
+    ]
+    assert rows[3]["node_hours"] == 3.0
+    assert [row["pool"] for row in sums(bills, ["other"])] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("bills", "cost", "note"),
+    [
+        ([bill()], "2.00 USD", ""),
+        ([bill(price_source="list price")], "2.00 USD (list price)", ""),
+        ([bill(), bill(price_source="list price"), bill()], "6.00 USD (list price)", ""),
+        ([bill(at_least="the end of i-1 is not known"), bill()], "at least 4.00 USD", ""),
+        ([bill(total="unknown"), bill()], "at least 2.00 USD", "1 of unknown cost"),
+        ([bill(total="unknown", price_source=None)], "unknown", ""),
+    ],
+)
+def test_people_read_how_far_a_sum_is_known(bills: list[RecordedBill], cost: str, note: str) -> None:
+    (row,) = map(cost_row, sums(bills))
+    assert (row["cost"], row["note"]) == (cost, note)
+
+
+@pytest.mark.parametrize(
+    ("given", "at"),
+    [
+        (None, datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        ("2026-01-31T12:00:00+00:00", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+    ],
+)
+def test_since(given: str | None, at: datetime) -> None:
+    assert since_day(given, NOW) == at
+
+
+def test_since_no_day() -> None:
+    with pytest.raises(PoolSpecError, match="--since last week is not a day"):
+        since_day("last week", NOW)
+
+
+def test_the_bills_are_read_from_airflows_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine("sqlite://")
+    XComModel.__table__.create(engine)
+    session = Session(engine)
+    values = [usage(1.0), json.dumps(usage(2.0)), "s3://elsewhere/usage", {"other": "operator's"}, usage(3.0)]
+    for number, value in enumerate(values):
+        row = {"dag_run_id": number, "task_id": "zero", "map_index": -1, "run_id": f"run-{number}", "value": value}
+        dag_id, at = "weekly" if number == 4 else "nightly", NOW.replace(day=10 + number)
+        session.execute(insert(XComModel.__table__).values(**row, key="usage", dag_id=dag_id, timestamp=at))
+
+    @contextmanager
+    def opened() -> Iterator[Session]:
+        yield session
+
+    monkeypatch.setattr("airflow.utils.session.create_session", opened)
+    assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=1))] == [1.0, 2.0, 3.0]
+    assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=11))] == [2.0, 3.0]
+    assert [each.at.day for each in recorded_bills(NOW.replace(day=1), "weekly")] == [14]

@@ -1,0 +1,179 @@
+"""What a run may cost: how long its money lasts, over all tries, and never more than that and the time to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cost.bill import bill
+from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
+from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
+from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP, Budget, budget_of, check_max_cost, dearest
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+KEY = DemandKey(installation="tests", dag_id="nightly", run_id="run", pool="train")
+
+
+def pool(**fields: Any) -> EksGpuPool:
+    spec = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "instance_types": ("g6.xlarge",)}
+    return EksGpuPool(**{**spec, "max_nodes": 8, **fields})
+
+
+def listed(unknown: str = "", **per_hour: float) -> ListPrices:
+    return ListPrices(at=AT, per_hour=per_hour, unknown={unknown: "AWS refused it"} if unknown else {})
+
+
+class TestHowLong:
+    def test_the_rest_is_spent_at_the_dearest_machine_for_all_nodes(self) -> None:
+        spec = pool(price_per_hour={"spot": 1.0, "on-demand": 4.0}, capacity_types=["SPOT", "ON_DEMAND"])
+        found = budget_of(spec, 50, nodes=2, spent=10.0, at=AT, listed=None)
+        assert (found.per_hour, found.ends_at) == (8.0, AT + 5 * HOUR)
+        assert found.used_at(0.8) == AT + 30 / 8 * HOUR
+        assert found.stops_by == found.ends_at + TIME_TO_STOP
+
+    def test_what_has_been_used_already_was_used_before(self) -> None:
+        found = Budget(limit=100, spent=90, at=AT, per_hour=10)
+        assert found.used_at(0.8) == AT - HOUR
+
+    def test_what_costs_next_to_nothing_lasts_for_years(self) -> None:
+        assert budget_of(pool(price_per_hour=0.0), 1, nodes=1, spent=0.0, at=AT, listed=None).lasts > 365 * 24 * HOUR
+
+    @pytest.mark.parametrize("spent", [49.99, 50.0, 80.0])
+    def test_when_it_is_used_nothing_is_started(self, spent: float) -> None:
+        with pytest.raises(
+            BudgetExceeded, match=r"has cost .* USD of max_cost=50, and the rest is not enough for 2 nodes"
+        ):
+            budget_of(pool(price_per_hour=4.0), 50, nodes=2, spent=spent, at=AT, listed=None)
+
+    def test_it_is_final(self) -> None:
+        assert not BudgetExceeded.retryable
+        assert PriceUnknown.retryable
+
+
+class TestDearest:
+    def test_a_list_price_of_what_is_not_dropped(self) -> None:
+        spec = pool(price_per_hour="list", max_price_per_hour=3)
+        assert dearest(spec, listed(a=1.0, b=2.5, c=60.0)) == 2.5
+
+    @pytest.mark.parametrize("prices", [listed("b", a=1.0), listed()])
+    def test_one_unknown_price_is_too_many(self, prices: ListPrices) -> None:
+        with pytest.raises(PriceUnknown, match="needs the price of each node that may come"):
+            dearest(pool(price_per_hour="list"), prices)
+
+    def test_what_the_run_has_cost_must_be_known_too(self) -> None:
+        with pytest.raises(PriceUnknown, match="what the run has cost so far is not known"):
+            budget_of(pool(price_per_hour=1.0), 5, nodes=1, spent=None, at=AT, listed=None)
+
+    @pytest.mark.parametrize(
+        ("spec", "price"),
+        [
+            (pool(price_per_hour=2.0), 2.0),
+            (pool(price_per_hour={"spot": 1, "on-demand": 4}), 4.0),
+            (pool(price_per_hour={"spot": 9, "on-demand": 4}), 4.0),  # no spot machine can come
+            (KubernetesGpuPool(name="train", nodes=["a"], price_per_hour=3.0), 3.0),
+        ],
+    )
+    def test_typed_prices_of_the_pools_markets(self, spec: Any, price: float) -> None:
+        assert dearest(spec, None) == price
+
+
+class TestParsing:
+    @pytest.mark.parametrize("max_cost", [0, -1, "much", True, float("inf"), float("nan")])
+    def test_no_amount(self, max_cost: Any) -> None:
+        with pytest.raises(PoolSpecError, match="max_cost="):
+            check_max_cost(pool(price_per_hour=1.0), max_cost)
+
+    @pytest.mark.parametrize("fields", [{}, {"price_per_hour": {"spot": 1.0}}])
+    def test_without_prices_it_cannot_be_held(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(PoolSpecError, match="max_cost=5 needs the price of each kind of node"):
+            check_max_cost(pool(**fields), 5)
+
+    @pytest.mark.parametrize("price", [1.0, "list", {"on-demand": 1.0}, "{{ var.value.price }}"])
+    def test_with_them_it_can(self, price: Any) -> None:
+        check_max_cost(pool(price_per_hour=price), 5)
+        check_max_cost(pool(), None)
+        check_max_cost(pool(), "{{ params.max_cost }}")
+
+
+class TestDemand:
+    def lease(self, until: datetime, **fields: Any) -> DemandLease:
+        budget = Budget(limit=50, spent=10 / 3, at=AT, per_hour=7.7)
+        return DemandLease(key=KEY, nodes=1, until=until, created_at=AT, budget=budget, **fields)
+
+    def test_it_is_kept_with_the_lease(self) -> None:
+        kept = self.lease(AT + HOUR)
+        assert DemandLease.parse(kept.manifest()) == kept
+        assert hash(kept)
+
+    def test_pods_end_with_the_money_and_machines_stay_for_them_a_moment_longer(self) -> None:
+        budget = self.lease(AT).budget
+        assert budget is not None
+        by_money = DemandLease.parse(self.lease(budget.stops_by).manifest())
+        assert by_money.ends_by_budget
+        assert by_money.pods_end_by == budget.ends_at
+        by_time = self.lease(AT + HOUR)
+        assert (by_time.ends_by_budget, by_time.pods_end_by) == (False, AT + HOUR)
+        more = self.lease(budget.stops_by + HOUR, extended="the model is nearly there")
+        assert (more.ends_by_budget, more.pods_end_by) == (False, more.until)
+
+
+# -- drawn nights: tries with machines of any kind that may come, one after another in each of the nodes' places --
+
+PRICES = {"spot-a": 0.9, "spot-b": 1.1, "on-demand": 3.0}
+moments = st.integers(0, 3600)
+
+
+@dataclass
+class Night:
+    """The machines that came, and what the run's record says: as the ledger keeps it."""
+
+    machines: list[MachineUse] = field(default_factory=list)
+    wanted: list[tuple[datetime, datetime]] = field(default_factory=list)
+
+    def spent(self, now: datetime) -> float:
+        run = RunUsage(key=KEY, wanted=union(self.wanted), worked={}, prices=(listed(**PRICES),))
+        so_far = [each for each in self.machines if each.launched_at < now]
+        total = bill(pool(price_per_hour="list"), KEY, [run], so_far).total_cost
+        assert total is not None
+        return total
+
+
+@given(data=st.data(), limit=st.floats(0.5, 60), nodes=st.integers(1, 3), stopping=st.integers(0, 600))
+def test_a_run_never_costs_more_than_its_limit_and_the_time_to_stop(
+    data: st.DataObject, limit: float, nodes: int, stopping: int
+) -> None:
+    """`stopping` is the grace period of a pod and the time that its machine takes to end, in seconds."""
+    night, now = Night(), AT
+    for _ in range(data.draw(st.integers(1, 5))):
+        try:
+            spec = pool(price_per_hour="list")
+            budget = budget_of(spec, limit, nodes=nodes, spent=night.spent(now), at=now, listed=listed(**PRICES))
+        except BudgetExceeded:
+            break
+        end = min(budget.ends_at, now + 24 * HOUR)
+        ends = now + data.draw(st.floats(0, 1)) * (end - now)  # of itself, or killed, or with its money
+        end = end if data.draw(st.booleans()) else ends
+        for _ in range(nodes):
+            since = now
+            while since < end:  # spot machines are lost, and others come in their place
+                group = data.draw(st.sampled_from(sorted(PRICES)))
+                until = min(end, since + timedelta(seconds=1 + data.draw(moments) * 4))
+                gone = until + timedelta(seconds=stopping) if until == end else until
+                night.machines.append(
+                    MachineUse(id=f"i-{len(night.machines)}", group=group, launched_at=since, seen_until=gone)
+                )
+                since = until
+        night.wanted.append((now, end))
+        now = end + timedelta(seconds=stopping + data.draw(moments))
+    stop = stopping / 3600 * nodes * max(PRICES.values())
+    assert night.spent(now + HOUR) <= limit + stop + 1e-6
