@@ -107,13 +107,17 @@ export function readUsage(value: unknown): Usage | null {
     at_least: text(value.at_least) || null,
     seconds: byPhase((phase) => Math.max(0, number(seconds[phase]) ?? 0)),
     cost: { ...byPhase((phase) => number(cost[phase])), total: number(cost.total) },
-    currency: text(value.currency),
+    currency: currencyOf(value),
     timeline: objects(value.timeline).map(readMachine),
     left_out: number(value.timeline_left_out) ?? 0,
     autoscaler: isObject(value.autoscaler) ? readAutoscaler(value.autoscaler) : null,
     computed: isObject(value.computed) ? readComputed(value.computed) : null,
   };
 }
+
+/** The currency of money, with whose prices it goes by where that is the cloud's list: money of the two is not added up. */
+const currencyOf = (value: Json): string =>
+  text(value.currency) + (value.price_source === "list price" ? " (list price)" : "");
 
 function readComputed(value: Json): Computed | null {
   const share = number(value.share);
@@ -204,7 +208,7 @@ export function readStatus(value: unknown): Status[] {
     out_of_use: number(each.out_of_use),
     launching: number(each.launching),
     cost_per_hour: number(each.cost_per_hour),
-    currency: text(each.currency),
+    currency: currencyOf(each),
     machines: objects(each.machines).map(readMachineNow),
     leases: objects(each.leases).map((lease) => ({
       run: text(lease.run),

@@ -61,6 +61,12 @@ test("money names its currency, and that of different currencies is not added up
   assert.deepEqual(Object.keys(total.extra), ["USD", "EUR"]);
 });
 
+test("money of list prices says so, and is not added to other money", () => {
+  const total = [BILL, { ...BILL, price_source: "list price" }].map((bill) => night(bill)).reduce(add, noTotal());
+  assert.deepEqual(total.cost, { USD: 3.15, "USD (list price)": 3.15 });
+  assert.equal(readStatus([{ pool: "p", currency: "EUR", price_source: "list price" }])[0]?.currency, "EUR (list price)");
+});
+
 test("a night without a bill counts as a night and adds no seconds", () => {
   const total = add(noTotal(), night("s3://bucket/key", { state: "failed" }));
   assert.deepEqual([total.nights, total.withoutBill, total.redRuns.size, allSeconds(total.seconds)], [1, 1, 1, 0]);
