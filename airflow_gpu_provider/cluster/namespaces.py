@@ -1,6 +1,6 @@
 """Whether pods may be created in a namespace: the API server is asked by a dry run, which changes nothing.
 
-Whoever creates pods there may ask so; reading the namespace itself would be one more permission, in all of the cluster.
+The permission to create pods there is enough for that; to read the namespace would be one more, in all of the cluster.
 """
 
 from __future__ import annotations

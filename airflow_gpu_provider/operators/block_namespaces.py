@@ -26,15 +26,15 @@ def check_namespaces(ensure: Any, api: ApiClient, say: Say) -> None:
     Raises:
         ReferenceNotFound, NamespaceTerminating, PermissionDenied: See `check_namespace`.
     """
-    told = set[str]()
+    warned = set[str]()
     for task, namespace in _named(ensure):
         try:
             check_namespace(api, namespace, creates_pods=_creates_a_pod(task))
         except GpuError as error:
             if _is_first(task):
                 raise
-            if namespace not in told:
-                told.add(namespace)
+            if namespace not in warned:
+                warned.add(namespace)
                 say(f"task {task.task_id} is going to run in namespace {namespace}, and now could not: {error}")
 
 

@@ -63,7 +63,7 @@ class Kept(Generic[T]):
             return found
 
     def forget(self) -> None:
-        """Ask anew for all."""
+        """Ask again for all."""
         with self._lock:
             self._found.clear()
 

@@ -79,14 +79,14 @@ class ListPrices:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `dump` wrote; raises ValueError or TypeError."""
-        said = json.loads(text)
-        if not isinstance(said, dict) or not isinstance(said.get("per_hour"), dict):
+        record = json.loads(text)
+        if not isinstance(record, dict) or not isinstance(record.get("per_hour"), dict):
             raise ValueError(f"{text[:60]} are no prices")
-        at = datetime.fromisoformat(str(said.get("at")))
+        at = datetime.fromisoformat(str(record.get("at")))
         return cls(
             at=at if at.tzinfo else at.replace(tzinfo=UTC),
-            per_hour={str(group): float(price) for group, price in said["per_hour"].items()},
-            unknown={str(group): str(why) for group, why in dict(said.get("unknown") or {}).items()},
+            per_hour={str(group): float(price) for group, price in record["per_hour"].items()},
+            unknown={str(group): str(why) for group, why in dict(record.get("unknown") or {}).items()},
         )
 
 
@@ -129,9 +129,9 @@ class PriceRecord:
 
     def why_unknown(self, group: str) -> str:
         """Return why the list does not say what a machine of the group costs; empty where it does, or was not asked."""
-        said = [each.unknown[group] for each in self.readings if group in each.unknown]
+        reasons = [each.unknown[group] for each in self.readings if group in each.unknown]
         is_priced = any(group in each.per_hour for each in self.readings)
-        return "" if is_priced or not said else said[-1]
+        return "" if is_priced or not reasons else reasons[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class TooDear:
 
 
 def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooDear, ...]:
-    """Return the candidates that cost more than the pool pays; one whose price nobody knows is kept."""
+    """Return the candidates that cost more than the pool pays; one whose price is unknown is kept."""
     pool, limit = record.pool, record.pool.max_price_per_hour
     found: list[TooDear] = []
     for each in candidates if limit is not None else ():
@@ -172,10 +172,10 @@ def price_lines(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[s
         why = record.why_unknown(each.group)
         unknown = f"unknown{f' ({why})' if why else ''}"
         kept = "; it is kept, whatever max_price_per_hour says" if pool.max_price_per_hour is not None else ""
-        said = f"{unknown}{kept}" if price is None else f"{money(pool, price)} an hour"
-        alike.setdefault(f"{each.machine}\0{said}", []).append(each.zone)
+        words = f"{unknown}{kept}" if price is None else f"{money(pool, price)} an hour"
+        alike.setdefault(f"{each.machine}\0{words}", []).append(each.zone)
     return tuple(
-        f"{machine}{f' in {zones}' if (zones := ', '.join(filter(None, names))) else ''}: {said}"
+        f"{machine}{f' in {zones}' if (zones := ', '.join(filter(None, names))) else ''}: {words}"
         for key, names in alike.items()
-        for machine, said in [key.split("\0")]
+        for machine, words in [key.split("\0")]
     )

@@ -70,11 +70,11 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `dump` wrote; raises ValueError or TypeError."""
-        said = json.loads(text)
-        if not isinstance(said, dict):
+        record = json.loads(text)
+        if not isinstance(record, dict):
             raise ValueError(f"{text[:60]} is no budget")
-        limit, spent, per_hour = (float(said.get(name, "")) for name in ("limit", "spent", "per_hour"))
-        at = datetime.fromisoformat(str(said.get("at")))
+        limit, spent, per_hour = (float(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
+        at = datetime.fromisoformat(str(record.get("at")))
         return cls(limit=limit, spent=spent, at=at if at.tzinfo else at.replace(tzinfo=UTC), per_hour=per_hour)
 
 

@@ -23,7 +23,7 @@ class PluginRecord(TriggerRecord):
 
     version: int = field(default_factory=lambda: RECORD_VERSION)
     namespace: str
-    result: dict[str, Any]
+    result: dict[str, object]
 
 
 class GpusTrigger(RecordTrigger):

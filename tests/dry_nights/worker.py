@@ -106,6 +106,14 @@ class Worker:
                 set_xcom(
                     **fields, map_index=-1 if message.map_index is None else message.map_index, session=self._session
                 )
+            case comms.DeleteXCom():
+                XComModel.clear(
+                    dag_id=message.dag_id,
+                    task_id=message.task_id,
+                    run_id=message.run_id,
+                    map_index=message.map_index,
+                    session=self._session,
+                )
             case comms.SkipDownstreamTasks():
                 tasks = payloads.TISkippedDownstreamTasksStatePayload(tasks=message.tasks)
                 api.ti_skip_downstream(workload.ti.id, tasks, self._session)

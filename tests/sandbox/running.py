@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -122,12 +122,12 @@ def meanwhile(do: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-def run_and_act(task: Any, act: Callable[[], None]) -> None:
-    """Run it, and act once its log has "begun": of what happens before somebody watches, nobody knows the end."""
+def run_and_act(task: Any, act: Callable[[], object], *, once: Collection[str] = ("[base] begun",)) -> None:
+    """Run it, and act once its log has these lines: of what happens before somebody watches, nobody knows the end."""
     with capture_logs() as told:
 
         def once_it_is_followed() -> None:
-            eventually(lambda: any(line_of(entry) == "[base] begun" for entry in [*told]))
+            eventually(lambda: {*once} <= {line_of(entry) for entry in [*told]})
             act()
 
         acting = meanwhile(once_it_is_followed)

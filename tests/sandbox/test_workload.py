@@ -22,7 +22,17 @@ from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import running
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, lines_of, run, told_to_stop
+from tests.sandbox.running import (
+    airflow_says,
+    context_of,
+    copy_of,
+    eventually,
+    line_of,
+    lines_of,
+    run,
+    run_and_act,
+    told_to_stop,
+)
 from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
@@ -138,18 +148,8 @@ def test_pod_that_is_evicted_is_a_preemption_where_the_job_gives_up(pool: EksGpu
     policy = {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]}
     manifest = a_job("trap 'exit 143' TERM; echo up; while :; do sleep 0.1; done", podFailurePolicy=policy)
 
-    def evict_once_both_are_followed() -> None:
-        eventually(lambda: {"[pod 0] up", "[pod 1] up"} <= {line_of(entry) for entry in [*told]})
-        evict_one(api)
-
-    with capture_logs() as told:
-        taking = threading.Thread(target=evict_once_both_are_followed)
-        taking.start()
-        try:
-            with pytest.raises(PodPreempted) as error:
-                run(workload(pool, manifest))
-        finally:
-            taking.join()
+    with pytest.raises(PodPreempted) as error:
+        run_and_act(workload(pool, manifest), lambda: evict_one(api), once=("[pod 0] up", "[pod 1] up"))
     assert error.value.details["rank"].startswith("pod ")
 
 
@@ -191,14 +191,9 @@ def test_what_a_run_left_is_deleted_with_its_pods(
         reconciler = open_pool(pool, owner="tests", holder="a test", say=print)
         reconciler.delete_pods(list_run_pods(reconciler.api, pool.node_selector, labels[RUN_LABEL]))
 
-    manifest = a_job("trap 'exit 143' TERM; while :; do sleep 0.1; done", backoffLimit=6)
-    releasing = threading.Thread(target=release)
-    releasing.start()
-    try:
-        with pytest.raises(PodPreempted, match="was deleted before it had finished"):
-            run(workload(pool, manifest))
-    finally:
-        releasing.join()
+    manifest = a_job("trap 'exit 143' TERM; echo up; while :; do sleep 0.1; done", backoffLimit=6)
+    with pytest.raises(PodPreempted, match="was deleted before it had finished"):
+        run_and_act(workload(pool, manifest), release, once=("[pod 0] up", "[pod 1] up"))
     assert batch.list_namespaced_job("default").items == []
 
 

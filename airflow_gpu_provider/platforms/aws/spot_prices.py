@@ -36,9 +36,9 @@ def read(ec2: AwsService, types: Collection[str]) -> dict[tuple[str, str], float
     )
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     for entry in entries:
-        where, said = (
+        where, reading = (
             (entry["InstanceType"], entry["AvailabilityZone"]),
             (entry["Timestamp"], float(entry["SpotPrice"])),
         )
-        newest[where] = max(newest.get(where, said), said)
+        newest[where] = max(newest.get(where, reading), reading)
     return {where: price for where, (_, price) in newest.items()}

@@ -294,7 +294,8 @@ def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubecon
 def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
     """Raise CredentialsError about unsupported settings, without which another identity, or none, is used."""
     proxy, user = str(kubeconfig.cluster.get("proxy-url") or ""), kubeconfig.user
-    if not settings.host:
+    # The client's own default is localhost, or none: kubernetes 35 and 36 differ.
+    if kubeconfig is not _IN_CLUSTER and not kubeconfig.cluster.get("server"):
         what, fix = "names no server", "Give the kubeconfig's cluster a server."
     elif not settings.verify_ssl:
         what, fix = "does not verify the API server's certificate", "the cluster's certificate-authority-data"

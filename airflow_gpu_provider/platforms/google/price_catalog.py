@@ -164,7 +164,7 @@ def machine_price(table: Table, machine_type: str, accelerator: str, gpus: int, 
     for amount, names in needed:
         prices = {usd for name in names for usd in table.get(Part(what=name.lower(), is_spot=is_spot), ())}
         if len(prices) != 1:
-            said = "several prices" if prices else "no SKU"
-            return Unknown(why=f"the Cloud Billing Catalog has {said} for {names[0]}{' on spot' if is_spot else ''}")
+            found = "several prices" if prices else "no SKU"
+            return Unknown(why=f"the Cloud Billing Catalog has {found} for {names[0]}{' on spot' if is_spot else ''}")
         total += amount * prices.pop()
     return round(total, 6)

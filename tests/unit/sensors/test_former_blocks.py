@@ -155,7 +155,7 @@ class TestOwnBill:
         """Return what the scale-down of the run's other block bills, by what is written in the cluster."""
         cluster = Cluster(monkeypatch, [])
         here = cluster.connect(pool("new"))
-        here.api, here.ledger.claim = api, Ledger(api, pool("new"), print).claim
+        here.api, here.ledger.claim = api, Ledger(api, pool("new"), print, taken=lambda *_: ()).claim
         found, _ = bills(here, RUN, {("new", "new")}, connect=cluster.connect, say=print)
         return list(found)
 
@@ -166,21 +166,21 @@ class TestOwnBill:
     def test_it_is_on_no_other_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
         api: Any = FakeApiClient(ApiServer())
         self.night(api, NOW - timedelta(hours=2))
-        Ledger(api, pool("old"), print).close(self.OLD)
+        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
         assert self.billed_by_another(monkeypatch, api) == []
 
     def test_what_it_used_after_that_bill_is_on_another_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It was cleared, began anew, and lost its scale-down before that came."""
         api: Any = FakeApiClient(ApiServer())
         self.night(api, NOW - timedelta(hours=2))
-        Ledger(api, pool("old"), print).close(self.OLD)
+        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
         self.night(api, NOW - timedelta(hours=1))
         assert self.billed_by_another(monkeypatch, api) == [self.OLD]
         assert self.billed_by_another(monkeypatch, api) == [self.OLD], "another try says the same"
 
     def test_a_run_without_machines_leaves_nothing_behind(self) -> None:
         api: Any = FakeApiClient(ApiServer())
-        Ledger(api, pool("old"), print).close(self.OLD)
+        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
         assert not read_runs(api, None)
 
     def test_a_refusal_is_told_and_costs_no_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ class TestOwnBill:
             raise ClusterUnreachable("It does not answer.", "Wait.")
 
         said: list[str] = []
-        monkeypatch.setattr("airflow_gpu_provider.cluster.usage.claim_bill", away)
-        Ledger(FakeApiClient(ApiServer()), pool("old"), said.append).close(self.OLD)  # type: ignore[arg-type]
+        monkeypatch.setattr("airflow_gpu_provider.cost.usage.claim_bill", away)
+        Ledger(FakeApiClient(ApiServer()), pool("old"), said.append, taken=lambda *_: ()).close(self.OLD)  # type: ignore[arg-type]
         assert "billed once more (It does not answer." in said[0]
 
 

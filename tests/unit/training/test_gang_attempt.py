@@ -135,7 +135,8 @@ def test_a_gang_asks_for_its_namespace_before_it_wants_nodes(monkeypatch: pytest
         raise ReferenceNotFound("there is no namespace ml.")
 
     request = V1Pod(metadata=V1ObjectMeta(namespace="ml"))
-    gang = Gang(monkeypatch, build=lambda: request)
+    gang = Gang(monkeypatch)
+    gang.host.build_pod = lambda: request
     monkeypatch.setattr(GangAttempt, "owns_demand", True)
     monkeypatch.setattr(GangAttempt, "_want_nodes", gang._step("want nodes"))
     monkeypatch.setattr(gang_attempt, "check_namespace", missing)

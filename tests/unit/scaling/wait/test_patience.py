@@ -16,7 +16,7 @@ from airflow_gpu_provider.scaling.wait.retry import Tolerance
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 DEADLINE = START + timedelta(minutes=30)
-DOCS = Path(__file__).parents[4] / "docs" / "gpu-pod.md"
+DOCS = Path(__file__).parents[4] / "docs" / "running.md"
 ZERO = timedelta(0)
 
 
