@@ -39,7 +39,8 @@ def check_namespaces(ensure: Any, api: ApiClient, say: Say) -> None:
 
 
 def _named(ensure: Any) -> Iterator[tuple[Any, str]]:
-    for task in tasks_after(ensure):
+    # In one order: the first that is not there is the error, in each try the same.
+    for task in sorted(tasks_after(ensure), key=lambda task: str(task.task_id)):
         manifest = value_of(task, "manifest")
         meta = manifest.get("metadata") if isinstance(manifest, Mapping) else None
         given = value_of(task, "namespace") or (meta.get("namespace") if isinstance(meta, Mapping) else None)

@@ -181,7 +181,9 @@ def test_plugin_that_never_registers_names_node_and_last_words(
         with pytest.raises(GpusNotAllocatable):
             run(plugin(pool, timeout=timedelta(0), deferrable=False))
         eventually(lambda: last_words(apps))  # before its time is over, on a busy machine too
-        with pytest.raises(GpusNotAllocatable, match=r"ip-.*plugin pod nvidia-device-plugin-plugin-\w+.*last said: .+"):
+        with pytest.raises(
+            GpusNotAllocatable, match=r"ip-.*plugin pod nvidia-device-plugin-plugin-\w+.*last log line: .+"
+        ):
             run(plugin(pool, timeout=timedelta(seconds=3), deferrable=deferrable))
     finally:
         gpu_sandbox.faults.device_plugin_never_ready = False

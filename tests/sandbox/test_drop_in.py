@@ -165,7 +165,7 @@ def seen_of(operator: KubernetesPodOperator, core: client.CoreV1Api) -> dict[str
         "log": sorted(_container_lines(log)),
         "callbacks": sorted(set(Calls.seen)),
         "pods left": left,
-        "xcom": sorted(set(xcoms) - {"timeline", "return_value"}),
+        "xcom": sorted(set(xcoms) - {"timeline", "error", "return_value"}),
     }
 
 

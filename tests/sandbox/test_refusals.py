@@ -143,7 +143,7 @@ def test_a_quota_that_is_lifted_after_some_seconds_costs_no_try(pool: EksGpuPool
 def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
     pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.training.life.pod_attempt.CREATE_WITHIN", timedelta(seconds=2))
+    monkeypatch.setattr("airflow_gpu_provider.training.life.task_attempt.CREATE_WITHIN", timedelta(seconds=2))
     quota(ask, namespace, 0)
     says = (
         r"ResourceQuota few is exhausted, so the request to create pods was refused:"

@@ -118,11 +118,11 @@ def test_mapped_trainings_gangs_and_workloads_are_asked_for_too() -> None:
         common: dict[str, Any] = {"image": "busybox", "cmds": ["true"]}
         GpuPodOperator.partial(task_id="sweep", namespace="default", **common).expand(arguments=[["1"], ["2"]])
         GpuPodOperator(task_id="gang", namespace="default", nodes=2, **common)
-        GpuWorkloadOperator(task_id="job", manifest=JOB)
+        GpuWorkloadOperator(task_id="workload", manifest=JOB)
     api = Api(*NONE_THERE)
     with pytest.raises(ReferenceNotFound, match="there is no namespace jobs"):
         said_of(dag, api)
-    assert sorted(api.asked) == ["default", "default", "jobs"]
+    assert api.asked == ["default", "default", "jobs"]
 
 
 def test_who_creates_jobs_only_needs_no_permission_for_pods() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodD
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.training.life import deadline
-from airflow_gpu_provider.training.watch import watch_loop
 from tests.fakes.clock import START
 from tests.unit.training.pod_life import FAILED, LATER, Life, event
 from tests.unit.training.pod_life import nodes as nodes
@@ -98,7 +96,5 @@ def test_the_log_warns_when_most_of_it_is_used(kind: Kind, monkeypatch: pytest.M
 def test_the_wait_looks_again_at_that_moment(kind: Kind) -> None:
     short_at = START + timedelta(minutes=1)
     wait = replace(kind.wait, money_short_at=short_at)
-    seen: Any = SimpleNamespace()
-    given = SimpleNamespace(next_deadline=lambda snapshot, now: wait.deadline, money_short_at=short_at)
-    assert watch_loop._next_look(given, seen, START) == short_at
-    assert watch_loop._next_look(given, seen, short_at) == wait.deadline
+    assert wait.next_look(wait.deadline, START) == short_at
+    assert wait.next_look(wait.deadline, short_at) == wait.deadline
