@@ -41,6 +41,8 @@ def _encoded(value: object) -> object:
 
 
 def _decoded(kind: type, record: Any) -> object:
+    if kind is object:
+        return record  # any JSON value
     if issubclass(kind, GpuError):
         return GpuError.from_record(record)
     raise NotImplementedError(kind)
