@@ -16,6 +16,7 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
+
+_MEASURED: Mapping[str, Callable[[Any, Any], None]] = {"timeline": time_phases, "utilization": gauge_use}
+"""By XCom key: the metrics that its value gives."""
 
 
 class TrainingOperator(PoolOperator):
@@ -227,8 +231,10 @@ class TrainingOperator(PoolOperator):
         self.defer(trigger=trigger, method_name="trigger_reentry", timeout=timeout)
 
     def push(self, key: str, value: Any) -> None:
-        """Push an XCom."""
+        """Push an XCom, and measure what it has."""
         self._context["ti"].xcom_push(key=key, value=value)
+        if measure := _MEASURED.get(key):
+            measure(self, value)
 
     def show_pod(self, pod: V1Pod | None) -> None:
         """Take the pod as it is known now."""

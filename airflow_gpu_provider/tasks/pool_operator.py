@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.tasks.metrics import count_outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -61,6 +62,7 @@ class PoolOperator(BaseOperator):
     """
 
     _keywords: frozenset[str] = frozenset()
+    _is_ending = False
     _doing: ClassVar[str] = "ran"
     _after_kill: ClassVar[str] = "Run the task again."
 
@@ -116,7 +118,7 @@ class PoolOperator(BaseOperator):
         from airflow_gpu_provider.scaling.wait.records import is_handed_back
 
         event = (next_kwargs or {}).get("event")
-        with self._error_in_xcom(context):
+        with self._ending(context):
             if isinstance(event, Mapping) and is_handed_back(event):
                 return self._go_on_here(event, context)
             try:
@@ -140,16 +142,24 @@ class PoolOperator(BaseOperator):
         self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
 
     @contextmanager
-    def _error_in_xcom(self, context: Context) -> Iterator[None]:
-        """Leave the error that ends the task in XCom, for notifications and the web UI; it does not depend on that."""
+    def _ending(self, context: Context) -> Iterator[None]:
+        """Count how the task ends, and leave its error in XCom, for notifications and the web UI."""
+        if self._is_ending:  # execute() of a class calls that of its parent
+            yield
+            return
+        self._is_ending = True
         try:
             yield
+            count_outcome(self, None)
         except GpuError as error:
+            count_outcome(self, error)
             try:
                 _push_error(context["ti"], error)
             except Exception:  # the task's own error counts
                 self.log.warning("The task's error could not be stored in XCom", exc_info=True)
             raise
+        finally:
+            self._is_ending = False
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""
@@ -159,7 +169,7 @@ class PoolOperator(BaseOperator):
 def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(execute)
     def leaving_its_error(self: PoolOperator, context: Context, *args: Any, **kwargs: Any) -> Any:
-        with self._error_in_xcom(context):
+        with self._ending(context):
             return execute(self, context, *args, **kwargs)
 
     return leaving_its_error
