@@ -24,6 +24,7 @@ from airflow_gpu_provider.operators.node_counts import (
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import NodeGroupsLink
 from airflow_gpu_provider.tasks.metrics import time_phases
+from airflow_gpu_provider.tasks.phase_spans import span_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -331,6 +332,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             quietly(lambda: opened().record_machines(), self.log.warning)
         _log_nodes(self.log, self.gpu_pool.name, result)
         time_phases(self, result["timeline"])
+        span_phases(result["timeline"])
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         return {**result, "plan": plan}
 

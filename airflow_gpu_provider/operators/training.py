@@ -18,6 +18,7 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import NodeGroupsLink
 from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
+from airflow_gpu_provider.tasks.phase_spans import span_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -235,6 +236,8 @@ class TrainingOperator(PoolOperator):
         self._context["ti"].xcom_push(key=key, value=value)
         if measure := _MEASURED.get(key):
             measure(self, value)
+        if key == "timeline":
+            span_phases(value)
 
     def show_pod(self, pod: V1Pod | None) -> None:
         """Take the pod as it is known now."""

@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.training.place.trace_context import trace_context
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
 RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
@@ -47,8 +48,8 @@ def check_location(checkpoint: str) -> None:
 
 
 def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[str, str]:
-    """Return the variables that let a training continue where an earlier pod of its run has stopped."""
-    variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id}
+    """Return the variables that let a training continue where an earlier pod has stopped, and continue its trace."""
+    variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id, **trace_context()}
     if checkpoint:
         variables[CHECKPOINT_VARIABLE] = f"{checkpoint.rstrip('/')}/{run_id}"
     return variables
