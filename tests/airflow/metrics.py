@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Mapping
 
 _OURS = "airflow.gpu_provider."
@@ -16,6 +17,7 @@ class Metrics:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
         self._values: dict[tuple[str, frozenset[str]], float] = {}
+        self._counts: Counter[tuple[str, frozenset[str]]] = Counter()
         self._thread = threading.Thread(target=self._listen, name="statsd", daemon=True)
         self._thread.start()
 
@@ -36,6 +38,11 @@ class Metrics:
         wanted = frozenset(f"{name}={value}" for name, value in tags.items())
         return {name: value for (name, of), value in list(self._values.items()) if of == wanted}
 
+    def counts(self, **tags: str) -> Mapping[str, int]:
+        """The sums of the counters that had these tags, by their names after `gpu_provider`."""
+        wanted = frozenset(f"{name}={value}" for name, value in tags.items())
+        return {name: count for (name, of), count in list(self._counts.items()) if of == wanted}
+
     def close(self) -> None:
         self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join()
@@ -44,11 +51,14 @@ class Metrics:
     def _listen(self) -> None:
         while datagram := self._socket.recv(65536):
             for line in datagram.decode().splitlines():
-                if line.startswith(_OURS) and line.endswith("|g"):
-                    self._take(line.removeprefix(_OURS).removesuffix("|g"))
+                if line.startswith(_OURS):
+                    self._take(*line.removeprefix(_OURS).rsplit("|", 1))
 
-    def _take(self, line: str) -> None:
-        """Keep `name,tag=value,...:number`."""
+    def _take(self, line: str, kind: str) -> None:
+        """Keep `name,tag=value,...:number` of a gauge, and add up a counter's."""
         stat, _, value = line.rpartition(":")
         name, *tags = stat.split(",")
-        self._values[name, frozenset(tags)] = float(value)
+        if kind == "g":
+            self._values[name, frozenset(tags)] = float(value)
+        elif kind == "c":
+            self._counts[name, frozenset(tags)] += int(value)

@@ -110,6 +110,14 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     assert "of the run's node time on pool block-ok was idle" not in log, "seconds of it are nobody's fault"
 
 
+def told(airflow: Airflow, run: FinishedRun) -> tuple[str, str]:
+    """Wait for the two lines that the notifier got in the DAG processor."""
+    path = airflow.home.home / f"{run.status.dag_id}.night"
+    wait_until(lambda: path.exists() and "\n" in path.read_text(), what=path.name)
+    what_happened, what_it_took = path.read_text().splitlines()
+    return what_happened, what_it_took
+
+
 def test_worker_of_ensure_is_killed_while_it_waits(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
     run = runs["block_killed"]
     wait_until(lambda: bool(demand(airflow, "block-killed")), what="demand to be written")
@@ -129,13 +137,27 @@ def test_a_good_night(airflow: Airflow, runs: Mapping[str, RunStatus], metrics: 
     assert airflow.xcom(run, "block-ok.scale_down")["nodes"] == 0
     assert "trained" in airflow.log(run, "train")
     check_the_bill(airflow, run, metrics, instance_id=ensured["nodes"][0]["machine"])
+    what_happened, what_it_took = told(airflow, run)
+    assert what_happened == f"block_ok {run.status.run_id}: success."
+    cost = airflow.xcom(run, "block-ok.scale_down")["usage"]["cost"]["total"]
+    assert re.fullmatch(
+        rf"waited .* s, ran \d+ s on 1 node \(g6\.xlarge\), cost {cost:.2f} USD; all nodes released\.", what_it_took
+    )
+    for operator in ("EnsureGpuPoolOperator", "GpuPodOperator", "ScaleDownSensor", "BlockVerdictOperator"):
+        tags = {"dag_id": "block_ok", "operator": operator, "outcome": "success"}
+        pool = {} if operator == "BlockVerdictOperator" else {"pool": "block-ok"}
+        assert metrics.counts(**tags, **pool) == {"outcome": 1}
 
 
 def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
     run = runs["block_run_marked"]
     training(airflow, run)
     airflow.api.mark_run(run.dag_id, run.run_id, "failed")
-    check(airflow, airflow.finish(run), state="failed", train="failed", scale_down="success", done="failed")
+    finished = airflow.finish(run)
+    check(airflow, finished, state="failed", train="failed", scale_down="success", done="failed")
+    what_happened, what_it_took = told(airflow, finished)
+    assert "BlockFailed: The run was marked before its tasks had ended" in what_happened
+    assert what_it_took.endswith("; all nodes released.")
 
 
 def test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work(

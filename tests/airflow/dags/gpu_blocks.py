@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.notifications import GpuNightNotifier
+from airflow_gpu_provider.notifications.night import Night
 from tests.airflow.retries import AGAIN
 
 START = datetime(2026, 1, 1)
@@ -27,11 +30,19 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
     return EksGpuPool(name=name, **{**defaults, **fields})
 
 
+def tell(night: Night) -> None:
+    """Write down what a notification says, where the DAG processor runs the DAG's callback."""
+    Path(os.environ["AIRFLOW_HOME"], f"{night.dag_id}.night").write_text(night.in_words)
+
+
+NOTIFIED = {"on_success_callback": GpuNightNotifier(tell), "on_failure_callback": GpuNightNotifier(tell)}
+
+
 def block(
     dag_id: str, *, command: str, fields: dict[str, Any], timeout: timedelta | None = None, **block_args: Any
 ) -> DAG:
     with (
-        DAG(dag_id, schedule=None, start_date=START, dagrun_timeout=timeout, default_args=AGAIN) as dag,
+        DAG(dag_id, schedule=None, start_date=START, dagrun_timeout=timeout, default_args=AGAIN, **NOTIFIED) as dag,
         gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args),
     ):
         GpuPodOperator(
