@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.sdk import BaseOperator
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
 
-_MEASURED: Mapping[str, Callable[[Any, Any], None]] = {"timeline": time_phases, "utilization": gauge_use}
+_MEASURED: Mapping[str, Callable[[BaseOperator, Any], None]] = {"timeline": time_phases, "utilization": gauge_use}
 """By XCom key: the metrics that its value gives."""
 
 

@@ -6,19 +6,24 @@ StatsD, OpenTelemetry or nowhere, and raises nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
+    from airflow_gpu_provider.cluster.pod_state import Json
 
 SUCCESS = "success"
 
 
-def count_outcome(operator: Any, error: BaseException | None) -> None:
+def count_outcome(operator: BaseOperator, error: BaseException | None) -> None:
     """Count `gpu_provider.outcome`, with the error's type as `outcome`, or "success"."""
     _stats().incr("gpu_provider.outcome", tags={**_tags(operator), "outcome": _outcome(error)})
 
 
-def time_phases(operator: Any, phases: Iterable[Mapping[str, Any]]) -> None:
+def time_phases(operator: BaseOperator, phases: Iterable[Json]) -> None:
     """Time each phase of a timeline as `gpu_provider.phase.<phase>`, and count the attempts after preemptions."""
     phases, tags = list(phases), _tags(operator)
     for each in phases:
@@ -29,13 +34,13 @@ def time_phases(operator: Any, phases: Iterable[Mapping[str, Any]]) -> None:
         _stats().incr("gpu_provider.preemptions", preempted, tags=tags)
 
 
-def gauge_use(operator: Any, use: Mapping[str, Any]) -> None:
+def gauge_use(operator: BaseOperator, use: Json) -> None:
     """Set `gpu_provider.gpu_utilization`, in percent, where the GPUs report it."""
     if use.get("mean") is not None:
         _stats().gauge("gpu_provider.gpu_utilization", use["mean"], tags=_tags(operator))
 
 
-def _tags(operator: Any) -> dict[str, str]:
+def _tags(operator: BaseOperator) -> dict[str, str]:
     pool = getattr(getattr(operator, "gpu_pool", None), "name", "")
     return {"operator": operator.task_type, "dag_id": operator.dag_id, **({"pool": pool} if pool else {})}
 

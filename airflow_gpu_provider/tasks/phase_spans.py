@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.pod_state import Json
 
 _NANOSECONDS = 1_000_000_000
 
 
-def span_phases(phases: Iterable[Mapping[str, Any]]) -> None:
+def span_phases(phases: Iterable[Json]) -> None:
     """Record each phase of a timeline as a span, at the times that it had by the cluster's clock."""
     from opentelemetry import trace
 
