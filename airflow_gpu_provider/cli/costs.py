@@ -14,6 +14,7 @@ from typing import Any
 from airflow_gpu_provider.cli.tables import Row
 from airflow_gpu_provider.cost.amounts import UNKNOWN, in_words
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import time_of
 
 _KEY = "usage"
 
@@ -107,7 +108,6 @@ def since_day(given: str | None, now: datetime) -> datetime:
     if not given:
         return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     try:
-        at = datetime.fromisoformat(given)
+        return time_of(given)
     except ValueError as error:
         raise PoolSpecError(f"--since {given} is not a day.", "Give one like 2026-03-01.") from error
-    return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseNotifier
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.notifications.run_facts import night_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -47,6 +46,8 @@ class GpuNightNotifier(BaseNotifier):
 
     def notify(self, context: Context) -> None:
         """Send the night of the context's run with each notifier."""
+        from airflow_gpu_provider.notifications.run_facts import night_of
+
         night = night_of(context)
         self.log.info("%s", night.in_words)
         failed = []

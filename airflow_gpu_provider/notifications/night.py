@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cost.amounts import UNKNOWN
+from airflow_gpu_provider.cost.amounts import in_words
 from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 Json = Mapping[str, Any]
@@ -109,10 +109,9 @@ class Night:
         return f"ran {_duration(self.ran_seconds)}{nodes}{types}{attempts}"
 
     def _cost(self) -> str:
-        if self.cost is None:
-            return f"cost {UNKNOWN}" if self.machines else ""
-        at_least = "at least " if self.is_at_least else ""
-        return f"cost {at_least}{self.cost:.2f} {self.currency}"
+        if self.cost is None and not self.machines:
+            return ""
+        return f"cost {in_words(self.cost, self.currency, at_least=self.is_at_least)}"
 
 
 def night(

@@ -190,7 +190,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         with giving_up_on_failure(self, reconciler, key, context):
             if (max_cost := self._most) is not None:
-                self._call_with_retries(lambda: run_money.budget(reconciler, key, nodes, max_cost))
+                listed = reconciler.platform.list_prices()
+                self._call_with_retries(lambda: run_money.budget(reconciler, key, nodes, max_cost, listed))
             self._apply(reconciler, plan, nodes, over_quota)
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()

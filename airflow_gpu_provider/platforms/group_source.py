@@ -66,7 +66,8 @@ class CloudPlatform(Platform):
         pool = self._priced
         if not pool.has_list_prices and pool.max_price_per_hour is None:
             return self._source.plan(nodes)
-        candidates, record = self._source.candidates(), PriceRecord.of(pool, [self.list_prices()])
+        candidates = self._source.candidates()
+        record = self._prices_of(candidates)
         dear = too_dear(record, candidates)
         if dear and len(dear) == len(candidates):
             raise PriceLimitExceeded.of(pool.name, map(str, dear))
@@ -76,18 +77,27 @@ class CloudPlatform(Platform):
     def list_prices(self) -> ListPrices | None:
         if not self._priced.has_list_prices:
             return None
-        candidates: Sequence[Candidate] = ()
         try:
             candidates = self._source.candidates()
+        except GpuError:
+            return list_prices((), lambda _: Unknown(why=""))  # which machines there may be is not known
+        return self._listed(candidates)
+
+    def _listed(self, candidates: Sequence[Candidate]) -> ListPrices:
+        try:
             return self._read_prices(candidates)
         except GpuError as error:
             unknown = Unknown(why=error.what.rstrip("."))
             return list_prices(candidates, lambda _: unknown)
 
+    def _prices_of(self, candidates: Sequence[Candidate]) -> PriceRecord:
+        """Return what is known of the candidates' prices now."""
+        return PriceRecord.of(self._priced, [self._listed(candidates)] if self._priced.has_list_prices else [])
+
     def _affordable(self) -> tuple[Candidate, ...]:
         """Return the candidates that do not cost more than the pool pays."""
         candidates = self._source.candidates()
-        dear = {each.candidate for each in too_dear(PriceRecord.of(self._priced, [self.list_prices()]), candidates)}
+        dear = {each.candidate for each in too_dear(self._prices_of(candidates), candidates)}
         return tuple(each for each in candidates if each not in dear)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:

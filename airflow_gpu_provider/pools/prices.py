@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
 
 from airflow_gpu_provider.pools.candidates import Candidate
+from airflow_gpu_provider.pools.values import time_of
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -37,8 +38,7 @@ def limit_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
             "max_price_per_hour has no effect where others add the nodes",
             "Limit the machine types of the autoscaler or the provisioner.",
         )
-    markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
-    typed = [] if prices == LIST else [pool.price(market) for market in markets or _markets(prices)]
+    typed = typed_prices(pool)
     if typed and all(price is not None and price > limit for price in typed):
         yield (
             f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
@@ -46,8 +46,13 @@ def limit_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
         )
 
 
-def _markets(prices: Any) -> Iterable[str]:
-    return prices if isinstance(prices, dict) else ("",)
+def typed_prices(pool: GpuPool) -> list[float | None]:
+    """Return what the spec gives for each market that it names; none where it gives no prices, or has them listed."""
+    prices = pool.price_per_hour
+    if prices is None or prices == LIST:
+        return []
+    markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
+    return [pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +87,8 @@ class ListPrices:
         record = json.loads(text)
         if not isinstance(record, dict) or not isinstance(record.get("per_hour"), dict):
             raise ValueError(f"{text[:60]} are no prices")
-        at = datetime.fromisoformat(str(record.get("at")))
         return cls(
-            at=at if at.tzinfo else at.replace(tzinfo=UTC),
+            at=time_of(str(record.get("at"))),
             per_hour={str(group): float(price) for group, price in record["per_hour"].items()},
             unknown={str(group): str(why) for group, why in dict(record.get("unknown") or {}).items()},
         )
@@ -158,9 +162,10 @@ def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooD
     return tuple(found)
 
 
-def money(pool: GpuPool, amount: float) -> str:
-    """Return an amount for people, like "0.8048 USD (list price)"."""
-    digits = 2 if amount >= 10 or amount == 0 else 4
+def money(pool: GpuPool, amount: float, *, digits: int | None = None) -> str:
+    """Return an amount for people, like "0.8048 USD (list price)"; default: four digits of small ones."""
+    if digits is None:
+        digits = 2 if amount >= 10 or amount == 0 else 4
     return f"{amount:.{digits}f} {pool.currency}{f' ({LIST_PRICE})' if pool.has_list_prices else ''}"
 
 

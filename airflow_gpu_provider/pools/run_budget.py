@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools.prices import LIST_PRICE, ListPrices
-from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.pools.prices import ListPrices, money, typed_prices
+from airflow_gpu_provider.pools.values import is_template, time_of
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -74,8 +74,7 @@ class Budget:
         if not isinstance(record, dict):
             raise ValueError(f"{text[:60]} is no budget")
         limit, spent, per_hour = (float(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
-        at = datetime.fromisoformat(str(record.get("at")))
-        return cls(limit=limit, spent=spent, at=at if at.tzinfo else at.replace(tzinfo=UTC), per_hour=per_hour)
+        return cls(limit=limit, spent=spent, at=time_of(str(record.get("at"))), per_hour=per_hour)
 
 
 def budget_of(
@@ -119,7 +118,7 @@ def dearest(pool: GpuPool, listed: ListPrices | None) -> float:
         PriceUnknown: The price of one that it may have is not known.
     """
     unknown = dict(listed.unknown) if listed else {}
-    prices = list(listed.per_hour.values()) if listed else _typed(pool)
+    prices = list(listed.per_hour.values()) if listed else _known(pool)
     limit = pool.max_price_per_hour
     kept = [price for price in prices if limit is None or price <= limit]
     if unknown or not kept:
@@ -132,13 +131,10 @@ def dearest(pool: GpuPool, listed: ListPrices | None) -> float:
     return max(kept)
 
 
-def _typed(pool: GpuPool) -> list[float]:
-    prices = pool.price_per_hour
-    if not isinstance(prices, dict):
-        return [] if prices is None or isinstance(prices, str) else [prices]
-    markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
-    known = [prices.get(market) for market in markets or prices]
-    return [] if None in known else [price for price in known if price is not None]
+def _known(pool: GpuPool) -> list[float]:
+    """Return the spec's prices; none where it lacks one of a market that it names."""
+    prices = typed_prices(pool)
+    return [] if None in prices else [price for price in prices if price is not None]
 
 
 def as_amount(value: Any) -> float:
@@ -159,7 +155,7 @@ def check_max_cost(pool: Any, max_cost: Any) -> None:
         return
     if isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not 0 < max_cost < float("inf"):
         raise PoolSpecError(f"max_cost={max_cost!r}.", "Give a number above 0, in the currency of the pool's prices.")
-    if not getattr(pool, "is_rendered", False) or pool.has_list_prices or _typed(pool):
+    if not getattr(pool, "is_rendered", False) or pool.has_list_prices or _known(pool):
         return
     raise PoolSpecError(
         f"Pool {pool.name}: max_cost={max_cost:g} needs the price of each kind of node.",
@@ -170,4 +166,4 @@ def check_max_cost(pool: Any, max_cost: Any) -> None:
 
 def in_words(pool: GpuPool, amount: float) -> str:
     """Return an amount for people, like "12.50 USD"."""
-    return f"{amount:.2f} {pool.currency}{f' ({LIST_PRICE})' if pool.has_list_prices else ''}"
+    return money(pool, amount, digits=2)

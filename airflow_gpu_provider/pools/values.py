@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
@@ -24,6 +24,12 @@ def is_template(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(is_template(v) for v in value)
     return False
+
+
+def time_of(text: str) -> datetime:
+    """Read a time in ISO 8601, in UTC where it names no zone; raises ValueError."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def is_whole(value: Any) -> bool:

@@ -17,6 +17,7 @@ import json, sys
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator  # what each DAG file loads; airflow.sdk itself is lazy
 before = set(sys.modules)
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider.notifications import GpuNightNotifier
 print(json.dumps([sorted(before), sorted(sys.modules)]))
 """
 

@@ -144,7 +144,7 @@ class Reconciler(PoolAccess):
             GpuError: An error of the cluster or the cloud.
         """
         listed = self.platform.list_prices()  # before the lock: it may take seconds
-        budget = None if max_cost is None else run_money.budget(self, key, nodes, max_cost)
+        budget = None if max_cost is None else run_money.budget(self, key, nodes, max_cost, listed)
         until = until if budget is None else min(until, budget.stops_by)
         with self._lock() as lock:
             before = self._read(lock)

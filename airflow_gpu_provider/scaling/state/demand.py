@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import format_time
@@ -26,6 +26,7 @@ from airflow_gpu_provider.cluster.leases import (
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.run_budget import Budget
+from airflow_gpu_provider.pools.values import time_of
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -201,10 +202,10 @@ def _begin(raw: dict[str, Any]) -> datetime:
 
 
 def _time(text: str) -> datetime:
-    at = datetime.fromisoformat(text)
+    at = time_of(text)
     if at.year not in _YEARS:
         raise ValueError(f"{text} is none of a machine's times")
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return at
 
 
 def _number(text: str) -> int:

@@ -61,17 +61,17 @@ class Tolerance:
         )
 
     def _until(self, error: GpuError) -> datetime:
-        tolerated_for = _borne_for(error, worked=self._worked)
+        tolerated_for = _tolerated_for(error, worked=self._worked)
         return self._deadline if tolerated_for is None else min(self._deadline, self._since + tolerated_for)
 
 
 def is_tolerated(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
     """Return True if an error that has persisted for so long is still tolerated; `worked` as for `Tolerance`."""
-    tolerated_for = _borne_for(error, worked=worked)
+    tolerated_for = _tolerated_for(error, worked=worked)
     return tolerated_for is None or lasted < tolerated_for
 
 
-def _borne_for(error: GpuError, *, worked: bool) -> timedelta | None:
+def _tolerated_for(error: GpuError, *, worked: bool) -> timedelta | None:
     """Return for how long an error is tolerated; None: until the wait's deadline."""
     return None if worked and error.retryable and error.tolerated_for else error.tolerated_for
 

@@ -32,11 +32,21 @@ def test_a_machine_is_on_the_bill_at_its_own_price_as_long_as_karpenter_keeps_it
     assert 0 < writes <= 25, "now and then, not at each look"
     cluster.server.remove("api/v1/nodes/node-a")
     cluster.server.remove("apis/karpenter.sh/v1/nodeclaims/gpu-aaaaa")
-    bill = on.ledger.bill(RUN, platform, clock.now())
+    bill = on.ledger.bill(RUN, on.platform, clock.now())
     assert 600 <= bill.total_seconds <= 660
     assert {lane.machine.market for lane in bill.lanes} == {"SPOT"}
     assert bill.total_cost is not None
     assert bill.total_cost < 0.2
+
+
+def wanted() -> tuple[VirtualClock, Cluster, Reconciler]:
+    """A pool of Karpenter's, of which a run wants one node."""
+    clock, cluster = VirtualClock(), Cluster()
+    cluster.node_pool()
+    api = FakeApiClient(cluster.server)
+    on = Reconciler(pool(), cluster.platform(), api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
+    on.want(RUN, 1, clock.now() + timedelta(hours=6))
+    return clock, cluster, on
 
 
 def looks(on: Reconciler, clock: VirtualClock, seconds: int) -> None:
@@ -48,11 +58,7 @@ def looks(on: Reconciler, clock: VirtualClock, seconds: int) -> None:
 
 def test_a_machine_is_paid_for_while_karpenter_drains_it_and_not_while_it_shuts_down() -> None:
     """The cloud is told to end it once its node is drained; from then on EC2 asks for nothing."""
-    clock, cluster = VirtualClock(), Cluster()
-    cluster.node_pool()
-    api, platform = FakeApiClient(cluster.server), cluster.platform()
-    on = Reconciler(pool(), platform, api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
-    on.want(RUN, 1, clock.now() + timedelta(hours=6))
+    clock, cluster, on = wanted()
     done = (condition("Registered"), condition("Initialized"))
     cluster.launched("gpu-aaaaa", *done, nodeName="node-a", ago=0)
     cluster.node("node-a", "i-gpu-aaaaa", ago=0)
@@ -62,18 +68,14 @@ def test_a_machine_is_paid_for_while_karpenter_drains_it_and_not_while_it_shuts_
     looks(on, clock, 300)
     cluster.launched("gpu-aaaaa", *done, condition("InstanceTerminating"), nodeName="node-a", ago=0, deleting=True)
     looks(on, clock, 300)
-    bill = on.ledger.bill(RUN, platform, clock.now())
+    bill = on.ledger.bill(RUN, on.platform, clock.now())
     assert 330 <= bill.total_seconds <= 370
     assert bill.machines == 1
 
 
 def test_a_claim_that_goes_before_it_had_a_machine_costs_nothing() -> None:
-    clock, cluster = VirtualClock(), Cluster()
-    cluster.node_pool()
-    api, platform = FakeApiClient(cluster.server), cluster.platform()
-    on = Reconciler(pool(), platform, api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
-    on.want(RUN, 1, clock.now() + timedelta(hours=6))
+    clock, cluster, on = wanted()
     cluster.claim("gpu-aaaaa", condition("Launched", "Unknown"), ago=0, deleting=True)
     looks(on, clock, 60)
     on.release(RUN)
-    assert on.ledger.bill(RUN, platform, clock.now()).machines == 0
+    assert on.ledger.bill(RUN, on.platform, clock.now()).machines == 0
