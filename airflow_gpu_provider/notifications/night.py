@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cost.amounts import in_words
+from airflow_gpu_provider.pools.prices import LIST_PRICE
 from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
 Json = Mapping[str, Any]
@@ -56,6 +57,7 @@ class Night:
         types: Their instance types, sorted.
         cost: What they cost; None if the price is unknown, or the bill.
         currency: Of the cost.
+        price_source: Whose prices they are; "list price" where any is the cloud's.
         is_at_least: The true cost may be higher.
         left: What is left of the run's nodes, in words.
     """
@@ -72,6 +74,7 @@ class Night:
     types: Sequence[str] = ()
     cost: float | None = None
     currency: str = ""
+    price_source: str = ""
     is_at_least: bool = False
     left: str = ""
 
@@ -111,7 +114,7 @@ class Night:
     def _cost(self) -> str:
         if self.cost is None and not self.machines:
             return ""
-        return f"cost {in_words(self.cost, self.currency, at_least=self.is_at_least)}"
+        return f"cost {in_words(self.cost, self.currency, at_least=self.is_at_least, by=self.price_source)}"
 
 
 def night(
@@ -159,6 +162,7 @@ def night(
         types=sorted({node["instance_type"] for one in ensured for node in one["nodes"] if node.get("instance_type")}),
         cost=sum(known) if known else None,
         currency=", ".join(sorted({usage["currency"] for usage in usages})),
+        price_source=LIST_PRICE if any(usage.get("price_source") == LIST_PRICE for usage in usages) else "",
         is_at_least=len(known) < len(costs) or any(usage.get("at_least") for usage in usages),
         left="; ".join(dict.fromkeys(left)) or "no scale-down has ended yet",
     )

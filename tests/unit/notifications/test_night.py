@@ -49,6 +49,8 @@ def test_attempts_after_preemptions_are_summed() -> None:
         ([USED, {**USED, "cost": {"total": "unknown"}}], "cost at least 2.41 USD"),
         ([{**USED, "at_least": "a machine was seen late"}], "cost at least 2.41 USD"),
         ([USED, USED], "cost 4.82 USD"),
+        ([USED, {**USED, "price_source": "list price"}], "cost 4.82 USD (list price)"),
+        ([{**USED, "price_source": "spec"}], "cost 2.41 USD;"),
     ],
 )
 def test_a_cost_that_is_not_known_is_never_zero(usages: list[Any], words: str) -> None:
