@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider import errors
+from tests.unit import error_messages
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
@@ -45,6 +46,11 @@ TOLD = [cls.__name__ for cls in errors.error_types()[1:] if cls.__module__ == er
 @pytest.mark.parametrize("name", [*TOLD, errors.TaskKilled.__name__])
 def test_each_error_is_a_symptom_that_is_explained(name: str) -> None:
     assert f"`{name}`" in (REPOSITORY / "docs/at-3-am.md").read_text()
+
+
+def test_the_table_of_messages_is_what_the_code_says() -> None:
+    """If not, `python -m tests.unit.error_messages` writes it anew."""
+    assert error_messages.page(error_messages.PAGE.read_text()) == error_messages.PAGE.read_text()
 
 
 def test_each_example_dag_is_listed() -> None:
