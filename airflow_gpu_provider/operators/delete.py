@@ -66,7 +66,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         reconciler = pool_opener(context, self.log.info)(self.gpu_pool)
         groups = delete_pool(reconciler, force=bool(self.force), say=self.log.info)
         self._wait(reconciler, groups)
-        delete_pool_records(reconciler)
+        delete_pool_records(reconciler, self.log.info)
         self.log.info("Pool %s is deleted: %s", self.gpu_pool.name, ", ".join(groups) or "it had no group")
         return {"pool": self.gpu_pool.name, "deleted": list(groups)}
 

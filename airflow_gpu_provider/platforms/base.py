@@ -331,10 +331,10 @@ class Platform(ABC):
         """
 
     def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
-        """Start what a plan calls "upgrade"; return the groups that are "upgrading" from now on.
+        """Start what a plan calls "upgrade", for groups without machines; return those "upgrading" from now on.
 
-        Only groups without machines. The caller holds the pool's lock, so that none comes meanwhile, and `check` says
-        before each write whether it still does. Default: there is nothing.
+        The caller holds the pool's lock, so that no machine comes meanwhile; `check` says before each write whether it
+        still does. Default: there is nothing.
         """
         return ()
 
@@ -365,8 +365,7 @@ class Platform(ABC):
     def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         """Remove exactly these machines, those that never joined the cluster too, each shrinking its group by one.
 
-        Returns those that the cloud does not end yet, because something else is still under way with them, their
-        launch as a rule; a later look removes them.
+        Returns those that the cloud does not end yet, their launch being under way as a rule; a later look does.
         """
 
     def machine_end(self, machine: str) -> MachineEnd | None:
@@ -379,10 +378,9 @@ class Platform(ABC):
     def lives(
         self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()
     ) -> tuple[MachineLife, ...] | None:
-        """Return when machines of these groups ran: those that ran after `since`, including those that no task saw.
+        """Return when machines of these groups ran after `since`, those too that no task saw.
 
-        Of what a cloud forgets soon, `known` machines (`Machine.id`) are asked for by name too. Default None: there is
-        no cloud that could tell.
+        `known` machines (`Machine.id`) are asked for by name, as clouds forget soon. Default None: no cloud could tell.
         """
         return None
 
@@ -390,13 +388,15 @@ class Platform(ABC):
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         """Set these groups to the machines that exist, so that the cloud stops trying for more.
 
-        A group with a launch under way is left as it is, for no machine that exists may be taken for it.
-        Returns the new sizes of the groups that were changed.
+        A group with a launch under way is left: no machine that exists may be taken for it. Returns the new sizes.
         """
 
     @abstractmethod
     def delete(self, say: Say) -> None:
         """Delete the groups that this package created."""
+
+    def delete_remains(self, say: Say) -> None:  # noqa: B027
+        """Delete what this package created beside groups that are gone now. Default: there is nothing."""
 
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:

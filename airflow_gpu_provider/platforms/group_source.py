@@ -46,6 +46,9 @@ class GroupSource(ABC):
     def delete(self, say: Say) -> None:
         """Delete the groups that this package created."""
 
+    def delete_remains(self, say: Say) -> None:  # noqa: B027
+        """Do what `Platform.delete_remains` promises."""
+
 
 class CloudPlatform(Platform):
     """A pool on a cloud, whose groups are its source's to plan, create, read and delete.
@@ -111,6 +114,9 @@ class CloudPlatform(Platform):
 
     def delete(self, say: Say) -> None:
         self._source.delete(say)
+
+    def delete_remains(self, say: Say) -> None:
+        self._source.delete_remains(say)
 
     def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
         # Machines on their way out still count against a quota, and what they leave is room for as many.

@@ -14,7 +14,9 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_tuple, is_template
+from airflow_gpu_provider.pools.template_needs import IN_TEMPLATES
+from airflow_gpu_provider.pools.template_needs import problems as template_problems
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
 _CONSOLES = {
@@ -35,6 +37,7 @@ SHAPE = (
     "zones",
     "subnets",
     "disk_size",
+    *IN_TEMPLATES,
     "node_role",
     "launch_template",
     "tags",
@@ -95,8 +98,13 @@ class EksGpuPool(GpuPool):
         zones: Availability zones, in order of preference. Default: those of the subnets.
         subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
             zones where there is no other node group, the cluster's own, and the plan says so.
-        disk_size: Root volume in GiB. Default 100; not with launch_template, nor with Bottlerocket, where images and
-            pods are on another volume (docs/node-images.md).
+        disk_size: The volume of images and pods in GiB. Default 100; Bottlerocket's own 20 with BOTTLEROCKET_*, where
+            it is not the root volume (docs/node-images.md). Not with launch_template.
+        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, or disk_size of
+            Bottlerocket, each node group has a launch template that this package makes and deletes with it.
+        disk_iops: Of that volume. Default gp3's 3000.
+        user_data: What nodes read at boot: with AL2023_* nodeadm's NodeConfig, as a dict or in YAML; with
+            BOTTLEROCKET_* its settings in TOML. EKS adds its own.
         ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
             container toolkit, no device plugin. EKS offers AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
             labels and taints only after a node has joined: have the kubelet register with them in the template's
@@ -126,6 +134,9 @@ class EksGpuPool(GpuPool):
     zones: Sequence[str] = ()
     subnets: Sequence[str] = ()
     disk_size: int | None = None
+    disk_throughput: int | None = None
+    disk_iops: int | None = None
+    user_data: dict[str, object] | str | None = None
     ami_type: str = "AL2023_x86_64_NVIDIA"
     node_role: str | None = None
     launch_template: str | None = None
@@ -193,13 +204,20 @@ class EksGpuPool(GpuPool):
         spot = "-spot" if market == "SPOT" else ""
         return f"{self.name}-{zone_suffix}-{instance_type.replace('.', '-')}{spot}"
 
+    def _group_fields(self) -> dict[str, Any]:
+        """Leave out what an earlier release had not, where it is not set: its groups have the hash without."""
+        found = super()._group_fields()
+        return {name: value for name, value in found.items() if value is not None or name not in IN_TEMPLATES}
+
     def _coerce(self) -> None:
         super()._coerce()
         for name in ("instance_types", "zones", "subnets", "node_groups", "asg_names"):
             self._set(name, as_tuple(getattr(self, name)))
         self._set("capacity_types", as_constants(self.capacity_types))
-        if self.disk_size is not None:
-            self._set("disk_size", self._as_int("disk_size", self.disk_size))
+        for name in ("disk_size", "disk_throughput", "disk_iops"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, self._as_int(name, value))
+        self._set("user_data", as_plain(self.user_data))
 
     def _validate(self) -> None:
         super()._validate()
@@ -222,13 +240,8 @@ class EksGpuPool(GpuPool):
         self._check_reserved_labels()
         self._check_zones()
         self._check_autoscaling()
-        if self.launch_template and self.disk_size is not None:
-            raise self._error("disk_size and launch_template exclude each other: the template has the disk")
-        if self.has_image_volume and self.disk_size is not None:
-            raise self._error(
-                f"disk_size is the root volume's; with ami_type {self.ami_type} images and pods are on another volume",
-                f"Leave it out, and set the size of {IMAGE_VOLUME} in a launch_template (docs/node-images.md).",
-            )
+        if not is_template([self.ami_type, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]):
+            self._refuse(template_problems(self))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 

@@ -59,6 +59,13 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def as_plain(value: Any) -> Any:
+    """Return an object with the lists in it as tuples, which is how a spec holds them."""
+    if isinstance(value, Mapping):
+        return {key: as_plain(item) for key, item in value.items()}
+    return tuple(map(as_plain, value)) if isinstance(value, list | tuple) else value
+
+
 def as_tuple(value: Any) -> Any:
     """Return a list as a tuple, and a single text as a tuple of one; a template stays."""
     if isinstance(value, str):

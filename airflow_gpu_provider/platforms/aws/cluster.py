@@ -22,6 +22,7 @@ from airflow_gpu_provider.platforms.aws.group_state import (
     machines,
 )
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
+from airflow_gpu_provider.platforms.aws.owned_templates import OwnedTemplates
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.spec import issues
 from airflow_gpu_provider.platforms.base import Group, GroupStatus
@@ -92,6 +93,11 @@ class EksCluster:
     def groups(self) -> NodeGroups:
         """Calls about its managed node groups."""
         return NodeGroups(self.clients.eks, self.pool)
+
+    @cached_property
+    def templates(self) -> OwnedTemplates:
+        """Calls about the launch templates that this package makes."""
+        return OwnedTemplates(self.clients.ec2, self.pool)
 
     @cached_property
     def scaling(self) -> AutoScaling:

@@ -62,7 +62,8 @@ def disk_notes(pool: EksGpuPool, data: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return (
         f"with ami_type {pool.ami_type} images and pods have 20 GiB on {IMAGE_VOLUME}, whatever the root volume's size:"
-        " enlarge that volume in a launch template (docs/node-images.md)",
+        f" {'enlarge that volume in the launch template' if pool.launch_template else 'set disk_size'}"
+        " (docs/node-images.md)",
     )
 
 

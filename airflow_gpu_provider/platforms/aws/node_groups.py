@@ -118,8 +118,13 @@ class NodeGroups:
             "Set node_role to the ARN of an EKS node role.",
         )
 
-    def create(self, spec: GroupSpec, say: Say) -> None:
+    def create(self, spec: GroupSpec, say: Say, template: Mapping[str, str] | None = None) -> None:
         """Start to create a group of its minimum size; fine if another run creates it just now.
+
+        Args:
+            spec: The group's.
+            say: Takes a line about it.
+            template: The launch template of ours that it is made from: id and version.
 
         Raises:
             QuotaExceeded: The cluster has as many groups as EKS allows: ResourceLimitExceededException.
@@ -127,7 +132,7 @@ class NodeGroups:
         """
         name = spec.candidate.group
         with unless_answered("ResourceInUseException"), refusals_of("EKS", self._pool, f"create {name}", *_REFUSED):
-            self._eks.call("create_nodegroup", **spec.create_request())
+            self._eks.call("create_nodegroup", **spec.create_request(template))
             say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
             return
         say(f"{name} exists already, or is being created by another run")

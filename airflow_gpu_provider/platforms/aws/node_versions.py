@@ -7,7 +7,7 @@ UpdateClusterVersion).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ _RELEASES = {
     "BOTTLEROCKET_ARM_64_NVIDIA_FIPS": _BOTTLEROCKET % "nvidia-fips/arm64",
 }
 """The parameters of Parameter Store that hold the newest releases, by ami_type."""
+_CANNOT = "is DEGRADED, and EKS cannot update it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,14 @@ class Newest:
         releases: Of the image, by ami_type; those that could be read.
         template: The number of the version of the pool's launch template; None where there is none, or it may not be
             read.
+        own: In what the launch templates of ours that groups were made from differ from what they are to say, by group.
         unread: Why something could not be read, for people.
     """
 
     kubernetes: str
     releases: Mapping[str, str] = field(default_factory=dict)
     template: str | None = None
+    own: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
 
@@ -89,13 +92,14 @@ def behind(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> list[D
     if template and template != group["launchTemplate"]["version"]:
         number = str(group["launchTemplate"]["version"])
         found.append(_difference("launch template version", number, template))
-    return found
+    return [*found, *newest.own.get(str(group["nodegroupName"]), ())]
 
 
 def update_request(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> dict[str, Any]:
     """Return UpdateNodegroupVersion's parameters for what is behind; {} where nothing is. Pure.
 
-    The version of the template is always named where there is one: EKS would take the default one.
+    The version of the template is always named where there is one: EKS would take the default one. Of a template of
+    ours it is the present one, and its next has still to be made.
     """
     differences = behind(pool, group, newest)
     if not differences:
@@ -118,8 +122,8 @@ def changes(
 ) -> tuple[Change, ...]:
     """Return what Ensure would bring up to date: these groups have no machines, and `failed` is why EKS once could not.
 
-    EKS updates no group that is DEGRADED (aws/containers-roadmap#2204): one that keeps the cluster from being upgraded
-    is recreated, and another waits for a launch that works. Pure.
+    EKS updates no group that is DEGRADED (aws/containers-roadmap#2204): one that keeps the cluster from being upgraded,
+    or whose launch template is another now, is recreated; another waits for a launch that works. Pure.
     """
     found = []
     for group in groups:
@@ -128,8 +132,10 @@ def changes(
         if group["status"] == "ACTIVE" and differences:
             last = f"; EKS could not, the last time: {failed[name]}" if name in failed else ""
             found.append(Change(action="upgrade", group=name, detail=f"{detail}{last}"))
+        elif group["status"] == "DEGRADED" and name in newest.own:
+            found.append(Change(action="update", group=name, detail=f"{_CANNOT}; {detail}: recreated"))
         elif is_to_be_recreated(group, newest.kubernetes):
-            detail = f"is DEGRADED, and EKS cannot update it: recreated from Kubernetes {newest.kubernetes}"
+            detail = f"{_CANNOT}: recreated from Kubernetes {newest.kubernetes}"
             found.append(Change(action="update", group=name, detail=detail))
     return tuple(found)
 
@@ -142,11 +148,12 @@ def notes(
     for group in groups:
         name, differences = str(group["nodegroupName"]), behind(pool, group, newest)
         if differences and name in with_machines:
-            found.append(
-                f"{name} has machines, and stays as it is until it has none: {'; '.join(map(str, differences))}. At"
-                f" once, by draining them: aws eks update-nodegroup-version --cluster-name {pool.cluster_name}"
+            stays = f"{name} has machines, and stays as it is until it has none: {'; '.join(map(str, differences))}"
+            command = (
+                f". At once, by draining them: aws eks update-nodegroup-version --cluster-name {pool.cluster_name}"
                 f" --nodegroup-name {name}{_arguments(update_request(pool, group, newest))}"
             )
+            found.append(stays if name in newest.own else stays + command)
         if _has_own_image(group) and _is_older(group, newest.kubernetes):
             found.append(
                 f"{name} has Kubernetes {group.get('version')} and the cluster {newest.kubernetes}: create a launch"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
+from airflow_gpu_provider.errors import GpuError, GroupFailed, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import fractional_gpus, node_versions
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
@@ -21,6 +21,7 @@ from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, se
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.template_data import template_data
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
@@ -79,10 +80,11 @@ class OwnedGroups(GroupSource):
         candidates = [each for each in self.candidates() if each.group not in left_out]
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         stale_tags = {group.name: reported(group.stale_tags) for group in observed}
-        changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)
+        specs = self._specs(candidates, groups)
+        changes = eks_spec.changes(specs, groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        newest, upgrades, behind = self._compare_versions(groups, observed)
+        newest, upgrades, behind = self._compare_versions(specs, groups, observed)
         return Plan(
             pool=self._pool.name,
             changes=(*changes, *upgrades),
@@ -92,11 +94,11 @@ class OwnedGroups(GroupSource):
         )
 
     def _compare_versions(
-        self, groups: Mapping[str, Mapping[str, Any]], observed: Sequence[Group]
+        self, specs: Sequence[GroupSpec], groups: Mapping[str, Mapping[str, Any]], observed: Sequence[Group]
     ) -> tuple[Newest, tuple[Change, ...], tuple[str, ...]]:
         """Return what new groups would be made from, which groups would be brought to that, and which stay behind."""
         owned = [groups[group.name] for group in observed]
-        newest = self._newest(owned)
+        newest = self._newest(specs, owned)
         busy = {group.name for group in observed if group.desired or group.machines}
         empty = [raw for raw in owned if raw["nodegroupName"] not in busy]
         late = [raw for raw in empty if node_versions.behind(self._pool, raw, newest)]
@@ -104,10 +106,17 @@ class OwnedGroups(GroupSource):
         changes = node_versions.changes(self._pool, empty, newest, failed)
         return newest, changes, node_versions.notes(self._pool, owned, newest, busy)
 
-    def _newest(self, groups: Sequence[Mapping[str, Any]]) -> Newest:
+    def _newest(self, specs: Sequence[GroupSpec], groups: Sequence[Mapping[str, Any]]) -> Newest:
         clients = self._eks.clients
         version = self._eks.description["version"]
-        return node_versions.read_newest(self._pool, version, groups, ssm=clients.ssm, ec2=clients.ec2)
+        newest = node_versions.read_newest(self._pool, version, groups, ssm=clients.ssm, ec2=clients.ec2)
+        named = {str(group["nodegroupName"]): group for group in groups}
+        pairs = [(spec, named[spec.candidate.group]) for spec in specs if spec.candidate.group in named]
+        try:
+            return replace(newest, own=self._eks.templates.differences(pairs))
+        except PermissionDenied as error:
+            why = f"launch templates are not compared: {error.details.get('action', error.what)} is not allowed"
+            return replace(newest, unread=(*newest.unread, why))
 
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
@@ -163,7 +172,7 @@ class OwnedGroups(GroupSource):
         """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
         name = spec.candidate.group
         if group is None:
-            self._eks.groups.create(spec, say)
+            self._eks.groups.create(spec, say, self._eks.templates.ensure(spec, say))
             return {}
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, say)
@@ -187,7 +196,7 @@ class OwnedGroups(GroupSource):
         name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "no reason given"
         if group["status"] == "CREATE_FAILED":
             say(f"EKS could not create {name}: {why}")
-        elif not (spec.update_request(group) or self._is_to_be_recreated(group)):
+        elif not (spec.update_request(group) or self._is_to_be_recreated(spec, group)):
             self._update(spec, group, say)
             return {}
         elif self._has_machines(group):
@@ -198,8 +207,9 @@ class OwnedGroups(GroupSource):
         self._eks.groups.delete(name, say)
         return {name: why}
 
-    def _is_to_be_recreated(self, group: Mapping[str, Any]) -> bool:
-        return node_versions.is_to_be_recreated(group, self._eks.description["version"])
+    def _is_to_be_recreated(self, spec: GroupSpec, group: Mapping[str, Any]) -> bool:
+        is_old = node_versions.is_to_be_recreated(group, self._eks.description["version"])
+        return is_old or bool(self._eks.templates.differences([(spec, group)]))
 
     def _has_machines(self, group: Mapping[str, Any]) -> bool:
         return has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
@@ -233,8 +243,13 @@ class OwnedGroups(GroupSource):
             *self._offers.notes,
             *type_notes(self._pool),
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
-            *(() if self._pool.launch_template else eks_launch_templates.disk_notes(self._pool, {})),
+            *self._disk_notes(candidates),
         )
+
+    def _disk_notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        if self._pool.launch_template or not candidates:
+            return ()
+        return eks_launch_templates.disk_notes(self._pool, template_data(self._pool, candidates[0]) or {})
 
     def _security_notes(self) -> tuple[str, ...]:
         cluster_group = self._eks.description["resourcesVpcConfig"].get("clusterSecurityGroupId")
@@ -244,7 +259,9 @@ class OwnedGroups(GroupSource):
 
     def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
         groups = self._eks.groups.owned()
-        newest = self._newest([*groups.values()])
+        existing = [each for each in self.candidates() if each.group in groups]
+        specs = {each.candidate.group: each for each in self._specs(existing, groups)}
+        newest = self._newest([*specs.values()], [*groups.values()])
         asgs = self._eks.scaling.groups([asg for raw in groups.values() if (asg := asg_name(raw))])
         begun = []
         for name, raw in groups.items():
@@ -255,6 +272,9 @@ class OwnedGroups(GroupSource):
                 say(f"{name} is {raw['status']}; the next run upgrades it")
                 continue
             check()
+            if name in newest.own:
+                request["launchTemplate"] = self._eks.templates.ensure(specs[name], say, raw)
+                check()
             if self._eks.groups.upgrade(raw, request, say):
                 begun.append(name)
         return tuple(begun)
@@ -308,3 +328,6 @@ class OwnedGroups(GroupSource):
     def delete(self, say: Say) -> None:
         for name in self._eks.groups.owned():
             self._eks.groups.delete(name, say)
+
+    def delete_remains(self, say: Say) -> None:
+        self._eks.templates.delete_all_but(self._eks.groups.owned(), say)

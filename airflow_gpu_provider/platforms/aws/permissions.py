@@ -16,6 +16,7 @@ from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.template_needs import needs
 
 _SIZES = (
     "autoscaling:SetDesiredCapacity",
@@ -27,6 +28,7 @@ _SIZES = (
 )
 _CHANGES = ("eks:TagResource", "eks:UpdateNodegroupConfig", "eks:UpdateNodegroupVersion")
 _TAGS = ("autoscaling:CreateOrUpdateTags", "autoscaling:DeleteTags")
+_NEW_VERSION = "ec2:CreateLaunchTemplateVersion"
 _RESOURCE_TAG = re.compile(r"\w+:ResourceTag/", re.IGNORECASE)
 _SESSION = re.compile(r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d+):assumed-role/(?P<role>[^/]+)/.+")
 
@@ -71,6 +73,25 @@ def questions(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),
         Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
+        *(_template_questions(pool, f"arn:{partition}:ec2:{region}:{account}") if needs(pool) else ()),
+    )
+
+
+def _template_questions(pool: EksGpuPool, place: str) -> tuple[Question, ...]:
+    """Return what has to be asked where the pool's groups have launch templates of this package's.
+
+    EKS launches a machine by it in the caller's name before it makes a group.
+    """
+    template = f"{place}:launch-template/lt-0"
+    made = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
+    return (
+        Question(actions=("ec2:CreateLaunchTemplate", _NEW_VERSION), resources=(template,), context=made),
+        Question(
+            actions=("ec2:CreateTags",), resources=(template,), context={"ec2:CreateAction": "CreateLaunchTemplate"}
+        ),
+        Question(
+            actions=("ec2:RunInstances",), resources=(f"{place}:instance/*",), context={"ec2:LaunchTemplate": template}
+        ),
     )
 
 

@@ -11,19 +11,23 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
+from airflow_gpu_provider.platforms.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools.template_needs import DEFAULT_DISK_GIB, needs
 from airflow_gpu_provider.pools.values import CLOUD_EFFECTS
 
 POOL_TAG = "airflow-gpu-provider/pool"
 SPEC_TAG = "airflow-gpu-provider/spec"
 OWNER_TAG = "airflow-gpu-provider/owner"
 ZONE_TAG = "airflow-gpu-provider/zone"
+CLUSTER_TAG = "airflow-gpu-provider/cluster"
+GROUP_TAG = "airflow-gpu-provider/group"
+"""Of what this package makes for a node group beside it, in a service that knows no clusters."""
+
 UPDATE_TAG = "airflow-gpu-provider/update"
 """The id of the last update of a group's version that this package began: EKS tells by it how that went."""
-
-_DEFAULT_DISK_GIB = 100
 
 UPDATE_STRATEGY = "MINIMAL"
 """By it EKS ends a machine before it adds another when it updates a group, and adds none where there is none.
@@ -66,8 +70,23 @@ class GroupSpec:
             for t in self.pool.parsed_taints
         ]
 
-    def create_request(self) -> dict[str, Any]:
-        """Return CreateNodegroup's parameters, for a group of its minimum size."""
+    def template_data(self, group: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return what the group's launch template of ours is to say; None where it needs none.
+
+        `group` is DescribeNodegroup's answer where it exists: one that was made with such a template keeps it.
+        """
+        return template_data(self.pool, self.candidate, has_one=group is not None and self.has_own_template(group))
+
+    def has_own_template(self, group: Mapping[str, Any]) -> bool:
+        """Return True if a group was made with a launch template of ours."""
+        name = (group.get("launchTemplate") or {}).get("name")
+        return bool(name == template_name(self.pool, self.candidate.group))
+
+    def create_request(self, template: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return CreateNodegroup's parameters, for a group of its minimum size.
+
+        `template` is the launch template of ours that it is made from: id and version.
+        """
         pool = self.pool
         request: dict[str, Any] = {
             "clusterName": pool.cluster_name,
@@ -84,10 +103,12 @@ class GroupSpec:
         }
         if pool.ami_type != "CUSTOM":  # EKS refuses the word next to a template that names the AMI
             request["amiType"] = pool.ami_type
-        if pool.launch_template:
+        if template:
+            request["launchTemplate"] = dict(template)
+        elif pool.launch_template:
             request["launchTemplate"] = launch_template(pool.launch_template)
         elif not pool.has_image_volume:
-            request["diskSize"] = pool.disk_size or _DEFAULT_DISK_GIB
+            request["diskSize"] = pool.disk_size or DEFAULT_DISK_GIB
         return request
 
     def differences(self, group: Mapping[str, Any]) -> list[Difference]:
@@ -120,9 +141,13 @@ class GroupSpec:
             pairs.append(("subnet", ", ".join(group.get("subnets", [])), self.subnet))
         if pool.node_role:
             pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
-        if not pool.launch_template and not pool.has_image_volume:
-            pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or _DEFAULT_DISK_GIB))
-        pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
+        if self.template_data(group) is None:
+            if not pool.launch_template and not pool.has_image_volume:
+                pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or DEFAULT_DISK_GIB))
+            pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
+        elif not self.has_own_template(group):
+            found = (group.get("launchTemplate") or {}).get("name")
+            pairs.append(("launch_template", found, f"one of its own, for {', '.join(needs(pool))}"))
         return fixed_differences(pairs)
 
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
@@ -309,7 +334,9 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
     name = spec.candidate.group
     if group is None:
         size = f"created at size {spec.min_size}" if spec.min_size else "created empty"
-        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}"
+        data = spec.template_data()
+        template = f", with a launch template: {described(data)}" if data else ""
+        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}{template}"
         return Change(action="create", group=name, detail=detail)
     tags = group.get("tags", {})
     owner = tags.get(OWNER_TAG)

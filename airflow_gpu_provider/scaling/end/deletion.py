@@ -42,10 +42,13 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 
-def delete_pool_records(reconciler: Reconciler) -> None:
-    """Delete the ledger and the lock's Lease, if the pool is gone and no run wants it again."""
+def delete_pool_records(reconciler: Reconciler, say: Say) -> None:
+    """Delete what is left of a pool that is gone, if no run wants it again: the ledger, the lock's Lease, and in the
+    cloud what was made beside its groups.
+    """
     if list_demand(reconciler.api, reconciler.pool.name):
         return
+    reconciler.platform.delete_remains(say)
     usage.delete_usage(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
     path = f"{LEASES}/{lock.name}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moto.ec2.models import EC2Backend
 from moto.iam.models import IAMBackend
 
 from gpu_sandbox.aws.auto_scaling import AutoScaling
@@ -84,6 +85,8 @@ ON_NODE_GROUPS = {
     "UpdateNodegroupConfig",
     "UpdateNodegroupVersion",
 }
+ON_TEMPLATES = {"CreateLaunchTemplate", "CreateLaunchTemplateVersion", "DeleteLaunchTemplate"}
+"""EC2's actions on a launch template."""
 ON_UPDATES = {"DescribeUpdate", "ListUpdates"}
 """On a node group or a cluster, whichever is named."""
 TAGGING = {"ListTagsForResource", "TagResource", "UntagResource"}
@@ -102,6 +105,7 @@ KEYS = {
     "autoscaling:DeleteTags": _TAG_KEYS,
     "autoscaling:PutScheduledUpdateGroupAction": _LIMITS,
     "autoscaling:UpdateAutoScalingGroup": _LIMITS,
+    "ec2:CreateLaunchTemplate": _TAG_KEYS,
     "ec2:CreateTags": {"aws:requesttag/", "aws:tagkeys", "ec2:createaction"},
     "ec2:RunInstances": {"ec2:launchtemplate"},
     "eks:CreateNodegroup": _TAG_KEYS,
@@ -126,8 +130,18 @@ _EVERYTHING = _Resource(arn="*")
 class Authorization:
     """Knows the account's resources, and so which of them a call is about."""
 
-    def __init__(self, *, region: str, account_id: str, auto_scaling: AutoScaling, eks: Eks, iam: IAMBackend) -> None:
+    def __init__(
+        self,
+        *,
+        region: str,
+        account_id: str,
+        auto_scaling: AutoScaling,
+        eks: Eks,
+        ec2: EC2Backend,
+        iam: IAMBackend,
+    ) -> None:
         self._region = region
+        self._ec2 = ec2
         self._account_id = account_id
         self._auto_scaling = auto_scaling
         self._eks = eks
@@ -144,6 +158,8 @@ class Authorization:
             return [self._request(action, _EVERYTHING, caller)]
         if service == "autoscaling" and operation in ON_GROUPS:
             return self._of_groups(action, parameters, caller)
+        if service == "ec2" and operation in ON_TEMPLATES:
+            return self._of_templates(action, parameters, caller)
         if service == "eks":
             return self._of_eks(action, parameters, caller)
         arns: dict[str, Callable[[Parameters], str]] = {
@@ -199,6 +215,27 @@ class Authorization:
             place = f"arn:aws:autoscaling:{self._region}:{self._account_id}"
             return _Resource(arn=f"{place}:autoScalingGroup:*:autoScalingGroupName/{name}")
         return _Resource(arn=group.arn, tags={tag["Key"]: tag["Value"] for tag in group.tags})
+
+    # EC2
+
+    def _of_templates(self, action: str, parameters: Parameters, caller: str) -> list[Request]:
+        """A template that is tagged as it is made needs ec2:CreateTags too: "Grant permission to tag resources"."""
+        if action.endswith(":CreateLaunchTemplate"):
+            new = _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:launch-template/*")
+            specifications = parameters.get("TagSpecifications") or ()
+            tags = _of_tags({tag["Key"]: tag["Value"] for each in specifications for tag in each.get("Tags", ())})
+            requests = [self._request(action, new, caller, tags)]
+            named = {**tags, "ec2:CreateAction": "CreateLaunchTemplate"}
+            return [*requests, *([self._request("ec2:CreateTags", new, caller, named)] if tags else [])]
+        return [self._request(action, self._template(parameters), caller)]
+
+    def _template(self, parameters: Parameters) -> _Resource:
+        wanted = parameters.get("LaunchTemplateId"), parameters.get("LaunchTemplateName")
+        for template in self._ec2.launch_templates.values():
+            if template.id == wanted[0] or template.name == wanted[1]:
+                arn = f"arn:aws:ec2:{self._region}:{self._account_id}:launch-template/{template.id}"
+                return _Resource(arn=arn, tags={tag["key"]: tag["value"] for tag in template.get_tags()})
+        return _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:launch-template/{wanted[0] or '*'}")
 
     # EKS
 

@@ -106,6 +106,7 @@ class AwsCloud:
             account_id=self.account_id,
             auto_scaling=self._auto_scaling,
             eks=self._eks,
+            ec2=self._ec2,
             iam=self._identities.iam,
         )
         self._access = AccessControl(authorization, self._identities.iam)

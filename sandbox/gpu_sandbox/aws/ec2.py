@@ -13,10 +13,10 @@ from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance as Ec2Instance
 from moto.ec2.models.instances import Reservation, StateReason
 from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersion
-from moto.ec2.responses import EC2Response
 
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 from gpu_sandbox.aws.interface import Market
+from gpu_sandbox.aws.launch_templates import LaunchTemplates
 from gpu_sandbox.aws.prices import SPOT_HISTORY, Prices
 from gpu_sandbox.clock import Clock
 
@@ -175,7 +175,7 @@ def _give_reason(instance: Ec2Instance, reason: str | None, now: datetime) -> No
     instance._reason = code if reason else f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
 
 
-class Ec2Response(EC2Response):
+class Ec2Response(LaunchTemplates):
     """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
 
     def __init__(self, prices: Prices) -> None:

@@ -199,6 +199,8 @@ class NodeGroupCreation:
 
     def use_version(self, group: NodeGroup, asg: AutoScalingGroup, template: Mapping[str, str] | None) -> None:
         """Have a group's next machines made from another version of its template: the user's, or EKS's own."""
+        if template:
+            group.use_volumes(self.volumes(template))
         own = asg.ec2_launch_template
         policy = deepcopy(asg.mixed_instances_policy)
         if own is None or policy is None:

@@ -182,12 +182,15 @@ def check_launch_template(
 
 
 def check_template_data(data: Mapping[str, Any]) -> None:
-    """By botocore's LaunchTemplateSpecification; the message is the sandbox's own."""
+    """By botocore's LaunchTemplateSpecification, and the prohibited settings of "Customize managed nodes with launch
+    templates" in EKS's user guide, which has the shutdown behavior too. The message is the sandbox's own.
+    """
     interfaces = data.get("NetworkInterfaces") or ()
     never = {
         "IamInstanceProfile": data.get("IamInstanceProfile"),
         "SubnetId": any(interface.get("SubnetId") for interface in interfaces),
         "RequestSpotInstances": (data.get("InstanceMarketOptions") or {}).get("MarketType") == "spot",
+        "InstanceInitiatedShutdownBehavior": data.get("InstanceInitiatedShutdownBehavior"),
         "HibernationOptions": str((data.get("HibernationOptions") or {}).get("Configured")).lower() == "true",
     }
     if found := [name for name, there in never.items() if there]:

@@ -52,7 +52,7 @@ class NodeGroup(Nodegroup):
         self.created_at = self.modified_at = now
         disk_gib = int(self.disk_size) if self.launch_template is None else None
         self.disk_size = disk_gib  # type: ignore[assignment]
-        self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=disk_gib, volumes=volumes)
+        self.use_volumes(volumes)
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
         self.resources: dict[str, Any] = {}
         self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
@@ -62,6 +62,10 @@ class NodeGroup(Nodegroup):
         self.status: Status = "CREATING"
         self.settles_at = now + timedelta(seconds=timings.nodegroup_create)
         self.gives_up_at = now + timedelta(seconds=timings.nodegroup_create_timeout)
+
+    def use_volumes(self, volumes: Volumes) -> None:
+        """Give the nodes that are launched from now on the volumes of a version of a template."""
+        self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=self.disk_size, volumes=volumes)
 
     @property
     def has_asg(self) -> bool:

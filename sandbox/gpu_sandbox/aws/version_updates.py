@@ -80,6 +80,7 @@ class VersionUpdates:
             names |= {"LaunchTemplateName": template["name"], "LaunchTemplateVersion": template["version"]}
         update.params = [{"type": name, "value": value} for name, value in names.items()]
         self._creation.use_version(group, asg, template)
+        asg.register_as(group.registration())
         if (group.update_config or {}).get("updateStrategy") != "MINIMAL":
             zones = len(group.subnets)
             update.surplus = max(2 * zones, int((group.update_config or {}).get("maxUnavailable") or 1))

@@ -47,7 +47,7 @@ def delete(platform: Platform, monkeypatch: pytest.MonkeyPatch, **arguments: Any
     reconciler = SimpleNamespace(platform=platform)
     monkeypatch.setattr("airflow_gpu_provider.tasks.run_identity.pool_opener", lambda *_: lambda _: reconciler)
     monkeypatch.setattr("airflow_gpu_provider.scaling.end.deletion.delete_pool", lambda *_, **__: ("a",))
-    monkeypatch.setattr("airflow_gpu_provider.scaling.end.deletion.delete_pool_records", lambda _: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.deletion.delete_pool_records", lambda *_: None)
     operator = DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool(), **arguments)
     return operator.execute({})
 

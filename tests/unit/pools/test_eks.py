@@ -50,10 +50,6 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"ami_type": "AL2023_x86_64_STANDARD"}, "AL2023_x86_64_NVIDIA"),
         ({"ami_type": "CUSTOM"}, "needs a launch_template"),
         ({"launch_template": "lt-1", "disk_size": 50}, "exclude each other"),
-        (
-            {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA", "disk_size": 200},
-            "images and pods are on another volume. Leave it out",
-        ),
         ({"instance_types": ["p2.xlarge"]}, "470 was the last"),
         ({"instance_types": ["g2.2xlarge"]}, "Kepler GPUs"),
         ({"instance_types": ["g4ad.xlarge"]}, "AMD's, not NVIDIA's"),

@@ -65,9 +65,15 @@ def allows(statement: dict[str, Any], action: str, resource: str, context: dict[
         context.get(key) in ([value] if isinstance(value, str) else value)
         for key, value in conditions.get("StringEquals", {}).items()
     )
-    return equal and all((key not in context) == (value == "true") for key, value in conditions.get("Null", {}).items())
+    like = all(fnmatchcase(context.get(key, ""), value) for key, value in conditions.get("ArnLike", {}).items())
+    return (
+        equal
+        and like
+        and all((key not in context) == (value == "true") for key, value in conditions.get("Null", {}).items())
+    )
 
 
+WITH_TEMPLATES = pool(instance_types=["g6.xlarge"], disk_throughput=600)
 SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
 
 
@@ -77,8 +83,9 @@ SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
         (pool(instance_types=["g6.xlarge"]), (), "eks-full.json"),
         (pool(instance_types=["g6.xlarge"]), (BEHIND,), "eks-full.json"),
         (SCALED, (BEHIND, OLD, OWN), "eks-scale-only.json"),
+        (WITH_TEMPLATES, (), "eks-full.json eks-launch-template.json eks-owned-templates.json"),
     ],
-    ids=["no group yet", "groups", "groups of others"],
+    ids=["no group yet", "groups", "groups of others", "launch templates"],
 )
 def test_the_documented_policy_allows_all_that_is_asked(
     spec: EksGpuPool, groups: tuple[dict[str, Any], ...], file: str
@@ -87,7 +94,8 @@ def test_the_documented_policy_allows_all_that_is_asked(
         for action in question.actions:
             for resource in question.resources:
                 context = dict(question.context)
-                assert any(allows(each, action, resource, context) for each in statements(file)), (action, resource)
+                found = [each for name in file.split() for each in statements(name)]
+                assert any(allows(each, action, resource, context) for each in found), (action, resource)
 
 
 def test_all_that_a_run_changes_is_asked() -> None:
@@ -101,6 +109,16 @@ def test_all_that_a_run_changes_is_asked() -> None:
     }
     # A night deletes no group, and EKS makes its own role once.
     assert written - wanted == {"eks:DeleteNodegroup", "iam:CreateServiceLinkedRole"}
+
+
+def test_only_pools_with_launch_templates_of_ours_are_asked_about_them() -> None:
+    def of_ec2(spec: EksGpuPool) -> set[str]:
+        return {each for question in asked(spec) for each in question.actions if each.startswith("ec2:")}
+
+    assert of_ec2(pool(instance_types=["g6.xlarge"])) == set()
+    written = {action for each in statements("eks-owned-templates.json") for action in each["Action"]}
+    # A night deletes no template.
+    assert of_ec2(WITH_TEMPLATES) == (written - {"ec2:DeleteLaunchTemplate"}) | {"ec2:RunInstances"}
 
 
 def test_of_a_session_the_role_counts() -> None:
