@@ -36,6 +36,7 @@ WITHOUT_RESOURCE = {
     },
     "ec2": {
         "DescribeAvailabilityZones",
+        "DescribeCapacityReservations",
         "DescribeImages",
         "DescribeInstanceTypeOfferings",
         "DescribeInstanceTypes",

@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 
 from moto.autoscaling.exceptions import AutoscalingClientError
 from moto.autoscaling.models import autoscaling_backends
@@ -15,12 +15,14 @@ from moto.core.base_backend import BackendDict
 from moto.core.responses import BaseResponse
 from moto.ec2.models import ec2_backends
 from moto.eks.models import eks_backends
+from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws.access import AccessControl, PolicyUse
 from gpu_sandbox.aws.activities import ActivityLog
 from gpu_sandbox.aws.authorization import Authorization
 from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.auto_scaling_api import AutoScalingApi
+from gpu_sandbox.aws.capacity_reservations import TAKEN_BY_BLOCK, CapacityReservation
 from gpu_sandbox.aws.clusters import ControlPlaneAddress
 from gpu_sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
 from gpu_sandbox.aws.eks import Eks
@@ -188,6 +190,8 @@ class AwsCloud:
         with self._lock:
             now = self.clock.utc_now()
             self._spot.advance(now)
+            for instance_id in self._ec2.capacity_reservations.ending():
+                self._auto_scaling.instance_ended_outside(instance_id, reason=TAKEN_BY_BLOCK)
             self._auto_scaling.advance(now)
             self._eks.advance()
             self._replicas.record(now)
@@ -407,6 +411,42 @@ class AwsCloud:
                 self._eks.max_node_groups = int(limit)
             else:
                 self.quotas.set(quota_code, limit)
+
+    def reserve(
+        self,
+        kind: Literal["default", "capacity-block"],
+        instance_type: str,
+        zone: str,
+        *,
+        count: int = 1,
+        starts_in: timedelta = timedelta(0),
+        lasts: timedelta | None = None,
+        state: str = "",
+    ) -> str:
+        """Have a Capacity Reservation there, on demand ("default") or a Capacity Block; return its id.
+
+        It goes from scheduled to active to expired by the clock, unless `state` says another.
+        """
+        with self._lock:
+            now = self.clock.utc_now()
+            reservation = CapacityReservation(
+                id=f"cr-{mock_random.get_random_hex(17)}",
+                kind=kind,
+                instance_type=instance_type,
+                zone=zone,
+                total=count,
+                created=now,
+                start=now + starts_in,
+                end=None if lasts is None else now + starts_in + lasts,
+                held=state,
+            )
+            self._ec2.capacity_reservations.put(reservation)
+            return reservation.id
+
+    def hold_reservation(self, id_: str, state: str) -> None:
+        """Put a Capacity Reservation into a state, like "cancelled". KeyError if there is none."""
+        with self._lock:
+            self._ec2.capacity_reservations.hold(id_, state)
 
     def publish_node_images(self, day: str) -> None:
         """Release new node images of all kinds, on a day like "20260827"."""

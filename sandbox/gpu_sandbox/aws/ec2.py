@@ -14,6 +14,7 @@ from moto.ec2.models.instances import Instance as Ec2Instance
 from moto.ec2.models.instances import Reservation, StateReason
 from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersion
 
+from gpu_sandbox.aws.capacity_reservations import CapacityReservations, DescribesReservations
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 from gpu_sandbox.aws.interface import Market
 from gpu_sandbox.aws.launch_templates import LaunchTemplates
@@ -34,6 +35,7 @@ class Ec2Backend(EC2Backend):
     def __init__(self, region_name: str, account_id: str, *, catalogue: InstanceTypeCatalogue, clock: Clock) -> None:
         self.catalogue = catalogue
         self.clock = clock
+        self.capacity_reservations = CapacityReservations(lambda: self.all_instances(), clock)
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
         super().__init__(region_name, account_id)
@@ -84,6 +86,7 @@ class Ec2Backend(EC2Backend):
         zone: str,
         instance_type: str,
         market: Market,
+        reserved_by: str = "",
         image_id: str,
         security_groups: list[str],
         user_data: Any,
@@ -110,6 +113,7 @@ class Ec2Backend(EC2Backend):
         )
         instance = reservation.instances[0]
         set_state(instance, "pending")
+        instance.capacity_reservation_id = reserved_by or None  # type: ignore[attr-defined]  # which DescribeInstances tells
         return instance
 
     def run_instances(self, *args: Any, **kwargs: Any) -> Reservation:
@@ -175,7 +179,7 @@ def _give_reason(instance: Ec2Instance, reason: str | None, now: datetime) -> No
     instance._reason = code if reason else f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
 
 
-class Ec2Response(LaunchTemplates):
+class Ec2Response(DescribesReservations, LaunchTemplates):
     """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
 
     def __init__(self, prices: Prices) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -476,6 +477,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
                 zone=pool.zone,
                 instance_type=pool.instance_type,
                 market=pool.market,
+                reserved_by=pool.reservation,
                 image_id=self.image_id,
                 security_groups=self.security_groups,
                 user_data=self.user_data,
@@ -507,13 +509,12 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             subnets=self._subnets(),
             mixed_instances_policy=self.mixed_instances_policy,
             template_type=self.instance_type,
-            template_market=self._template_market(),
+            template=self._template_data(),
         )
 
-    def _template_market(self) -> str:
+    def _template_data(self) -> Mapping[str, Any]:
         template = self.ec2_launch_template
-        data = template.get_version(self.launch_template_version).data if template else {}
-        return str((data.get("InstanceMarketOptions") or {}).get("MarketType", ""))
+        return template.get_version(self.launch_template_version).data if template else {}
 
     def _subnets(self) -> list[tuple[str, str]]:
         if not self.vpc_zone_identifier:

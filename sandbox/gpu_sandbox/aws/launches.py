@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_sandbox.aws.capacity_reservations import target_of
 from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.interface import Market
 from gpu_sandbox.aws.quotas import VcpuQuotas
@@ -38,6 +39,8 @@ class CapacityPool:
     zone: str
     instance_type: str
     market: Market
+    reservation: str = ""
+    """The Capacity Reservation that it targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,8 @@ class LaunchPlan:
     on_demand_percentage: int = 100
     from_block: bool = False
     """Whether its launch template takes what a Capacity Block has reserved, whatever the split says."""
+    reservation: str = ""
+    """The Capacity Reservation that its launch template targets."""
     fleet: bool = True
     """Whether the group has a mixed instances policy, which shows in EC2's messages."""
     by_capacity: bool = False
@@ -70,7 +75,13 @@ class LaunchPlan:
         ordered = sorted(self.subnets, key=lambda subnet: in_use[subnet[1]])
         return [
             [
-                CapacityPool(subnet_id=subnet_id, zone=zone, instance_type=instance_type, market=market)
+                CapacityPool(
+                    subnet_id=subnet_id,
+                    zone=zone,
+                    instance_type=instance_type,
+                    market=market,
+                    reservation=self.reservation,
+                )
                 for instance_type in self.instance_types
             ]
             for subnet_id, zone in ordered
@@ -82,18 +93,26 @@ def plan_of(
     subnets: Sequence[tuple[str, str]],
     mixed_instances_policy: dict[str, Any] | None,
     template_type: str,
-    template_market: str,
+    template: Mapping[str, Any],
 ) -> LaunchPlan:
-    """The plan that a group's API fields, and its template's type and MarketType, describe."""
-    from_block = template_market == "capacity-block"
+    """The plan that a group's API fields, and its template's type, MarketType and reservation, describe."""
+    from_block = (template.get("InstanceMarketOptions") or {}).get("MarketType") == "capacity-block"
+    reservation = target_of(template)
     if not mixed_instances_policy:
-        return LaunchPlan(subnets=subnets, instance_types=(template_type,), from_block=from_block, fleet=False)
+        return LaunchPlan(
+            subnets=subnets,
+            instance_types=(template_type,),
+            from_block=from_block,
+            reservation=reservation,
+            fleet=False,
+        )
     distribution = mixed_instances_policy.get("InstancesDistribution", {})
     overrides = mixed_instances_policy.get("LaunchTemplate", {}).get("Overrides", [])
     return LaunchPlan(
         subnets=subnets,
         instance_types=tuple(o["InstanceType"] for o in overrides if "InstanceType" in o) or (template_type,),
         from_block=from_block,
+        reservation=reservation,
         on_demand_base=int(distribution.get("OnDemandBaseCapacity", 0)),
         on_demand_percentage=int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100)),
         by_capacity="capacity" in distribution.get("SpotAllocationStrategy", "lowest-price"),
@@ -132,13 +151,26 @@ class Ec2Capacity:
                 f"There are not enough free addresses in subnet '{pool.subnet_id}' to satisfy the requested number of "
                 "instances."
             )
+        if refusal := self._reserved(pool) if pool.reservation else self._unreserved(pool, plan):
+            return refusal
+        error = self.faults.launch_error(zone=pool.zone, instance_type=pool.instance_type, market=pool.market)
+        return (error, _ERRORS.get(error, "The launch failed.").format(subnet=pool.subnet_id)) if error else None
+
+    def _reserved(self, pool: CapacityPool) -> tuple[str, str] | None:
+        return self.ec2.capacity_reservations.refusal(
+            pool.reservation,
+            zone=pool.zone,
+            instance_type=pool.instance_type,
+            market=pool.market,
+        )
+
+    def _unreserved(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str] | None:
         code = self.quotas.code_for(pool.instance_type, pool.market)
         if code is not None and self._over(code, pool):
             return self._over_quota(code, pool)
         if self.faults.out_of_stock(zone=pool.zone, instance_type=pool.instance_type, market=pool.market):
             return self._out_of_stock(pool, plan)
-        error = self.faults.launch_error(zone=pool.zone, instance_type=pool.instance_type, market=pool.market)
-        return (error, _ERRORS.get(error, "The launch failed.").format(subnet=pool.subnet_id)) if error else None
+        return None
 
     def _not_offered(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str]:
         text = (

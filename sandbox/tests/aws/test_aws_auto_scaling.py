@@ -497,7 +497,8 @@ def test_a_self_managed_group_drains_nothing(account: Account) -> None:
 def test_a_group_of_a_capacity_block_counts_against_no_quota(account: Account) -> None:
     """Its launch template has the block's MarketType and reservation ("Create self-managed nodes with ...")."""
     account.cloud.set_quota("L-417A185B", 0)
-    reservation = {"CapacityReservationTarget": {"CapacityReservationId": "cr-02168da1478b509e0"}}
+    block = account.cloud.reserve("capacity-block", "p5.48xlarge", "us-west-2b")
+    reservation = {"CapacityReservationTarget": {"CapacityReservationId": block}}
     data = {
         "ImageId": "ami-12345678",
         "InstanceType": "p5.48xlarge",
