@@ -91,6 +91,34 @@ def test_both_ranks_run_and_rank_0_has_the_result(
 
 
 @DEFERRED_BY_DAY
+def test_nccl_over_tcp_is_told_once_where_the_machines_have_better(
+    pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
+) -> None:
+    def call_them(instance_type: str) -> None:
+        for node in api.list_node(label_selector=f"airflow-gpu-provider/pool={pool.name}").items:
+            labels = {"node.kubernetes.io/instance-type": instance_type}
+            api.patch_node(node.metadata.name, {"metadata": {"labels": labels}})
+
+    script = f"echo 'train:1:1 [0] NCCL INFO Using network Socket'; {UNTIL_TOLD}"
+    task = gang(pool, script, deferrable=deferrable)
+    context = context_of(task)
+    call_them("p4d.24xlarge")
+    try:
+        with capture_logs() as told:
+            training = threading.Thread(target=lambda: run(task, context))
+            training.start()
+            eventually(lambda: any("NET/Socket" in line_of(each) for each in [*told]))
+            for pod in running(api, 2):
+                end(api, pod.metadata.name)
+            training.join(timeout=600)
+    finally:
+        call_them("g6.xlarge")
+    (said,) = [line for line in map(line_of, told) if "NET/Socket" in line]
+    assert "p4d.24xlarge has up to 4 EFA interfaces" in said
+    assert context["ti"].xcoms["advice"] == [said]
+
+
+@DEFERRED_BY_DAY
 def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool
 ) -> None:

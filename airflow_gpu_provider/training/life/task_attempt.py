@@ -310,6 +310,11 @@ class TaskAttempt(ABC):
         if use.mean is not None:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
 
+    def _tell_advice(self, said: Iterable[str]) -> None:
+        """Leave what would have made the training faster, each in one sentence; it has been logged."""
+        if advice := [*filter(None, said)]:
+            self._push("advice", advice)
+
     def _push_result_of_failed(self, result: Any) -> None:
         """Push the result of an attempt that has failed, as Airflow pushes what a task returns."""
         if result is None:

@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
 from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.training.log.network_look import NetworkLook
 from airflow_gpu_provider.training.log.position_saver import PositionSaver
 from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
@@ -71,6 +72,8 @@ class ObjectLogs:
         self._pods: dict[str, PodLogs] = {}
         self._heard_at = time.monotonic()
         self._last_lines: dict[Rank, str] = {}
+        self._nodes: dict[Rank, str] = {}
+        self._network = NetworkLook(api, log, self._wanted.get("network") or "")
         say = partial(log, 20, "%s")
         self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, say)
 
@@ -84,12 +87,14 @@ class ObjectLogs:
         await self._saver.stop()
         for logs in self._pods.values():
             await logs.__aexit__(*error)
+        await self._network.end()
 
     def follow(self, pod: PodState, raw: Json, rank: Rank) -> None:
         """Take the present state of a rank's pod."""
         is_wanted = self._ranks is None or rank in self._ranks
         if not is_wanted and not self._hears_all:
             return
+        self._nodes[rank] = pod.node or ""
         if pod.name not in self._pods:
             self._pods[pod.name] = self._begun(rank, pod, raw)
         self._pods[pod.name].follow(pod, raw)
@@ -112,15 +117,23 @@ class ObjectLogs:
         return Silence(lasts=lasts, last_lines=self._last_lines)
 
     def rest(self) -> dict[str, Any]:
-        """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods."""
-        return {"positions": self._positions(), "may_repeat": self._may_repeat and not self._pods}
+        """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods.
+
+        "network" is what was told of a gang's network: see NetworkLook.
+        """
+        may_repeat = self._may_repeat and not self._pods
+        return {"positions": self._positions(), "may_repeat": may_repeat, **self._told()}
 
     async def safe_rest(self) -> dict[str, Any]:
         """Return `rest` as far as the lines are certain to be in the task's log."""
         rests = {name: await logs.safe_rest() for name, logs in self._pods.items()}
         positions = self._kept | {name: rest["positions"] for name, rest in rests.items()}
         may_repeat = any(rest["may_repeat"] for rest in rests.values())
-        return {"positions": positions, "may_repeat": may_repeat or (self._may_repeat and not rests)}
+        repeats = may_repeat or (self._may_repeat and not rests)
+        return {"positions": positions, "may_repeat": repeats, **self._told()}
+
+    def _told(self) -> dict[str, Any]:
+        return {"network": self._network.told} if self._network.told else {}
 
     def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
         base, containers = self._wait.main_container(raw), self._wanted.get("containers")
@@ -145,6 +158,8 @@ class ObjectLogs:
         return self._write_line(rank) if self._write_line else None
 
     def _hear(self, rank: Rank, text: str) -> None:
+        if isinstance(self._wait, GangWait):
+            self._network.hear(text, self._nodes[rank])
         if text.strip():
             self._heard_at = time.monotonic()
             self._last_lines[rank] = shown(text).strip()[:_LONGEST_LINE]
