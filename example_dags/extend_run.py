@@ -1,7 +1,8 @@
-"""More time for a run whose nodes would go: trigger it, or press "More time" on the page GPU pools.
+"""More time, or money, for a run whose nodes would go: trigger it, or use the buttons of the page GPU pools.
 
-It asks for the pool, the run and the hours. Beyond the pool's `max_runtime` it needs a reason, which `airflow gpu
-status` tells then. A pod that runs already ends at its own deadline all the same; what starts later has the new one.
+It asks for the pool, the run, and the hours; or, in place of these, for what the run may cost in all. For money, and
+beyond the pool's `max_runtime`, it needs a reason, which `airflow gpu status` tells then. A pod that runs already ends
+at its own deadline all the same; what starts later has the new one.
 
 The Variables are those of `nightly_training_eks.py`.
 """
@@ -34,7 +35,8 @@ with DAG(
         "pool": Param("train-gpu", type="string"),
         "dag_id": Param("nightly_training_eks", type="string"),
         "run_id": Param("", type="string", title="Run ID"),
-        "hours": Param(1.0, type="number", exclusiveMinimum=0),
+        "hours": Param(1.0, type=["number", "null"], exclusiveMinimum=0),
+        "max_cost": Param(None, type=["number", "null"], exclusiveMinimum=0, title="In place of hours: max_cost"),
         "reason": Param("", type=["string", "null"]),
     },
 ):
@@ -44,7 +46,8 @@ with DAG(
         pool_name="{{ params.pool }}",
         dag_id_of_run="{{ params.dag_id }}",
         run_id="{{ params.run_id }}",
-        hours="{{ params.hours }}",
+        hours="{{ params.hours or '' }}",
+        max_cost="{{ params.max_cost or '' }}",
         reason="{{ params.reason or '' }}",
         retries=0,
     )

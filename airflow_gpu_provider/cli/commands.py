@@ -37,7 +37,7 @@ from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.end.extension import extend_demand, hours
+from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
 from airflow_gpu_provider.scaling.end.janitor import reap_pools
 
 _AT_ONCE = 8  # pools that are asked at the same time
@@ -199,8 +199,9 @@ def extend(args: Namespace) -> None:
         _open(pools[0]),
         dag_id=args.dag_id,
         run_id=args.run_id,
-        by=hours(args.hours),
         run_is_over=run_is_over,
+        by=None if args.hours is None else hours(args.hours),
+        max_cost=None if args.max_cost is None else amount(args.max_cost),
         reason=args.reason or "",
         block=args.block_id,
     )

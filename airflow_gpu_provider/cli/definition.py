@@ -43,8 +43,9 @@ def get_commands() -> list[CLICommand]:
         ),
         "extend": (
             _argument("--run-id", required=True, help="Whose nodes: the run of the DAG that --dag-id names"),
-            _argument("--hours", type=float, required=True, help="How much longer"),
-            _argument("--reason", help="Why; needed beyond the pool's max_runtime"),
+            _argument("--hours", type=float, help="How much longer"),
+            _argument("--max-cost", type=float, help="Or what it may cost in all, more than its DAG's max_cost"),
+            _argument("--reason", help="Why; needed for more money, and beyond the pool's max_runtime"),
             _argument("--block-id", help="Only this block of the run (default: all of them)"),
         ),
         "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),

@@ -60,12 +60,21 @@ def lease_rows(found: list[PoolStatus]) -> list[Row]:
             "airflow": row.installation,
             "nodes": row.nodes,
             "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
-            "extended": row.extended,
+            "left": _left(row.budget, each),
+            "extended": row.extended or row.budget.get("raised", ""),
             "unreadable": "; ".join(row.unreadable),
         }
         for each in found
         for row in each.leases
     ]
+
+
+def _left(budget: Mapping[str, Any], of: PoolStatus) -> str:
+    """Return what is left of a run's money, "at least": it is counted at the dearest machine."""
+    if not budget:
+        return ""
+    left = in_words(budget["left"], of.currency, at_least=True, by=of.price_source)
+    return f"{left} of {in_words(budget['max_cost'], of.currency)}"
 
 
 def finding_row(each: Finding) -> Row:

@@ -1,4 +1,4 @@
-"""ExtendGpuPoolOperator: keeps a run's nodes longer, for a manually triggered DAG."""
+"""ExtendGpuPoolOperator: keeps a run's nodes longer, by time or by money, for a manually triggered DAG."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ class ExtendGpuPoolOperator(PoolOperator):
     """Keep the nodes of a DAG run longer: extend its demand for a pool, and with it the groups' switches.
 
     It is for a night that takes longer: tasks still to come, a training that resumes. A pod that already runs still
-    ends at its own deadline, since Kubernetes allows that to be lowered but not raised.
+    ends at its own deadline, since Kubernetes allows that to be lowered but not raised. Either `hours` or `max_cost`
+    is given; with a reason, `hours` are given whatever they cost.
 
     Args:
         gpu_pools: The pools to choose from.
         pool_name: The chosen pool; default: the only one given.
         dag_id_of_run, run_id: The run whose nodes are kept.
         hours: How much longer: a number, or a numeric string.
-        reason: Why. Required beyond the pool's `max_runtime`, counted from the run's Ensure; `airflow gpu status` shows
-            it.
+        max_cost: What each block of the run may cost in all, over all of its tries, instead of the `max_cost` that
+            its DAG says: more than that, as a number or a numeric string. It does not exceed the pool's `max_runtime`.
+        reason: Why. Required for more money, and beyond the pool's `max_runtime`, counted from the run's Ensure;
+            `airflow gpu status` shows it.
         block_id: EnsureGpuPoolOperator's. Default: all of the run's blocks on the pool.
 
     Returns:
-        `[{"pool", "run", "before", "until"}]`, one for each block, in ISO 8601.
+        `[{"pool", "run", "before", "until", "max_cost"}]`, one for each block, times in ISO 8601; `max_cost` is None
+            for one without a limit.
 
     Raises:
         PoolSpecError: No pool is given (when the DAG is parsed), or none has this name.
-        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours` or `reason` is not acceptable.
+        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours`, `max_cost` or `reason` is not
+            acceptable.
+        PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used already.
     """
 
     template_fields: Sequence[str] = (
@@ -44,6 +50,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         "dag_id_of_run",
         "run_id",
         "hours",
+        "max_cost",
         "reason",
         "block_id",
     )
@@ -56,7 +63,8 @@ class ExtendGpuPoolOperator(PoolOperator):
         gpu_pools: Sequence[GpuPool],
         dag_id_of_run: str,
         run_id: str,
-        hours: float | str,
+        hours: float | str | None = None,
+        max_cost: float | str | None = None,
         pool_name: str | None = None,
         reason: str | None = None,
         block_id: str | None = None,
@@ -68,6 +76,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         self.dag_id_of_run = dag_id_of_run
         self.run_id = run_id
         self.hours = hours
+        self.max_cost = self._by_keyword("max_cost", max_cost, None)
         self.reason = reason
         self.block_id = block_id
         if not gpu_pools:
@@ -75,7 +84,7 @@ class ExtendGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
-        from airflow_gpu_provider.scaling.end.extension import extend_demand, hours
+        from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
         from airflow_gpu_provider.tasks.run_identity import pool_opener, run_is_over
 
         pool = self._chosen()
@@ -83,8 +92,9 @@ class ExtendGpuPoolOperator(PoolOperator):
             pool_opener(context, self.log.info)(pool),
             dag_id=self.dag_id_of_run,
             run_id=self.run_id,
-            by=hours(self.hours),
             run_is_over=partial(run_is_over, context),
+            by=None if (given := _given(self.hours)) is None else hours(given),
+            max_cost=None if (most := _given(self.max_cost)) is None else amount(most),
             reason=self.reason or "",
             block=self.block_id,
         )
@@ -93,11 +103,14 @@ class ExtendGpuPoolOperator(PoolOperator):
                 self.log.info("%s", line)
             times = (f"{at:%Y-%m-%d %H:%MZ}" for at in (each.until, each.before))
             because = f" ({self.reason})" if self.reason else ""
+            money = "" if each.max_cost is None else f", or until they have cost {each.max_cost:g} {pool.currency}"
             self.log.info(
-                "Pool %s: the nodes of %s are wanted until %s; it was until %s%s",
+                "Pool %s: the nodes of %s are wanted until %s%s; it was until %s%s",
                 pool.name,
                 each.key,
-                *times,
+                next(times),
+                "" if most is None else money,
+                next(times),
                 because,
             )
         return [
@@ -106,6 +119,7 @@ class ExtendGpuPoolOperator(PoolOperator):
                 "run": str(each.key),
                 "before": format_time(each.before),
                 "until": format_time(each.until),
+                "max_cost": each.max_cost,
             }
             for each in done
         ]
@@ -120,3 +134,8 @@ class ExtendGpuPoolOperator(PoolOperator):
                 f"{self.task_id}: there is no pool {self.pool_name!r}.", f"There is {', '.join(names)}."
             )
         return found[0]
+
+
+def _given(value: float | str | None) -> float | str | None:
+    """Return an argument; None if it is not given, which a template renders as an empty string, or as "None"."""
+    return None if str(value).strip() in ("", "None") else value

@@ -82,6 +82,9 @@ class GpuPoolStatusOperator(_ReportOperator):
             self.log.info("  %s", line)
         for gang in status.gangs:
             self.log.info("  gang %s: %s", gang.gang, gang.state)
+        for lease in (lease for lease in status.leases if lease.budget):
+            most, left = (in_words(lease.budget[name], status.currency) for name in ("max_cost", "left"))
+            self.log.info("  of the max_cost of %s, %s: at least %s are left", lease.run, most, left)
         for line in (line for lease in status.leases for line in lease.unreadable):
             self.log.warning("  %s", line)
 

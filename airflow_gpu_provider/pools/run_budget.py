@@ -33,12 +33,14 @@ class Budget:
         spent: What it had cost by then, all tries of the run together.
         at: When that was.
         per_hour: What the nodes that it wants cost an hour, if all are of the dearest kind that the pool may have.
+        raised: Why `limit` is more than its DAG says; empty where it is not.
     """
 
     limit: float
     spent: float
     at: datetime
     per_hour: float
+    raised: str = ""
 
     def used_at(self, share: float) -> datetime:
         """Return when so much of the money is used at the latest, from 0 to 1; it may be past."""
@@ -46,6 +48,12 @@ class Budget:
         if self.per_hour * (_FOREVER / timedelta(hours=1)) <= left:
             return self.at + _FOREVER
         return self.at + timedelta(hours=max(left / self.per_hour, -self.spent / self.per_hour))
+
+    def left_at(self, now: datetime) -> float:
+        """Return what is left of the money then at least."""
+        return min(
+            max(self.limit - self.spent - self.per_hour * ((now - self.at) / timedelta(hours=1)), 0.0), self.limit
+        )
 
     @property
     def ends_at(self) -> datetime:
@@ -65,7 +73,7 @@ class Budget:
     def dump(self) -> str:
         """Return it as text, for an annotation."""
         values = {"limit": self.limit, "spent": self.spent, "at": self.at.isoformat(), "per_hour": self.per_hour}
-        return json.dumps(values)
+        return json.dumps({**values, **({"raised": self.raised} if self.raised else {})})
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -74,7 +82,8 @@ class Budget:
         if not isinstance(record, dict):
             raise ValueError(f"{text[:60]} is no budget")
         limit, spent, per_hour = (float(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
-        return cls(limit=limit, spent=spent, at=time_of(str(record.get("at"))), per_hour=per_hour)
+        raised = str(record.get("raised", ""))
+        return cls(limit=limit, spent=spent, at=time_of(str(record.get("at"))), per_hour=per_hour, raised=raised)
 
 
 def budget_of(

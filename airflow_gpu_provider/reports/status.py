@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.clock import format_time
@@ -16,6 +17,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
 from airflow_gpu_provider.scaling.decide.wanted import plural, wanted_by, wanted_nodes
 from airflow_gpu_provider.scaling.end.janitor import unwanted
+from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
 
 if TYPE_CHECKING:
@@ -55,8 +57,12 @@ class MachineRow:
 class LeaseRow:
     """Demand of one DAG run; it counts while it is live, that is, until `until`.
 
-    `extended` is why that is later than its Ensure set it; empty if it is not. `unreadable` says what of its Lease
-    cannot be read, and what it is taken for.
+    Attributes:
+        extended: Why that is later than its Ensure set it; empty if it is not.
+        budget: With a `max_cost`: `{"max_cost", "spent", "at", "left", "per_hour", "raised"}`, in the pool's currency:
+            what it had spent at that time, what is left now at least, what its nodes cost an hour at most, and why it
+            has more than its DAG says. Empty without, and for demand that a person has extended beyond its money.
+        unreadable: What of its Lease cannot be read, and what it is taken for.
     """
 
     pool: str
@@ -66,6 +72,7 @@ class LeaseRow:
     until: str
     live: bool
     extended: str = ""
+    budget: Mapping[str, Any] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
 
 
@@ -211,10 +218,25 @@ def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:
             until=format_time(lease.until),
             live=lease.live(snapshot.now),
             extended=lease.extended,
+            budget=_budget_row(lease, snapshot.now),
             unreadable=tuple(map(str, lease.unreadable)),
         )
         for lease in snapshot.leases
     )
+
+
+def _budget_row(lease: DemandLease, now: datetime) -> dict[str, Any]:
+    if lease.budget is None or lease.extended:
+        return {}
+    budget = lease.budget
+    return {
+        "max_cost": budget.limit,
+        "spent": round(budget.spent, 4),
+        "at": format_time(budget.at),
+        "left": round(budget.left_at(now), 4),
+        "per_hour": budget.per_hour,
+        "raised": budget.raised,
+    }
 
 
 def _with_unknown(value: Any) -> Any:

@@ -154,7 +154,7 @@ class PoolOperator(BaseOperator):
         except GpuError as error:
             count_outcome(self, error)
             try:
-                _push_error(context["ti"], error)
+                leave_error(context["ti"], error)
             except Exception:  # the task's own error counts
                 self.log.warning("The task's error could not be stored in XCom", exc_info=True)
             raise
@@ -175,7 +175,8 @@ def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
     return leaving_its_error
 
 
-def _push_error(ti: Any, error: GpuError) -> None:
+def leave_error(ti: Any, error: GpuError) -> None:
+    """Leave a task's error in XCom, as docs/xcom.md has it."""
     # XCom masks nothing by itself, and an error may quote a line of the training's log.
     sentences = {"what": str(redact(error.what)), "fix": str(redact(error.fix))}
     record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}

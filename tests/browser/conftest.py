@@ -19,6 +19,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
+from airflow_gpu_provider.errors import BlockFailed, GangHung
 from gpu_sandbox.airflow_api import (
     LOCKED,
     LOCKED_TRIES,
@@ -144,6 +145,10 @@ def nights(admin: Person) -> Recorded:
     }
     confs = {name: recorded.night("train-gpu", days_ago(1), bill, error=error) for name, (bill, error) in bills.items()}
     confs["training_failed"]["done"] = {"error": "Tasks failed: train: failed."}
+    hung = recorded.error("train-gpu-train", GangHung("No rank has <b>printed</b> anything.", "Raise hang_timeout."))
+    verdict = recorded.error("done", BlockFailed("Tasks failed: train.", "See their logs."))
+    confs["training_failed"]["train-gpu-train"]["xcoms"] |= {"error": hung}
+    confs["training_failed"]["done"] |= {"xcoms": {"error": verdict}}
     dags = dict.fromkeys(bills, "recorded") | {"plain": "nightly"}
     two = {**recorded.night("train-gpu", days_ago(6), recorded.usage(days_ago(6)))}
     two |= recorded.night("big-gpu", days_ago(6), recorded.usage(days_ago(6) + timedelta(hours=1), price=12.0))

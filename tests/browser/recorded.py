@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from airflow_gpu_provider import KubernetesGpuPool
@@ -10,9 +11,11 @@ from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.usage import Computed, MachineUse, RunUsage
+from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.wait.waits import phase
+from airflow_gpu_provider.tasks.pool_operator import leave_error
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Sample
 
 Conf = dict[str, Any]
@@ -69,8 +72,14 @@ def night(pool: str, launched: datetime, bill: Any, *, error: str = "") -> Conf:
     }
 
 
-def status(pool: str, runs: dict[str, datetime], **changed: Any) -> Conf:
-    """A pool with a node that runs a pod and a machine that boots; `runs` want a node each, until those times."""
+def status(pool: str, runs: dict[str, datetime], *, max_cost: float | None = None, **changed: Any) -> Conf:
+    """A pool with a node that runs a pod and a machine that boots; `runs` want a node each, until those times.
+
+    Each may cost `max_cost`, of which it has used half a USD.
+    """
+    at = format_time(datetime.now(UTC))
+    limit = {"max_cost": max_cost, "spent": 0.5, "at": at, "left": (max_cost or 0) - 0.5, "per_hour": 1.0, "raised": ""}
+    budget = {} if max_cost is None else limit
 
     def machine(name: str, **of_row: Any) -> MachineRow:
         usual: Conf = {"state": "usable", "gpus": 1, "gpus_used": 0, "pods": (), "age_seconds": 900.0}
@@ -80,7 +89,8 @@ def status(pool: str, runs: dict[str, datetime], **changed: Any) -> Conf:
 
     def lease(run: str, until: datetime) -> LeaseRow:
         is_live = until > datetime.now(UTC)
-        return LeaseRow(pool=pool, run=run, installation="here", nodes=1, until=format_time(until), live=is_live)
+        times = {"until": format_time(until), "live": is_live}
+        return LeaseRow(pool=pool, run=run, installation="here", nodes=1, budget=budget, **times)
 
     seen: Conf = {
         "where": "account 123456789012, cluster k8s-ml",
@@ -102,6 +112,15 @@ def status(pool: str, runs: dict[str, datetime], **changed: Any) -> Conf:
         "leases": tuple(lease(run, until) for run, until in runs.items()),
     }
     return PoolStatus(pool=pool, **(seen | changed)).to_json()
+
+
+def error(task_id: str, ended_by: GpuError) -> Conf:
+    """What a task leaves of the error that ended it."""
+    left: Conf = {}
+    leave_error(
+        SimpleNamespace(task_id=task_id, map_index=-1, xcom_push=lambda key, value: left.update(value)), ended_by
+    )
+    return left
 
 
 def finding(result: Any, said: str, *, pool: str = "train-gpu", check: str = "quota", fix: str = "") -> Conf:

@@ -145,6 +145,7 @@ def test_a_pool_that_no_task_has_looked_at_says_so(seen: Page) -> None:
         ("plain", "+0.1417 USD"),
         ("sampled", "GPUs 38 %, known for 50 %"),
         ("training_failed", "run failed"),
+        ("training_failed", "train-gpu-train: GangHung: No rank has <b>printed</b> anything. Raise hang_timeout."),
     ],
 )
 def test_each_kind_of_night_has_its_word(night: str, said: str, seen: Page) -> None:
@@ -285,7 +286,7 @@ def booting(nights: Recorded, admin: Person, tmp_path_factory: pytest.TempPathFa
     run = admin.record("nightly", {"train-gpu.ensure": until}, run_id="now+02:00")
     admin.wait_for_task(run.dag_id, run.run_id, "train-gpu.ensure", states=frozenset({"running"}))
     wanted = {f"nightly/{run.run_id}": datetime.now(UTC) + timedelta(hours=3)}
-    look_at(admin, [recorded.status("train-gpu", wanted)], [recorded.finding("ok", "as it should be")])
+    look_at(admin, [recorded.status("train-gpu", wanted, max_cost=20.0)], [recorded.finding("ok", "as it should be")])
     return run
 
 
@@ -337,6 +338,20 @@ def test_who_may_run_dags_looks_asks_for_time_and_stops_a_run(
     reason = "the model has not converged"
     asked = {"pool": "train-gpu", "dag_id": "nightly", "run_id": "now+02:00", "hours": 2, "reason": reason}
     assert asked in confs
+    expect(row).to_contain_text("max_cost 20.00 USD: 0.5000 USD spent")
+    expect(row).to_contain_text("at least 19.50 USD left")
+    row.get_by_role("button", name="More money").click()
+    dialog.get_by_label("In all, USD").fill("20")
+    dialog.get_by_role("button", name="Ask").click()
+    expect(dialog).to_contain_text("It may cost 20.00 USD now: give more than that")
+    dialog.get_by_label("In all, USD").fill("30")
+    dialog.get_by_label("Reason").fill(reason)
+    dialog.get_by_label("Reason").press("Enter")
+    expect(dialog).to_contain_text("Done: the log of more_time", timeout=300_000)
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    asked = {**asked, "hours": None, "max_cost": 30}
+    assert asked in [admin.conf_of(run) for run in admin.runs("more_time")]
     row.get_by_role("button", name="Zero now").click()
     expect(dialog).to_contain_text("now+02:00 of nightly as failed and ends default/train-abc")
     dialog.get_by_role("button", name="Mark as failed").click()

@@ -5,6 +5,7 @@ import { Box, Button, Dialog, Field, Input, Portal, Text } from "@chakra-ui/reac
 import { type FormEvent, type ReactNode, useState } from "react";
 
 import { ApiError, get, inWords, patch, post, runPath, segment } from "./api.ts";
+import { money } from "./format.ts";
 import { Notice } from "./words.tsx";
 
 type Answer = { status: "error" | "success"; text: string };
@@ -107,17 +108,59 @@ export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
   );
 };
 
-type MoreTimeProps = { pool: string; run: Of; extender: string | null; done: () => void };
+type MoreProps = { pool: string; run: Of; extender: string | null; done: () => void };
 
-export const MoreTime = ({ pool, run, extender, done }: MoreTimeProps) => {
+export const MoreTime = (props: MoreProps) => (
+  <More
+    {...props}
+    name="More time"
+    title="Keep the nodes longer?"
+    label="Hours more"
+    first="1"
+    refusal={`Hours is a number above 0, and no more than ${MOST_HOURS}.`}
+    confOf={(typed) => (hoursOf(typed) === null ? null : { hours: hoursOf(typed) })}
+  >
+    The nodes of {props.pool} stay longer for the run {props.run.runId} of {props.run.dagId}. Beyond the pool&apos;s max_runtime
+    it takes a reason. A pod that runs already keeps its own deadline.
+  </More>
+);
+
+/** `most` is what it may cost now. */
+export const MoreMoney = ({ most, currency, ...props }: MoreProps & { most: number; currency: string }) => (
+  <More
+    {...props}
+    name="More money"
+    title="Let it cost more?"
+    label={`In all, ${currency}`}
+    first=""
+    refusal={`It may cost ${money(most, currency)} now: give more than that, for all of its tries.`}
+    confOf={(typed) => ((amountOf(typed) ?? 0) > most ? { hours: null, max_cost: amountOf(typed) } : null)}
+  >
+    The run {props.run.runId} of {props.run.dagId} may cost more on {props.pool}, each of its blocks, and within the pool&apos;s
+    max_runtime. It takes a reason. A pod that runs already keeps its own deadline.
+  </More>
+);
+
+type MoreOf = MoreProps & {
+  name: string;
+  title: string;
+  label: string;
+  first: string;
+  refusal: string;
+  confOf: (typed: string) => Record<string, number | null> | null;
+  children: ReactNode;
+};
+
+/** `confOf` makes the configuration of what is typed; null if it is not acceptable, which `refusal` says. */
+const More = ({ pool, run, extender, done, name, title, label, first, refusal, confOf, children }: MoreOf) => {
   const { busy, call, said, refuse, forget } = useCall();
-  const [hours, setHours] = useState("1");
+  const [typed, setTyped] = useState(first);
   const [reason, setReason] = useState("");
   const confirm = () => {
-    const more = hoursOf(hours);
-    if (more === null) return refuse(`Hours is a number above 0, and no more than ${MOST_HOURS}.`);
+    const asked = confOf(typed);
+    if (asked === null) return refuse(refusal);
     return void call(async () => {
-      const conf = { pool, dag_id: run.dagId, run_id: run.runId, hours: more, reason };
+      const conf = { pool, dag_id: run.dagId, run_id: run.runId, ...asked, reason };
       const dagId = extender ?? "extend_run";
       const started = await trigger(dagId, conf, "ExtendGpuPoolOperator");
       const paused = await waits(dagId);
@@ -125,14 +168,13 @@ export const MoreTime = ({ pool, run, extender, done }: MoreTimeProps) => {
     });
   };
   return (
-    <Confirm {...{ busy, confirm, said, forget, done }} name="More time" of={run.runId} title="Keep the nodes longer?" verb="Ask">
+    <Confirm {...{ busy, confirm, said, forget, done, name, title }} of={run.runId} verb="Ask">
       <Text overflowWrap="anywhere" mb={3}>
-        The nodes of {pool} stay longer for the run {run.runId} of {run.dagId}. Beyond the pool&apos;s max_runtime it takes a
-        reason. A pod that runs already keeps its own deadline.
+        {children}
       </Text>
       <Field.Root mb={2}>
-        <Field.Label>Hours more</Field.Label>
-        <Input size="sm" value={hours} inputMode="decimal" onChange={(event) => setHours(event.target.value)} />
+        <Field.Label>{label}</Field.Label>
+        <Input size="sm" value={typed} inputMode="decimal" onChange={(event) => setTyped(event.target.value)} />
       </Field.Root>
       <Field.Root>
         <Field.Label>Reason</Field.Label>
@@ -146,13 +188,19 @@ const MOST_HOURS = 8760;
 const LOOKS = 12;
 const LOOK_AGAIN = 5_000;
 
-/** The hours as typed, as a number; null if invalid. */
-export function hoursOf(typed: string): number | null {
-  const hours = /^\s*\d+([.,]\d+)?\s*$/.test(typed) ? Number(typed.replace(",", ".")) : NaN;
-  return hours > 0 && hours <= MOST_HOURS ? hours : null;
+/** A number above 0 as typed; null if it is none. */
+export function amountOf(typed: string): number | null {
+  const amount = /^\s*\d+([.,]\d+)?\s*$/.test(typed) ? Number(typed.replace(",", ".")) : NaN;
+  return amount > 0 ? amount : null;
 }
 
-/** The outcome of the run that gives more time, waited for up to a minute. */
+/** The hours as typed, as a number; null if invalid. */
+export function hoursOf(typed: string): number | null {
+  const hours = amountOf(typed);
+  return hours !== null && hours <= MOST_HOURS ? hours : null;
+}
+
+/** The outcome of the run that gives more time or money, waited for up to a minute. */
 async function outcome(dagId: string, runId: string): Promise<string> {
   for (let look = 0; look < LOOKS; look++) {
     const { state } = await get<RunState>(runPath(dagId, runId));

@@ -1,12 +1,14 @@
 // A run's nodes as lanes on one clock: one per task that requests, uses or releases them, and one per machine.
 
-import { type Machine, type Phase, type Refusal, type TimedPhase, type Usage } from "./records.ts";
+import { type Failure, type GpuUse, type Machine, type Phase, type Refusal, type TimedPhase, type Usage } from "./records.ts";
 import { PODS, type Task } from "./tasks.ts";
 
 export type RunRecords = {
   tasks: Task[];
   phases: (task: Task) => TimedPhase[];
   computed: (task: Task) => number | null;
+  gpus: { task: Task; gpus: GpuUse[] }[];
+  failures: Failure[];
   refusals: { task: Task; refusals: Refusal[] }[];
   bills: { task: Task; pool: string | null; usage: Usage | null; why: string }[];
 };

@@ -4,8 +4,11 @@
 import { ApiError, eachOf, get, list, post, runPath, segment } from "./api.ts";
 import type { Night } from "./nights.ts";
 import {
+  type Failure,
   type Finding,
+  inOrder,
   type Leftover,
+  readFailure,
   readFindings,
   readLeft,
   readStatus,
@@ -31,6 +34,7 @@ import {
 
 export const DAYS = 30;
 const MOST_NIGHTS = 500;
+const MOST_FAILURES = 100; // the list shows 50 nights
 const FIRST = 6; // as many as a browser requests at once: each bill is one request
 const FINISHED: readonly string[] = ["success", "failed"];
 const ALL_TASKS = "dags/~/dagRuns/~/taskInstances";
@@ -180,9 +184,10 @@ export async function loadNights(show?: (some: Nights) => void, now = Date.now()
 
 async function newestNights(most: number, since: string): Promise<Nights> {
   const query = { run_after_gte: since, order_by: "-run_after" };
-  const [tasks, usages] = await Promise.all([
+  const [tasks, usages, errors] = await Promise.all([
     list<Task>(ALL_TASKS, "task_instances", { operator: SCALE_DOWN, ...query }, most),
     list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "usage", ...query }, most),
+    list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "error", ...query }, most),
   ]);
   const left = new Map(usages.found.map((entry) => [keyOf(entry, entry.run_id), entry]));
   const entryOf = (task: Task) => left.get(keyOf(task, task.dag_run_id));
@@ -193,11 +198,30 @@ async function newestNights(most: number, since: string): Promise<Nights> {
     failedRuns([...new Set(ended.map((task) => task.dag_id))], since),
     eachOf(ended, (task) => billOf(entryOf(task))),
   ]);
-  const nights = ended.map((task, index) => {
-    const red = task.state === "failed" || Boolean(failed?.has(runPath(task.dag_id, task.dag_run_id)));
-    return { ...bills[index]!, task, pool: poolOf(task), red };
-  });
+  const isRed = (task: Task) => task.state === "failed" || Boolean(failed?.has(runOf(task)));
+  const failures = await failuresOf(new Set(ended.filter(isRed).map(runOf)), errors.found);
+  const nights = ended.map((task, index) => ({
+    ...bills[index]!,
+    task,
+    pool: poolOf(task),
+    red: isRed(task),
+    failure: inOrder(failures.get(runOf(task)) ?? [])[0] ?? null,
+  }));
   return { nights, total: tasks.total, unread: areAll ? 0 : tasks.total - nights.length, blind: failed === null };
+}
+
+const runOf = (task: Task) => runPath(task.dag_id, task.dag_run_id);
+
+/** The errors of these runs, by the run's path; what a custom XCom backend keeps elsewhere is left out. */
+async function failuresOf(runs: ReadonlySet<string>, entries: readonly Entry[]): Promise<Map<string, Failure[]>> {
+  const found = new Map<string, Failure[]>();
+  const wanted = entries.filter((entry) => runs.has(runPath(entry.dag_id, entry.run_id))).slice(0, MOST_FAILURES);
+  await eachOf(wanted, async (entry) => {
+    const failure = readFailure(await valueOf(entry).catch(() => null));
+    const run = runPath(entry.dag_id, entry.run_id);
+    if (failure) found.set(run, [...(found.get(run) ?? []), failure]);
+  });
+  return found;
 }
 
 /** The paths of the runs that failed; null where the user may not read runs. */

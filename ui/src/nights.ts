@@ -2,11 +2,21 @@
 
 import { runPath } from "./api.ts";
 import { day } from "./format.ts";
-import { type Computed, PHASES, type Phase, type Usage } from "./records.ts";
+import { type Computed, type Failure, PHASES, type Phase, type Usage } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
-/** One scale-down and its bill; null if it left no readable bill. Red: it failed, or its run did. */
-export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string; red: boolean };
+/**
+ * One scale-down and its bill; null if it left no readable bill. Red: it failed, or its run did; then with the error of
+ * the run, if it is known.
+ */
+export type Night = {
+  task: Task;
+  pool: string | null;
+  usage: Usage | null;
+  why: string;
+  red: boolean;
+  failure: Failure | null;
+};
 
 /** The night: when its run was due. A rerun days later belongs to the same night. */
 export const beginOf = ({ task }: Night): string => task.run_after;

@@ -12,7 +12,7 @@ import { add, beginOf, byDag, byDay, computedIn, extraCost, type Night, noTotal,
 import { PHASES } from "./records.ts";
 import { PoolCard } from "./pool-card.tsx";
 import { useLoaded } from "./use-loaded.ts";
-import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Wide, Working } from "./words.tsx";
+import { DagLink, Failed, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Wide, Working } from "./words.tsx";
 
 /** The column for the extra cost of an autoscaler that waits ten idle minutes. */
 const MORE = "More with an autoscaler";
@@ -279,6 +279,7 @@ const NightRow = ({ night }: { night: Night }) => {
           {night.pool ?? "unknown pool"}
           {usage ? "" : `: its scale-down ${night.why}, so its node time is unknown`}
         </Text>
+        {night.failure ? <Failed failure={night.failure} /> : null}
       </Table.Cell>
       <Table.Cell textAlign="end">{moment(beginOf(night))}</Table.Cell>
       {PHASES.map((phase) => (

@@ -3,11 +3,11 @@
 import { Badge, Box, Heading, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 
-import { LookNow, MoreTime, ZeroNow } from "./actions.tsx";
+import { LookNow, MoreMoney, MoreTime, ZeroNow } from "./actions.tsx";
 import { count, duration, moment, money, UNKNOWN } from "./format.ts";
 import type { Now, PoolNow } from "./load.ts";
 import type { Night } from "./nights.ts";
-import { type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
+import { type Budget, type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
 import { endOf, type LiveRun, type Stage } from "./tasks.ts";
 import { Notice, NodesLink, RunLink, Sentence, TaskLink, Wide } from "./words.tsx";
 
@@ -152,13 +152,22 @@ type RunRowProps = Omit<RunsProps, "live"> & { row: RunRow; alone: boolean };
 const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps) => {
   const over = row.live ? undefined : ended.find(({ task }) => task.dag_id === row.dagId && task.dag_run_id === row.runId);
   const pods = (seen?.status.machines ?? []).flatMap((machine) => machine.pods);
+  const budgets = row.leases.filter((lease) => lease.budget);
+  const currency = seen?.status.currency ?? "";
   return (
     <Table.Row data-run={row.name}>
       <Table.Cell overflowWrap="anywhere">
         {row.dagId ? <RunLink dagId={row.dagId} runId={row.runId}>{row.name}</RunLink> : row.name}{" "}
         {row.dagId ? <NodesLink dagId={row.dagId} runId={row.runId}>nodes</NodesLink> : null}
       </Table.Cell>
-      <Table.Cell>{row.leases.length ? row.leases.map(untilOf).join("; ") : "not seen by a check yet"}</Table.Cell>
+      <Table.Cell>
+        {row.leases.length ? row.leases.map(untilOf).join("; ") : "not seen by a check yet"}
+        {budgets.map(({ run, budget }) => (
+          <Text key={run} fontSize="xs" color="fg.muted" data-budget={run}>
+            {budgetInWords(budget!, currency)}
+          </Text>
+        ))}
+      </Table.Cell>
       <Table.Cell overflowWrap="anywhere">
         {row.live ? <Live run={row.live} /> : null}
         {over ? (
@@ -172,6 +181,12 @@ const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps)
         {row.dagId && !over ? (
           <Box display="flex" gap={1} flexWrap="wrap" justifyContent="end">
             <MoreTime pool={pool} run={row} extender={now.extender} done={reload} />
+            {budgets.length ? (
+              <MoreMoney
+                {...{ pool, currency, extender: now.extender, run: row, done: reload }}
+                most={Math.max(...budgets.map(({ budget }) => budget!.most))}
+              />
+            ) : null}
             <ZeroNow run={row} pods={pods} alone={alone} done={reload} />
           </Box>
         ) : null}
@@ -184,6 +199,11 @@ const untilOf = (lease: Lease) =>
   `${lease.nodes === null ? UNKNOWN : count(lease.nodes, "node")} ${lease.live ? "until" : "until (over)"} ${
     Number.isNaN(Date.parse(lease.until)) ? UNKNOWN : moment(lease.until)
   }${lease.reason ? ` (${lease.reason})` : ""}`;
+
+const budgetInWords = (budget: Budget, currency: string) =>
+  `max_cost ${money(budget.most, currency)}: ${money(budget.spent, currency)} spent ${
+    budget.at ? `by ${moment(budget.at)}` : "so far"
+  }, at least ${money(budget.left, currency)} left${budget.raised ? ` (${budget.raised})` : ""}`;
 
 const Live = ({ run }: { run: LiveRun }) => (
   <>
@@ -240,6 +260,11 @@ const MachineRow = ({ machine, status }: { machine: MachineNow; status: Status }
     </Table.Cell>
     <Table.Cell overflowWrap="anywhere">{whyItStays(machine, status)}</Table.Cell>
     <Table.Cell>{duration(machine.age)}</Table.Cell>
-    <Table.Cell textAlign="end">{money(machine.cost, status.currency)}</Table.Cell>
+    <Table.Cell textAlign="end">
+      {money(machine.cost, status.currency)}
+      <Text fontSize="xs" color="fg.muted">
+        {money(machine.price, status.currency)} an hour
+      </Text>
+    </Table.Cell>
   </Table.Row>
 );

@@ -32,6 +32,22 @@ export type Usage = {
 /** The share of the working time in which the GPUs computed, and for how much of that time it is known. */
 export type Computed = { share: number; known: number };
 
+/** What one GPU of a training did. */
+export type GpuUse = {
+  rank: string;
+  gpu: number | null;
+  mean: number | null;
+  memory: number | null;
+  power: number | null;
+  limit: number | null;
+};
+
+/** How a task's last try ended. */
+export type Failure = { task: string; type: string; what: string; fix: string };
+
+/** What a run may cost, and what of that is left at least. */
+export type Budget = { most: number; spent: number | null; at: string | null; left: number | null; raised: string };
+
 export type Finding = { pool: string; check: string; result: string; said: string; fix: string };
 
 export type TimedPhase = { phase: string; seconds: number | null; at: string | null };
@@ -58,9 +74,17 @@ export type MachineNow = {
   pods: string[];
   age: number | null;
   cost: number | null;
+  price: number | null;
 };
 
-export type Lease = { run: string; nodes: number | null; until: string; live: boolean; reason: string };
+export type Lease = {
+  run: string;
+  nodes: number | null;
+  until: string;
+  live: boolean;
+  reason: string;
+  budget: Budget | null;
+};
 
 export type Status = {
   pool: string;
@@ -156,6 +180,38 @@ const isSpan = (value: unknown): value is Span =>
 /** The share of a training in which its GPUs computed; null if unknown. */
 export const readUtilization = (value: unknown): number | null => (isObject(value) ? number(value.computed_fraction) : null);
 
+const BUSY = 95; // as in training/wait/hang.py
+const NEAR_IDLE = 0.35;
+
+/** What each GPU of a training did; empty if that was not sampled, or by an earlier release. */
+export const readGpus = (value: unknown): GpuUse[] =>
+  objects(isObject(value) ? value.gpus : null).map((each) => ({
+    rank: String(each.rank ?? ""),
+    gpu: number(each.gpu),
+    mean: number(each.mean),
+    memory: number(each.memory_mib_max),
+    power: number(each.power_w_mean),
+    limit: number(each.power_limit_w),
+  }));
+
+/** Whether a GPU was busy throughout at a draw near idle, as one is that waits for another rank. */
+export const looksHung = ({ mean, power, limit }: GpuUse): boolean =>
+  mean !== null && mean >= BUSY && power !== null && limit !== null && power < NEAR_IDLE * limit;
+
+export function readFailure(value: unknown): Failure | null {
+  if (!isObject(value) || !text(value.type)) return null;
+  const index = number(value.map_index) ?? -1;
+  const task = text(value.task_id) + (index >= 0 ? ` [${index}]` : "");
+  return { task, type: text(value.type), what: text(value.what), fix: text(value.fix) };
+}
+
+/** A run's errors: what may have left machines first, and the verdict, which only repeats the others, if it is alone. */
+export function inOrder(failures: readonly Failure[]): Failure[] {
+  const causes = failures.filter((each) => each.type !== "BlockFailed");
+  const isFirst = (each: Failure) => each.type === "PoolNotReleased";
+  return causes.length ? [...causes.filter(isFirst), ...causes.filter((each) => !isFirst(each))] : [...failures];
+}
+
 export function readFindings(value: unknown): Finding[] {
   return objects(value).map((each) => ({
     pool: text(each.pool),
@@ -216,8 +272,15 @@ export function readStatus(value: unknown): Status[] {
       until: text(lease.until),
       live: lease.live === true,
       reason: text(lease.extended),
+      budget: isObject(lease.budget) ? readBudget(lease.budget) : null,
     })),
   }));
+}
+
+function readBudget(value: Json): Budget | null {
+  const most = number(value.max_cost);
+  if (most === null) return null;
+  return { most, spent: number(value.spent), at: time(value.at), left: number(value.left), raised: text(value.raised) };
 }
 
 function readMachineNow(value: Json): MachineNow {
@@ -231,6 +294,7 @@ function readMachineNow(value: Json): MachineNow {
     pods: (Array.isArray(value.pods) ? value.pods : []).map(text),
     age: number(value.age_seconds),
     cost: number(value.cost_so_far),
+    price: number(value.cost_per_hour),
   };
 }
 

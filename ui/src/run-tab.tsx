@@ -1,15 +1,20 @@
 // The tab on a DAG run: its nodes from the first request until they were gone, on one clock, and their cost.
 
-import { Box, Spinner, Table, Text } from "@chakra-ui/react";
+import { Badge, Box, Spinner, Table, Text } from "@chakra-ui/react";
 
 import { eachOf, list, runPath } from "./api.ts";
 import { Chart } from "./lanes-chart.tsx";
-import { clock, count, day, duration, money, timeZone } from "./format.ts";
+import { clock, count, day, duration, money, percent, timeZone, UNKNOWN } from "./format.ts";
 import { lanesOf, type RunRecords } from "./lanes.ts";
 import { type Entry, valueOf, whyUnreadable } from "./load.ts";
 import { extraCost } from "./nights.ts";
 import {
+  type GpuUse,
+  inOrder,
+  looksHung,
   PHASES,
+  readFailure,
+  readGpus,
   readRefusals,
   readTimeline,
   readUsage,
@@ -24,7 +29,7 @@ import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Wi
 
 type Props = { dagId: string; runId: string };
 
-const KEYS = ["usage", "timeline", "utilization", "tried", "return_value"];
+const KEYS = ["usage", "timeline", "utilization", "tried", "error", "return_value"];
 
 const keyOf = (taskId: string, mapIndex: number) => JSON.stringify([taskId, mapIndex]);
 
@@ -50,9 +55,13 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     phases.set(keyOf(entry.task_id, entry.map_index), readTimeline(timeline));
   });
   const computed = new Map<string, number | null>();
+  const gpus = new Map<string, GpuUse[]>();
   await eachOf(of("utilization"), async (entry) => {
-    computed.set(keyOf(entry.task_id, entry.map_index), readUtilization(await valueOf(entry)));
+    const value = await valueOf(entry);
+    computed.set(keyOf(entry.task_id, entry.map_index), readUtilization(value));
+    gpus.set(keyOf(entry.task_id, entry.map_index), readGpus(value));
   });
+  const failures = await eachOf(of("error"), async (entry) => readFailure(await valueOf(entry)));
   const left = new Map(of("usage").map((entry) => [keyOf(entry.task_id, entry.map_index), entry]));
   const scaleDowns = tasks.found.filter((task) => SCALE_DOWN.includes(task.operator ?? ""));
   const bills = await eachOf(scaleDowns, async (task) => {
@@ -65,6 +74,10 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     tasks: [...tasks.found].sort((one, other) => begunAt(one) - begunAt(other)),
     phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [],
     computed: (task) => computed.get(keyOf(task.task_id, task.map_index)) ?? null,
+    gpus: tasks.found
+      .map((task) => ({ task, gpus: gpus.get(keyOf(task.task_id, task.map_index)) ?? [] }))
+      .filter((each) => each.gpus.length),
+    failures: inOrder(failures.filter((each) => each !== null)),
     refusals: tasks.found
       .map((task) => ({ task, refusals: refused.get(keyOf(task.task_id, task.map_index)) ?? [] }))
       .filter((each) => each.refusals.length),
@@ -94,6 +107,11 @@ const Run = ({ records }: { records: RunRecords }) => {
       <Text fontSize="sm" color="fg.muted">
         Times are in {timeZone()}.
       </Text>
+      {records.failures.map((failure) => (
+        <Notice key={failure.task} status="error" title={`${failure.task}: ${failure.type}`}>
+          {failure.what} {failure.fix}
+        </Notice>
+      ))}
       {lanes.length ? (
         <Section title="From ask to gone">
           <Chart lanes={lanes} />
@@ -104,6 +122,11 @@ const Run = ({ records }: { records: RunRecords }) => {
       ) : (
         <Sentence>No task of this run that needs GPU nodes has begun.</Sentence>
       )}
+      {records.gpus.length ? (
+        <Section title="What each GPU did">
+          <Gpus records={records} />
+        </Section>
+      ) : null}
       <Section title="What it cost">
         {records.bills.length ? null : <Sentence>This run has no scale-down, so nothing was billed to it.</Sentence>}
         {records.bills.map((bill) => (
@@ -214,6 +237,40 @@ const Clock = ({ records }: { records: RunRecords }) => (
             </Table.Cell>
           </Table.Row>
         ))}
+      </Table.Body>
+    </Table.Root>
+  </Wide>
+);
+
+const Gpus = ({ records }: { records: RunRecords }) => (
+  <Wide>
+    <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="GPUs">
+      <Table.Header>
+        <Table.Row>
+          {["Task", "Rank", "GPU", "Computed", "Memory in use, at most", "Draw, mean"].map((name) => (
+            <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
+          ))}
+        </Table.Row>
+      </Table.Header>
+      <Table.Body>
+        {records.gpus.flatMap(({ task, gpus }) =>
+          gpus.map((each, index) => (
+            <Table.Row key={`${keyOf(task.task_id, task.map_index)} ${index}`} data-gpu={`${each.rank} ${each.gpu}`}>
+              <Table.Cell overflowWrap="anywhere">{index ? "" : <TaskLink task={task} />}</Table.Cell>
+              <Table.Cell>{each.rank}</Table.Cell>
+              <Table.Cell>{each.gpu ?? UNKNOWN}</Table.Cell>
+              <Table.Cell>
+                {each.mean === null ? UNKNOWN : percent(each.mean / 100)}
+                {looksHung(each) ? <Badge colorPalette="orange" ml={2}>busy, at a draw near idle: did it hang?</Badge> : null}
+              </Table.Cell>
+              <Table.Cell>{each.memory === null ? UNKNOWN : `${Math.round(each.memory)} MiB`}</Table.Cell>
+              <Table.Cell>
+                {each.power === null ? UNKNOWN : `${Math.round(each.power)} W`}
+                {each.limit === null ? "" : ` of ${Math.round(each.limit)} W`}
+              </Table.Cell>
+            </Table.Row>
+          )),
+        )}
       </Table.Body>
     </Table.Root>
   </Wide>

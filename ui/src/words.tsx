@@ -6,7 +6,7 @@ import { Link } from "react-router-dom";
 
 import { runPath, segment } from "./api.ts";
 import { percent } from "./format.ts";
-import type { Computed, Phase } from "./records.ts";
+import type { Computed, Failure, Phase } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
 /** Colours that distinguish the phases in light and dark mode. */
@@ -40,6 +40,13 @@ export const Working = ({ time, computed }: { time: string; computed: Computed |
 export const Sentence = ({ children }: Children) => (
   <Text color="fg.muted" my={2}>
     {children}
+  </Text>
+);
+
+/** A failed task's error: its type, what happened, and what to do. */
+export const Failed = ({ failure }: { failure: Failure }) => (
+  <Text fontSize="xs" data-failure={failure.type}>
+    {failure.task}: {failure.type}: {failure.what} {failure.fix}
   </Text>
 );
 

@@ -4,7 +4,19 @@ import { test } from "node:test";
 import { money } from "../src/format.ts";
 import { laneOfMachine } from "../src/lanes.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
-import { readFindings, readRefusals, readStatus, readUsage, runOfLease, whyItStays, xcomValue } from "../src/records.ts";
+import {
+  inOrder,
+  looksHung,
+  readFailure,
+  readFindings,
+  readGpus,
+  readRefusals,
+  readStatus,
+  readUsage,
+  runOfLease,
+  whyItStays,
+  xcomValue,
+} from "../src/records.ts";
 import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
 
 const BILL = {
@@ -38,6 +50,7 @@ const night = (value: unknown, changed: Partial<Task> = {}): Night => ({
   usage: readUsage(value),
   why: "",
   red: changed.state === "failed",
+  failure: null,
 });
 
 test("what is no bill is not read as an empty one", () => {
@@ -204,4 +217,40 @@ test("what had no machine is told by Ensure's result and by what it left when it
   assert.deepEqual(readRefusals({ tried }), readRefusals(tried));
   assert.deepEqual(readRefusals(tried).map((each) => [each.zone, each.times]), [["us-west-2a", 2]]);
   assert.deepEqual(readRefusals("xcom://elsewhere"), []);
+});
+
+test("a run's errors come with what may have left machines first, and without the verdict that repeats them", () => {
+  const failed = (type: string, map_index = -1) => readFailure({ task_id: "train", map_index, type, what: "It failed.", fix: "" })!;
+  const [hung, left, verdict] = [failed("GangHung", 2), failed("PoolNotReleased"), failed("BlockFailed")];
+  assert.deepEqual(inOrder([verdict, hung, left]), [left, hung]);
+  assert.deepEqual(inOrder([verdict]), [verdict]);
+  assert.equal(hung.task, "train [2]");
+  for (const value of [null, "s3://bucket/key", {}, { type: 3 }]) assert.equal(readFailure(value), null);
+});
+
+test("each GPU has what it did, and one that was busy at a draw near idle is told", () => {
+  const gpu = { rank: 0, gpu: 1, samples: 9, mean: 99.5, memory_mib_max: 70_000, power_w_mean: 70, power_limit_w: 700 };
+  const one = (changed: object) => readGpus({ gpus: [{ ...gpu, ...changed }] })[0]!;
+  assert.deepEqual(one({}), { rank: "0", gpu: 1, mean: 99.5, memory: 70_000, power: 70, limit: 700 });
+  assert.deepEqual([{}, { power_w_mean: 400 }, { mean: 50 }, { power_limit_w: null }, { mean: null }].map((each) => looksHung(one(each))), [
+    true,
+    false,
+    false,
+    false,
+    false,
+  ]);
+  for (const value of [null, "s3://bucket/key", {}, { gpus: 8 }]) assert.deepEqual(readGpus(value), []);
+});
+
+test("demand with a limit has what is left of it; without one, or of an earlier release, it has none", () => {
+  const budgetOf = (budget: unknown) => readStatus([{ pool: "p", leases: [{ run: "nightly/r", budget }] }])[0]!.leases[0]!.budget;
+  const at = "2026-03-01T02:00:00Z";
+  assert.deepEqual(budgetOf({ max_cost: 250, spent: 12.4, at, left: 200, per_hour: 59, raised: "" }), {
+    most: 250,
+    spent: 12.4,
+    at,
+    left: 200,
+    raised: "",
+  });
+  assert.deepEqual([budgetOf({}), budgetOf(undefined), budgetOf("unknown")], [null, null, null]);
 });

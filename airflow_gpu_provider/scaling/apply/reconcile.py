@@ -37,9 +37,6 @@ PATIENCE = timedelta(seconds=60)
 
 _RECORDED_EVERY = timedelta(seconds=30)
 
-NO_REASON = "no reason given"
-"""The value of a demand's `extended` if it was extended within max_runtime without a reason."""
-
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same in an event loop, which retries: between two tries it waits without a thread."""
 
@@ -162,12 +159,10 @@ class Reconciler(PoolAccess):
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
-    def extend(
-        self, keys: Collection[DemandKey], by: timedelta, *, reason: str, check: Callable[[DemandLease], None]
-    ) -> Outcome:
-        """Extend demand by `by`, its switch first; demand that is gone or over is not written.
+    def extend(self, keys: Collection[DemandKey], longer: Callable[[DemandLease], DemandLease]) -> Outcome:
+        """Extend demand, its switch first; demand that is gone or over is not written.
 
-        `check` raises if a Lease may not be extended; it is called for all before the first is written.
+        `longer` returns a Lease extended, or raises if it may not be; it is called for all before the first is written.
 
         Raises:
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
@@ -176,12 +171,7 @@ class Reconciler(PoolAccess):
         with self._lock() as lock:
             before = self.snapshot(lock)
             found = [lease for lease in before.leases if lease.key in keys and lease.live(before.now)]
-            for lease in found:
-                check(lease)
-            after = [
-                replace(lease, until=lease.until + by, extended=reason or lease.extended or NO_REASON)
-                for lease in found
-            ]
+            after = [longer(lease) for lease in found]
             others = tuple(lease for lease in before.leases if lease not in found)
             snapshot = replace(before, leases=(*others, *after))
 

@@ -15,8 +15,8 @@ from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 def budget(on: PoolAccess, key: DemandKey, nodes: int, limit: float, listed: ListPrices | None) -> Budget:
     """Return how long a run's money lasts for so many nodes, by what all of its tries have cost.
 
-    Demand that a person has extended beyond its money keeps its budget: that has been decided. `listed` is what
-    `Platform.list_prices` returned.
+    Demand that a person has extended beyond its money keeps its budget: that has been decided. So has the limit been
+    that a person has raised. `listed` is what `Platform.list_prices` returned.
 
     Raises:
         PriceUnknown, BudgetExceeded: That is not known, or nothing is left.
@@ -25,11 +25,14 @@ def budget(on: PoolAccess, key: DemandKey, nodes: int, limit: float, listed: Lis
     own = next((lease for lease in list_demand(on.api, on.pool.name) if lease.key == key), None)
     if own is not None and own.budget is not None and own.extended and own.live(on.clock.now()):
         return own.budget
+    raised = own.budget.raised if own is not None and own.budget is not None else ""
+    if own is not None and own.budget is not None and raised:
+        limit = max(limit, own.budget.limit)
     # Where no cloud tells it, a machine has cost what it did until it was last recorded.
     on.ledger.machines(on.platform.observe(), list_nodes(on.api, on.pool.node_selector), on.clock.now())
     now = on.clock.now()
     spent = on.ledger.bill(key, on.platform, now).total_cost
-    return budget_of(on.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed)
+    return replace(budget_of(on.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed), raised=raised)
 
 
 def within_budget(on: PoolAccess, lease: DemandLease) -> DemandLease:

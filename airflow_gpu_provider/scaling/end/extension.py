@@ -1,28 +1,38 @@
-"""extend_demand: keeps a DAG run's demand for a pool beyond the end that its Ensure set."""
+"""extend_demand: keeps a DAG run's demand for a pool beyond the end that its Ensure set, by more time or more money."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.run_budget import Budget, in_words
+from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 
+NO_REASON = "no reason given"
+"""The value of a demand's `extended` if it was extended within max_runtime without a reason."""
+
 _LONGEST = timedelta(days=365)
+
+Longer = Callable[[DemandLease], DemandLease]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """Demand of one block of a run, extended from `before` to `until`; `said` is what was done for it."""
+    """Demand of one block of a run, extended from `before` to `until`; `said` is what was done for it.
+
+    `max_cost` is what it may cost; None where there is no limit.
+    """
 
     key: DemandKey
     before: datetime
     until: datetime
+    max_cost: float | None = None
     said: tuple[str, ...] = ()
 
 
@@ -31,12 +41,13 @@ def extend_demand(
     *,
     dag_id: str,
     run_id: str,
-    by: timedelta,
     run_is_over: Callable[[DemandKey], bool],
+    by: timedelta | None = None,
+    max_cost: float | None = None,
     reason: str = "",
     block: str | None = None,
 ) -> list[Extension]:
-    """Keep a run's nodes longer: extend its demand, and with it the groups' switches, by `by`.
+    """Keep a run's nodes longer, and with them the groups' switches: by `by`, or until `max_cost` is used.
 
     Running pods keep the deadline that they were created with: Kubernetes allows a pod's activeDeadlineSeconds to be
     lowered, but not raised.
@@ -44,41 +55,57 @@ def extend_demand(
     Args:
         reconciler: The pool's.
         dag_id, run_id: The run whose demand is extended, of any Airflow installation.
-        by: How much longer.
         run_is_over: Asks this Airflow whether a run has ended.
-        reason: Why; required to go beyond the pool's max_runtime, counted from the demand's start. It is kept with the
-            demand, and `airflow gpu status` shows it.
+        by: How much longer.
+        max_cost: What each of its blocks may cost instead of what its DAG says, over all tries; more than now. It
+            does not exceed the pool's max_runtime.
+        reason: Why; required for more money, and to go beyond the pool's max_runtime, counted from the demand's start.
+            It is kept with the demand, and `airflow gpu status` shows it.
         block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's blocks on this pool.
 
     Raises:
-        DemandNotExtended: The run is over, or wants no nodes of the pool now, or `by` is not positive, or it would
-            exceed max_runtime without a reason. Nothing is changed.
+        DemandNotExtended: The run is over, or wants no nodes of the pool now, or what is asked for is no more than it
+            has, or lacks a reason. Nothing is changed.
+        PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used. Nothing is changed.
     """
-    pool, run = reconciler.pool, f"{dag_id}/{run_id}"
-    if by <= timedelta(0):
-        hours_more = f"{by.total_seconds() / 3600:g} hours more"
-        raise DemandNotExtended(
-            f"Pool {pool.name}: {hours_more} for {run}.", "Give more than zero hours.", pool=pool.name
-        )
+    pool, run, reason = reconciler.pool, f"{dag_id}/{run_id}", reason.strip()
+    if (by is None) == (max_cost is None):
+        raise DemandNotExtended(f"Pool {pool.name}: {run} is to get neither, or both.", "Give hours, or max_cost.")
     now = reconciler.clock.now()
-    keys = [
-        lease.key
+    leases = [
+        lease
         for lease in list_demand(reconciler.api, pool.name)
         if (lease.key.dag_id, lease.key.run_id) == (dag_id, run_id)
         and lease.live(now)
         and block in (None, lease.key.block)
     ]
-    if not keys:
+    if not leases:
         raise _wants_nothing(pool, run)
-    if run_is_over(keys[0]):
+    if run_is_over(leases[0].key):
         raise DemandNotExtended(
             f"Run {run} is over; nothing was extended.", "Name a run that is still running.", run=run
         )
-    outcome = reconciler.extend(keys, by, reason=reason.strip(), check=partial(_check_bound, pool, by, reason))
-    after = [lease for lease in outcome.snapshot.leases if lease.key in keys]
+    longer = _by_time(pool, by, reason) if by is not None else _by_money(reconciler, leases, max_cost or 0.0, reason)
+    before: dict[DemandKey, datetime] = {}
+
+    def extended(lease: DemandLease) -> DemandLease:
+        before[lease.key] = lease.until
+        return longer(lease)
+
+    outcome = reconciler.extend([lease.key for lease in leases], extended)
+    after = [lease for lease in outcome.snapshot.leases if lease.key in before]
     if not after:
         raise _wants_nothing(pool, run)
-    return [Extension(key=each.key, before=each.until - by, until=each.until, said=outcome.said) for each in after]
+    return [
+        Extension(
+            key=each.key,
+            before=before[each.key],
+            until=each.until,
+            max_cost=each.budget.limit if each.budget else None,
+            said=outcome.said,
+        )
+        for each in after
+    ]
 
 
 def hours(given: float | str) -> timedelta:
@@ -96,21 +123,86 @@ def hours(given: float | str) -> timedelta:
     return more
 
 
+def amount(given: float | str) -> float:
+    """Read what a run may cost; raises DemandNotExtended where it is no number above 0."""
+    try:
+        found = float(given)
+    except (TypeError, ValueError):
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise DemandNotExtended(f"max_cost={given!r}.", "Give a number above 0, in the currency of the pool's prices.")
+    return found
+
+
+def _by_time(pool: GpuPool, by: timedelta, reason: str) -> Longer:
+    def longer(lease: DemandLease) -> DemandLease:
+        if by <= timedelta(0):
+            hours_more = f"{by.total_seconds() / 3600:g} hours more"
+            raise DemandNotExtended(
+                f"Pool {pool.name}: {hours_more} for {lease.key}.", "Give more than zero hours.", pool=pool.name
+            )
+        _check_bound(pool, by, reason, lease)
+        return replace(lease, until=lease.until + by, extended=reason or lease.extended or NO_REASON)
+
+    return longer
+
+
 def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) -> None:
-    if lease.ends_by_budget and not reason.strip():
+    if lease.ends_by_budget and not reason:
         limit = lease.budget.limit if lease.budget else 0.0
         raise DemandNotExtended(
             f"Pool {pool.name}: {lease.key} ends when its max_cost of {limit:g} {pool.currency} is used, at"
             f" {lease.until:%Y-%m-%d %H:%MZ}, and {by} more cost more.",
-            "Give a reason, which is kept with the demand.",
+            "Give a reason, which is kept with the demand; or give it more money.",
             pool=pool.name,
         )
     last = lease.created_at + pool.max_runtime
-    if lease.until + by > last and not reason.strip():
+    if lease.until + by > last and not reason:
         raise DemandNotExtended(
             f"Pool {pool.name}: {by} more for {lease.key} is until {lease.until + by:%Y-%m-%d %H:%MZ}, and its"
             f" max_runtime of {pool.max_runtime} ends at {last:%Y-%m-%d %H:%MZ}.",
             "Give a reason, which is kept with the demand, or fewer hours.",
+            pool=pool.name,
+        )
+
+
+def _by_money(reconciler: Reconciler, leases: list[DemandLease], max_cost: float, reason: str) -> Longer:
+    """Return what gives demand more money: how long it lasts is asked before the pool's lock is taken."""
+    pool, listed = reconciler.pool, reconciler.platform.list_prices()
+    for lease in leases:
+        _check_money(pool, max_cost, reason, lease)
+    budgets: dict[DemandKey, Budget] = {
+        lease.key: replace(run_money.budget(reconciler, lease.key, lease.nodes, max_cost, listed), raised=reason)
+        for lease in leases
+    }
+
+    def longer(lease: DemandLease) -> DemandLease:
+        _check_money(pool, max_cost, reason, lease)
+        budget = budgets[lease.key]
+        until = min(budget.stops_by, lease.created_at + pool.max_runtime)
+        return replace(lease, budget=budget, until=max(lease.until, until))
+
+    return longer
+
+
+def _check_money(pool: GpuPool, max_cost: float, reason: str, lease: DemandLease) -> None:
+    whose = f"Pool {pool.name}: {lease.key}"
+    if lease.budget is None:
+        raise DemandNotExtended(f"{whose} has no max_cost.", "Give hours instead.", pool=pool.name)
+    limit = in_words(pool, lease.budget.limit)
+    if lease.extended:
+        what = f"{whose} may cost more than its max_cost of {limit} until {lease.until:%Y-%m-%d %H:%MZ}"
+        raise DemandNotExtended(f"{what} ({lease.extended}).", "Give hours instead.", pool=pool.name)
+    if max_cost <= lease.budget.limit:
+        raise DemandNotExtended(
+            f"{whose} has a max_cost of {limit}; {in_words(pool, max_cost)} is not more.",
+            "Give what it may cost in all, over all of its tries.",
+            pool=pool.name,
+        )
+    if not reason:
+        raise DemandNotExtended(
+            f"{whose} may cost {limit}, and {in_words(pool, max_cost)} is more than its DAG says.",
+            "Give a reason, which is kept with the demand.",
             pool=pool.name,
         )
 

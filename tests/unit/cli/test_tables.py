@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.cli.tables import leftover_row, machine_rows, pool_row
+from airflow_gpu_provider.cli.tables import lease_rows, leftover_row, machine_rows, pool_row
+from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import Leftover
-from tests.unit.scaling.pools import machine, node, pool, snapshot
+from tests.unit.scaling.pools import NOW, lease, machine, node, pool, snapshot
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,17 @@ def test_money_has_a_currency(prices: dict[str, object], an_hour: str, so_far: s
     status = pool_status(snapshot(machine(1), nodes=(node(1),), spec=pool(**prices)), "here")
     assert pool_row(status)["cost_per_hour"] == an_hour
     assert [row["cost_so_far"] for row in machine_rows([status])] == [so_far], "launched an hour ago"
+
+
+def test_demand_has_what_is_left_of_its_money_and_why_it_has_more() -> None:
+    budget = Budget(limit=10, spent=2, at=NOW, per_hour=3, raised="nearly there")
+    demand = (lease("a", budget=budget), lease("b"), lease("c", budget=budget, extended="a larger data set"))
+    rows = lease_rows([pool_status(snapshot(leases=demand, spec=pool(price_per_hour="list")), "here")])
+    assert [(row["left"], row["extended"]) for row in rows] == [
+        ("at least 8.00 USD (list price) of 10.00 USD", "nearly there"),
+        ("", ""),
+        ("", "a larger data set"),
+    ]
 
 
 def test_what_a_leftover_machine_has_cost_has_a_currency_and_what_costs_nothing_has_none() -> None:

@@ -43,8 +43,8 @@ class Janitors(Night):
         opened.pool = pool
         return opened
 
-    def ensure(self, run_id: str) -> None:
-        self.lead.want(self.key_of(run_id), 1, self.until_of(run_id))
+    def ensure(self, run_id: str, max_cost: float | None = None) -> None:
+        self.lead.want(self.key_of(run_id), 1, self.until_of(run_id), max_cost=max_cost)
         self.until_usable(len(self.lead.snapshot().leases))
 
     def until_of(self, run_id: str) -> datetime:
@@ -168,6 +168,24 @@ def test_more_time_moves_the_demand_and_the_switch_and_is_told(night: Janitors) 
     night.ensure("r1")  # its next try takes nothing back
     (kept,) = night.status()["leases"]
     assert (datetime.fromisoformat(kept["until"]), kept["extended"]) == (until, "a larger data set")
+
+
+def test_more_money_moves_the_demand_and_is_told(night: Janitors) -> None:
+    night.ensure("r1", max_cost=0.8)
+    (before,) = night.status()["leases"]
+    (done,) = night.extend("r1", "", living=("r1",), max_cost="1.6", reason="nearly there")
+    assert (done["before"], done["max_cost"]) == (before["until"], 1.6)
+    (after,) = night.status()["leases"]
+    assert (after["until"], after["extended"]) == (done["until"], "")
+    assert (after["budget"]["max_cost"], after["budget"]["raised"]) == (1.6, "nearly there")
+    assert after["budget"]["left"] - before["budget"]["left"] == pytest.approx(0.8, abs=0.1)
+
+
+@pytest.mark.parametrize("max_cost", ["much", "nan", "-1", float("inf")])
+def test_what_is_no_amount(night: Janitors, max_cost: Any) -> None:
+    night.ensure("r1", max_cost=0.8)
+    with pytest.raises(DemandNotExtended, match="max_cost="):
+        night.extend("r1", None, living=("r1",), max_cost=max_cost, reason="nearly there")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -44,6 +44,10 @@ class TestHowLong:
     def test_what_has_been_used_already_was_used_before(self) -> None:
         found = Budget(limit=100, spent=90, at=AT, per_hour=10)
         assert found.used_at(0.8) == AT - HOUR
+
+    def test_what_is_left_is_counted_at_the_dearest_machine_and_never_less_than_nothing(self) -> None:
+        found = Budget(limit=100, spent=90, at=AT, per_hour=8)
+        assert [found.left_at(AT + hours * HOUR) for hours in (0, 1, 5)] == [10, 2, 0]
 
     def test_what_costs_next_to_nothing_lasts_for_years(self) -> None:
         assert budget_of(pool(price_per_hour=0.0), 1, nodes=1, spent=0.0, at=AT, listed=None).lasts > 365 * 24 * HOUR
@@ -113,6 +117,9 @@ class TestDemand:
     def test_it_is_kept_with_the_lease(self) -> None:
         kept = self.lease(AT + HOUR)
         assert DemandLease.parse(kept.manifest()) == kept
+        assert kept.budget is not None
+        raised = replace(kept, budget=replace(kept.budget, raised="the model is nearly there"))
+        assert DemandLease.parse(raised.manifest()) == raised
         assert hash(kept)
 
     def test_pods_end_with_the_money_and_machines_stay_for_them_a_moment_longer(self) -> None:

@@ -6,7 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import NOW, A, dry, lease, machine, node, pod, pool, snapshot
@@ -33,6 +35,16 @@ def test_nothing_costs_nothing_and_expired_demand_is_shown_as_such() -> None:
     status = pool_status(snapshot(leases=(lease("old", until=NOW - timedelta(minutes=1)), lease("new"))), "here")
     assert status.cost_per_hour == 0
     assert [(row.run, row.live) for row in status.leases] == [("dag/old", False), ("dag/new", True)]
+
+
+def test_demand_with_a_limit_has_what_is_left_of_it() -> None:
+    budget = Budget(limit=10, spent=2, at=NOW - timedelta(hours=1), per_hour=3, raised="nearly there")
+    demand = (lease("a", budget=budget), lease("b", budget=budget, extended="whatever it costs"), lease("c"))
+    status = pool_status(snapshot(leases=demand), "here").to_json()
+    limited, *others = (row["budget"] for row in status["leases"])
+    assert (limited["max_cost"], limited["spent"], limited["left"]) == (10, 2, 5)
+    assert (limited["at"], limited["raised"]) == (format_time(budget.at), "nearly there")
+    assert others == [{}, {}]
 
 
 def test_finished_pods_use_no_gpu() -> None:

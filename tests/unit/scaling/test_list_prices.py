@@ -202,6 +202,62 @@ class TestMaxCost:
         (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         assert (again.until, again.extended) == (lease.until, "nearly there")
 
+    def test_more_money_takes_a_reason_and_lasts_over_later_tries(self) -> None:
+        night = Night(price_per_hour=2.0)
+        (lease,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        more = {"dag_id": "dag", "run_id": "one", "max_cost": 8.0, "run_is_over": lambda key: False}
+        with pytest.raises(DemandNotExtended, match=r"may cost 4\.00 USD, and 8\.00 USD is more than its DAG says"):
+            extend_demand(night.lead, **more)
+        (done,) = extend_demand(night.lead, **more, reason="nearly there")
+        assert (done.max_cost, done.before) == (8.0, lease.until)
+        (raised,) = night.lead.snapshot().leases
+        assert raised.ends_by_budget
+        assert raised.until == done.until
+        assert done.until - done.before == pytest.approx(2 * HOUR, abs=timedelta(minutes=1))
+
+        night.until_usable(1)
+        night.world.actors.advance_to(night.world.actors.time + 3600)
+        (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        assert again.budget is not None
+        assert (again.budget.limit, again.budget.raised) == (8.0, "nearly there")
+        (more_yet,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=9.0).snapshot.leases
+        assert more_yet.budget is not None
+        assert more_yet.budget.limit == 9.0  # the DAG gives more by now
+
+    def test_more_money_lasts_no_longer_than_the_pools_max_runtime(self) -> None:
+        night = Night(price_per_hour=2.0)
+        (lease,) = night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0).snapshot.leases
+        (done,) = extend_demand(
+            night.lead, dag_id="dag", run_id="one", max_cost=1e6, reason="why not", run_is_over=lambda key: False
+        )
+        assert done.until == lease.created_at + night.pool.max_runtime
+
+    @pytest.mark.parametrize(
+        ("given", "has", "said"),
+        [
+            ({}, 4.0, "neither, or both"),
+            ({"max_cost": 8.0, "by": HOUR}, 4.0, "neither, or both"),
+            ({"max_cost": 4.0}, 4.0, r"has a max_cost of 4\.00 USD; 4\.00 USD is not more"),
+            ({"max_cost": 8.0}, None, "has no max_cost"),
+        ],
+    )
+    def test_what_is_not_more_money(self, given: dict[str, Any], has: float | None, said: str) -> None:
+        night = Night(price_per_hour=2.0)
+        before = night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=has).snapshot.leases
+        with pytest.raises(DemandNotExtended, match=said):
+            extend_demand(
+                night.lead, dag_id="dag", run_id="one", reason="why not", run_is_over=lambda key: False, **given
+            )
+        assert night.lead.snapshot().leases == before
+
+    def test_who_may_cost_more_already_is_given_time(self) -> None:
+        night = Night(price_per_hour=2.0)
+        night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0)
+        who = {"dag_id": "dag", "run_id": "one", "reason": "nearly there", "run_is_over": lambda key: False}
+        extend_demand(night.lead, **who, by=HOUR)
+        with pytest.raises(DemandNotExtended, match=r"may cost more than its max_cost .* \(nearly there\)"):
+            extend_demand(night.lead, **who, max_cost=8.0)
+
     def test_fewer_nodes_make_the_money_last_longer(self) -> None:
         night = Night(price_per_hour=2.0)
         (lease,) = night.lead.want(night.key("one"), 2, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
