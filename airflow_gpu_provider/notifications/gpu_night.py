@@ -25,6 +25,8 @@ class GpuNightNotifier(BaseNotifier):
         slack = SlackWebhookNotifier(slack_webhook_conn_id="ml", text="{{ night.in_words }}")
         with DAG("nightly", on_failure_callback=GpuNightNotifier(slack), ...):
 
+    A DeadlineAlert takes a function of the DAG file that calls it: docs/errors.md.
+
     Args:
         *send: Airflow's notifiers, whose templates have `night` (`night.in_words`, `night.what_happened`,
             `night.what_it_took`, and the fields of `Night`); or functions that take the Night. None: the two lines are

@@ -24,14 +24,30 @@ def night_of(context: Context) -> Night:
     A fact that Airflow does not give at that moment is left out; a notification is sent all the same.
 
     Args:
-        context: Of a task's or a DAG's callback. Airflow gives a DAG's callback no task instance where the run's last
-            task is not in the DAG file any more; then nothing but the run's state is known.
+        context: Of a task's or a DAG's callback, or of a DeadlineAlert's. Airflow gives a DAG's callback no task
+            instance where the run's last task is not in the DAG file any more; then nothing but the run's state is
+            known. So it is of a deadline: a SyncCallback reads connections and variables, and no XCom.
     """
     ti: Any = context.get("ti")
+    if isinstance(context.get("dag_run"), Mapping):
+        return _past_deadline(context)
     if ti is None:
         dag: Any = context.get("dag")
         return night(dag_id=dag.dag_id if dag else "", run_id=context.get("run_id", ""), state=_state(context))
     return _Facts(ti, context).night()
+
+
+def _past_deadline(context: Context) -> Night:
+    """Return the night of a DeadlineAlert's context: the run as Airflow's REST API has it, and the deadline."""
+    of_deadline: Any = context
+    run, deadline = of_deadline["dag_run"], of_deadline.get("deadline") or {}
+    at = f" of {deadline['deadline_time']}" if deadline.get("deadline_time") else ""
+    return night(
+        dag_id=run["dag_id"],
+        run_id=run["dag_run_id"],
+        state=f"{run['state']}, past its deadline{at}",
+        left=["Airflow tells no more at a deadline"],
+    )
 
 
 class _Facts:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from airflow.sdk import DAG, BaseNotifier, Context
+import structlog
+from airflow.api_fastapi.core_api.datamodels.dag_run import DAGRunResponse
+from airflow.sdk import DAG, BaseNotifier, Context, SyncCallback
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+from airflow.sdk.execution_time.callback_supervisor import execute_callback
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from airflow_gpu_provider.block import gpu_nodes
@@ -135,6 +139,31 @@ def test_a_run_whose_last_task_left_the_dag_file(dag: DAG) -> None:
     """Airflow calls a DAG's callback without a task instance then."""
     night = sent(cast("Context", {"dag": dag, "run_id": "manual__1", "reason": "task_failure"}))
     assert night.what_happened == "nightly manual__1: task_failure."
+
+
+LATE: list[Night] = []
+
+
+def late(context: Context) -> None:
+    """What a DAG's author gives to a SyncCallback."""
+    GpuNightNotifier(LATE.append)(context)
+
+
+def test_a_run_past_its_deadline() -> None:
+    """As Airflow's executor calls it, with the context that `Deadline.handle_miss` makes."""
+    run = {"dag_id": "nightly", "dag_run_id": "manual__1", "state": "running"}
+    assert set(DAGRunResponse.model_fields) >= set(run)
+    seen = {"dag_run": run, "deadline": {"id": "0", "deadline_time": "2026-03-01T09:00:00+00:00"}}
+    callback = SyncCallback(late)
+    assert execute_callback(callback.path, {"context": seen}, Path(__file__), None, structlog.get_logger()) == (
+        True,
+        None,
+    )
+    [night] = LATE
+    assert night.in_words == (
+        "nightly manual__1: running, past its deadline of 2026-03-01T09:00:00+00:00.\n"
+        "Airflow tells no more at a deadline."
+    )
 
 
 class Mail(BaseNotifier):
