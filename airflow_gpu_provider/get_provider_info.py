@@ -54,7 +54,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],
         "notifications": [f"{package}.notifications.gpu_night.GpuNightNotifier"],
-        "extra-links": [f"{package}.tasks.links.NodeGroupsLink"],
+        "extra-links": [f"{package}.tasks.links.{name}" for name in ("RunNodesLink", "NodeGroupsLink")],
         "cli": [f"{package}.cli.definition.get_commands"],
         "config": {
             "gpu_provider": {

@@ -22,7 +22,7 @@ from airflow_gpu_provider.operators.node_counts import (
     work_is_to_come,
 )
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
-from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import time_phases
 from airflow_gpu_provider.tasks.phase_spans import span_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
@@ -99,7 +99,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "max_cost", "block_id")
     _doing = "ensured pool {pool}"
     _after_kill = "Its demand for nodes was withdrawn; run the task again."
-    operator_extra_links = (NodeGroupsLink(),)
+    operator_extra_links = LINKS
     ui_color = "#d9f2d9"
 
     def __init__(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
-from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class InstallDevicePluginOperator(PoolOperator):
 
     template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options", "config")
     _doing = "installed the device plugin of {pool}"
-    operator_extra_links = (NodeGroupsLink(),)
+    operator_extra_links = LINKS
     ui_color = "#d9f2d9"
 
     def __init__(

@@ -16,7 +16,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
 from airflow_gpu_provider.tasks.phase_spans import span_phases
@@ -59,7 +59,7 @@ class TrainingOperator(PoolOperator):
         PoolSpecError: idle_gpu_timeout without utilization, or an invalid duration.
     """
 
-    operator_extra_links = (NodeGroupsLink(),)
+    operator_extra_links = LINKS
     ui_color = "#d9f2d9"
 
     # Arguments of its subclasses; GpuPodOperator has some of them from KubernetesPodOperator.

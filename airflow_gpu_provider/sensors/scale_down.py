@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
-from airflow_gpu_provider.tasks.links import NodeGroupsLink
+from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     template_fields: Sequence[str] = ("gpu_pool", "block_id")
     _doing = "scaled pool {pool} down"
     _after_kill = "Clear this task: machines that it had not released yet may still be running."
-    operator_extra_links = (NodeGroupsLink(),)
+    operator_extra_links = LINKS
     ui_color = "#f2e3d9"
 
     def __init__(

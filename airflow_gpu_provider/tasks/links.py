@@ -1,13 +1,30 @@
-"""Links that the task's page in Airflow's UI shows."""
+"""Links that the task's page in Airflow's UI shows. Airflow asks for them in the worker, when the task ends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Operator
+
+
+class RunNodesLink(BaseOperatorLink):
+    """The tab GPU nodes of the task's DAG run; empty with `[gpu_provider] ui = False`."""
+
+    name = "GPU nodes"
+
+    def get_link(self, operator: Operator, *, ti_key: Any) -> str:
+        """Return the tab's page below Airflow's `[api] base_url`."""
+        from airflow.providers.common.compat.sdk import conf
+
+        if not conf.getboolean("gpu_provider", "ui", fallback=True):
+            return ""
+        base = conf.get("api", "base_url", fallback="/").rstrip("/")
+        dag_id, run_id = (quote(each, safe="") for each in (ti_key.dag_id, ti_key.run_id))
+        return f"{base}/dags/{dag_id}/runs/{run_id}/plugin/gpu_nodes"
 
 
 class NodeGroupsLink(BaseOperatorLink):
@@ -19,6 +36,10 @@ class NodeGroupsLink(BaseOperatorLink):
     name = "Node groups"
 
     def get_link(self, operator: Operator, *, ti_key: Any) -> str:
-        """Return the page of the operator's (rendered) pool; Airflow calls this in the worker when the task ends."""
+        """Return the page of the operator's (rendered) pool."""
         url: str = getattr(operator, "gpu_pool").console_url  # noqa: B009 - the link serves every operator with a pool
         return url
+
+
+LINKS = (RunNodesLink(), NodeGroupsLink())
+"""Of each task with a pool."""
