@@ -2,7 +2,8 @@
 
 Amazon Linux 2023 reads nodeadm's NodeConfig ("API Reference" of nodeadm in awslabs/amazon-eks-ami), Bottlerocket its
 settings in TOML (bottlerocket.dev, "Settings Reference"). EKS merges either with its own ("Customize managed nodes with
-launch templates" of its user guide). Both refuse what they do not know, and the node never joins.
+launch templates" of its user guide). nodeadm ignores a field or a feature gate that it does not know, and with one of
+another type than its own the node never joins; Bottlerocket refuses what it does not know.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _unlike_fields(value: Mapping[str, Any], wanted: Any, known: str, at: str) -
             continue
         close = get_close_matches(str(key), map(str, wanted), n=1)
         names = f"Write {close[0]}." if close else f"Known are {', '.join(sorted(wanted))}."
-        yield f"user_data: {known} has no {path}", f"{names} An image refuses what it does not know."
+        yield f"user_data: {known} has no {path}", f"{names} A newer field: by a launch_template of your own."
 
 
 def _name_of(kind: type) -> str:

@@ -330,7 +330,8 @@ class Eks(EKSBackend):
     def _settle_creation(self, group: NodeGroup) -> None:
         if not group.has_asg and self.clock.reached(group.makes_asg_at):
             network = self.clusters[group.cluster_name].kubernetes_network_config or {}
-            if issues := self._creation.subnet_issues(group, has_ipv6_pods=network.get("ipFamily") == "ipv6"):
+            has_ipv6_pods = network.get("ipFamily") == "ipv6"
+            if issues := self._creation.issues(group, has_ipv6_pods=has_ipv6_pods):
                 group.status, group.health = "CREATE_FAILED", {"issues": issues}
                 return
             self._creation.create_auto_scaling_group(group)

@@ -24,6 +24,7 @@ from gpu_sandbox.aws.registration import (
     self_managed_registration,
 )
 from gpu_sandbox.aws.replacements import Replacement, uneven
+from gpu_sandbox.aws.user_data import boots, text_of
 from gpu_sandbox.aws.vpc import reaches_outside
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.cloud_events import Outbox
@@ -301,7 +302,10 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.in_service_since = now
         self._cooldown_until = now + timedelta(seconds=self.default_cooldown)
         registers_with = self._registers_with()
-        if reaches_outside(self._around.ec2, str(member.instance.subnet_id)) and kubelet_starts(registers_with.labels):
+        is_up = kubelet_starts(registers_with.labels) and boots(
+            text_of(self.user_data), str(registers_with.ami_type or "")
+        )
+        if is_up and reaches_outside(self._around.ec2, str(member.instance.subnet_id)):
             member.announced = self._describe(member)
             self._around.outbox.instance_launched(member.announced)
 

@@ -16,6 +16,7 @@ from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.ec2 import Ec2Backend, check_version
 from gpu_sandbox.aws.groups import AutoScalingGroup
 from gpu_sandbox.aws.node_groups import NodeGroup
+from gpu_sandbox.aws.user_data import refusal, text_of
 from gpu_sandbox.aws.vpc import lacks_addresses, lacks_ipv6
 
 OWN_SERVICE = "eks-nodegroup.amazonaws.com"
@@ -103,7 +104,19 @@ class NodeGroupCreation:
                     "Error Code: InvalidSubnetID.NotFound)"
                 ) from error
 
-    def subnet_issues(self, group: NodeGroup, *, has_ipv6_pods: bool) -> list[dict[str, Any]]:
+    def issues(self, group: NodeGroup, *, has_ipv6_pods: bool) -> list[dict[str, Any]]:
+        """What EKS finds out once it makes the group, and then does not."""
+        return self._subnet_issues(group, has_ipv6_pods=has_ipv6_pods) or self._template_issues(group)
+
+    def _template_issues(self, group: NodeGroup) -> list[dict[str, Any]]:
+        if not group.launch_template:
+            return []
+        user_data = text_of(self.launch_template_data(group.launch_template).get("UserData"))
+        why = refusal(user_data, str(group.ami_type))
+        there = [group.launch_template["id"]]
+        return [{"code": "Ec2LaunchTemplateInvalidConfiguration", "message": why, "resourceIds": there}] if why else []
+
+    def _subnet_issues(self, group: NodeGroup, *, has_ipv6_pods: bool) -> list[dict[str, Any]]:
         """What EKS finds out about the subnets once it makes the group: botocore's NodegroupIssueCode has the codes."""
         without_ipv6 = [subnet for subnet in group.subnets if has_ipv6_pods and lacks_ipv6(self._ec2, subnet)]
         if without_ipv6:

@@ -50,8 +50,8 @@ class NodeGroup(Nodegroup):
         super().__init__(**fields)
         self.cluster = cluster
         self.created_at = self.modified_at = now
-        disk_gib = int(self.disk_size) if self.launch_template is None else None
-        self.disk_size = disk_gib  # type: ignore[assignment]
+        self._disk_gib = int(self.disk_size) if self.launch_template is None else None
+        self.disk_size = self._disk_gib  # type: ignore[assignment]
         self.use_volumes(volumes)
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
         self.resources: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class NodeGroup(Nodegroup):
 
     def use_volumes(self, volumes: Volumes) -> None:
         """Give the nodes that are launched from now on the volumes of a version of a template."""
-        self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=self.disk_size, volumes=volumes)
+        self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=self._disk_gib, volumes=volumes)
 
     @property
     def has_asg(self) -> bool:

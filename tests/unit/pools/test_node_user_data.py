@@ -74,7 +74,7 @@ def test_yaml_is_the_same_as_an_object() -> None:
         ({"containerd": {"config": "x" * 17_000}}, "bytes, and EC2 takes 16384"),
     ],
 )
-def test_what_nodeadm_would_refuse_is_refused(spec: Any, says: str) -> None:
+def test_what_nodeadm_would_ignore_or_end_with_is_refused(spec: Any, says: str) -> None:
     with pytest.raises(PoolSpecError) as caught:
         pool(user_data={**HEAD, "spec": spec})
     assert says in str(caught.value)
