@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ DRIVERS = ("default", "latest", "disabled", "daemonset")
 LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
-_RESERVED_LABELS = ("cloud.google.com/gke-", "kubernetes.io/", "k8s.io/")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -45,8 +43,10 @@ SHAPE = (
     "reservation_affinity",
     "flex_start",
     "shielded_instance_config",
+    "image_streaming",
+    "secondary_boot_disks",
+    "placement",
 )
-_MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
 
 
@@ -59,9 +59,8 @@ class GkeGpuPool(GpuPool):
     type, then the next machine type, then the next capacity type.
 
     With `manage="scale"` the node pools are external: those that `node_pools` names, in order of preference, zone by
-    zone. Leave out the fields that shape them (node_locations, capacity_types, max_run_duration, disk_size, disk_type,
-    image_type, service_account, tags, resource_labels, exclude_upgrades, reservation_affinity, flex_start,
-    shielded_instance_config).
+    zone. Leave out the fields that shape them: from node_locations and capacity_types on, those of machines, disks,
+    images, labels, upgrades and how machines are obtained.
 
     Args:
         project_id: The Google Cloud project.
@@ -103,6 +102,11 @@ class GkeGpuPool(GpuPool):
             at most: with scaling="autoscaler" only. Default False.
         shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
             organization policies may require it. Default: GKE's own, which is no secure boot.
+        image_streaming: Have containers start before their images are all there: for images in Artifact Registry, nodes
+            with COS, and the Container File System API enabled. Default False.
+        secondary_boot_disks: Disk images with container images that nodes have from the start, like
+            "projects/ml/global/images/train-cache". Needs image_streaming. Default: none.
+        placement: "compact": a node pool's machines stand close together, for gangs; not for N1. Default: anywhere.
         node_pools: manage="scale": node pools of the cluster, by name.
         location_policy: With scaling="autoscaler": "balanced" or "any", as in GKE. Default "any": GKE's own choice
             for spot, and the better one for getting a GPU.
@@ -140,6 +144,9 @@ class GkeGpuPool(GpuPool):
     reservation_affinity: dict[str, Any] = field(default_factory=dict)
     flex_start: bool = False
     shielded_instance_config: dict[str, Any] = field(default_factory=dict)
+    image_streaming: bool = False
+    secondary_boot_disks: Sequence[str] = ()
+    placement: str | None = None
     node_pools: Sequence[str] = ()
     location_policy: str = "any"
     use_internal_ip: bool = False
@@ -228,18 +235,7 @@ class GkeGpuPool(GpuPool):
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first."""
-        return self.preferences.candidates(zones, self._group_name)
-
-    def _group_name(self, zone: str, machine_type: str, market: Market) -> str:
-        """Return the node pool's name; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
-        market_suffix = {"SPOT": "-spot", "PREEMPTIBLE": "-pvm"}.get(market, "")
-        suffix = f"{zone.removeprefix(self.region).strip('-')}-{machine_type}{market_suffix}"
-        name = f"{self.name}-{suffix}"
-        if len(name) <= _MAX_NAME:
-            return name
-        digest = hashlib.sha256(self.name.encode()).hexdigest()[:4]
-        room = _MAX_NAME - len(suffix) - len(digest) - 2
-        return f"{self.name[:room].rstrip('-')}-{digest}-{suffix}"
+        return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
 
     def _devices(self, machine_type: str) -> int | None:
         """Return how many nvidia.com/gpu a node of that type offers, shared and partitioned; None: not known."""
@@ -261,7 +257,7 @@ class GkeGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("machine_types", "node_locations", "tags", "node_pools"):
+        for name in ("machine_types", "node_locations", "tags", "node_pools", "secondary_boot_disks"):
             self._set(name, as_tuple(getattr(self, name)))
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
             self._set("impersonation_chain", as_tuple(self.impersonation_chain))
@@ -290,7 +286,11 @@ class GkeGpuPool(GpuPool):
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._refuse(gke_machines.node_problems(self.image_type, self.disk_type, self.disk_size, self.tags))
-        self._check_reserved_labels()
+        self._refuse(
+            gke_machines.start_problems(self.image_streaming, self.secondary_boot_disks, image=self.image_type)
+        )
+        self._refuse(gke_machines.placement_problems(self.placement, self.machine_types))
+        self._refuse(gke_machines.label_problems(self.node_labels if self.manage == "full" else ()))
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()
         self._check_zones()
@@ -299,12 +299,6 @@ class GkeGpuPool(GpuPool):
         self._check_lifetime()
         self._check_capacity()
         self._check_taints()
-
-    def _check_reserved_labels(self) -> None:
-        """Reject labels that GKE keeps for itself: it would refuse the node pool at night."""
-        for key in self.node_labels if self.manage == "full" else ():
-            if key.startswith(_RESERVED_LABELS):
-                raise self._error(f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own.")
 
     def _check_machine_types(self) -> None:
         machine = (self.machine_types, self.accelerator_type, self.accelerator_count)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -107,6 +108,34 @@ def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[
         yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator_count to {allowed}."
 
 
+# -- where the machines of a pool are, by node pool ----------------------------------------------------------
+
+_MAX_NAME = 40  # of a node pool
+
+
+def node_pool_name(pool: str, region: str, zone: str, machine_type: str, market: str) -> str:
+    """Return a candidate's node pool; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
+    market_suffix = {"SPOT": "-spot", "PREEMPTIBLE": "-pvm"}.get(market, "")
+    suffix = f"{zone.removeprefix(region).strip('-')}-{machine_type}{market_suffix}"
+    name = f"{pool}-{suffix}"
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(pool.encode()).hexdigest()[:4]
+    room = _MAX_NAME - len(suffix) - len(digest) - 2
+    return f"{pool[:room].rstrip('-')}-{digest}-{suffix}"
+
+
+def placement_problems(placement: str | None, types: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a pool's placement: Compute Engine, "Placement policies overview", has no N1."""
+    if placement is None or is_template(placement):
+        return
+    if placement != "compact":
+        yield f"placement={placement!r}", 'It is "compact", or left out.'
+    for name in () if is_template(types) else types:
+        if name.startswith("n1-"):
+            yield f'placement="compact" is not for {name}', "Leave placement out, or take a G2, A2, A3 or A4 type."
+
+
 # -- how machines are obtained besides on demand: from a reservation, or by flex-start -----------------------
 
 # The rules are those of GKE's API (container v1: NodeConfig.reservation_affinity, flex_start, shielded_instance_config)
@@ -141,6 +170,36 @@ def node_problems(image: str, disk: str | None, size: int | None, tags: Sequence
     for tag in () if is_template(tags) else tags:
         if not is_template(tag) and not _NETWORK_TAG.fullmatch(tag):
             yield f"tags: {tag!r} is no network tag", "Use lower-case letters, digits and '-', a letter first."
+
+
+_RESERVED_LABELS = ("cloud.google.com/gke-", "kubernetes.io/", "k8s.io/")
+_DISK_IMAGE = re.compile(
+    r"(https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/images/[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+)
+
+
+def label_problems(labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield which labels GKE keeps for itself: it would refuse the node pool at night."""
+    for key in labels:
+        if key.startswith(_RESERVED_LABELS):
+            yield f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own."
+
+
+def start_problems(streaming: bool, disks: Sequence[str], *, image: str) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with what makes images be there sooner, and what to do about it.
+
+    GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
+    container images": both are for COS, and the disks are read by what streams images.
+    """
+    if not isinstance(streaming, bool) and not is_template(streaming):
+        yield f"image_streaming={streaming!r}", "It is True or False."
+    if disks and streaming is False:
+        yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
+    if (streaming or disks) and not is_template(image) and not image.upper().startswith("COS"):
+        yield f"image_type={image!r} streams no images", 'Leave image_type out, or use "COS_CONTAINERD".'
+    for disk in () if is_template(disks) else disks:
+        if not is_template(disk) and not _DISK_IMAGE.fullmatch(disk):
+            yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
 
 
 def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[str]) -> Iterator[tuple[str, str]]:

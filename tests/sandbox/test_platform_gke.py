@@ -387,6 +387,19 @@ class TestCapacity:
         with pytest.raises(PoolDrift, match="flex_start is True, wanted False"):
             GkePlatform(spec(**self.LARGE), OWNER).plan(1)
 
+    def test_what_makes_nodes_ready_sooner_is_taken_as_it_is_sent(self, cloud: GoogleCloud) -> None:
+        cache = "projects/ml/global/images/train-cache"
+        fields = {"image_streaming": True, "secondary_boot_disks": [cache], "placement": "compact"}
+        platform = ready(**fields)
+        assert platform.plan(1).changes == ()
+        with pytest.raises(PoolDrift, match="placement is compact, wanted anywhere"):
+            GkePlatform(spec(**{**fields, "placement": None}), OWNER).plan(1)
+        without = ready(name="plain")
+        assert without.plan(1).changes == ()
+        streaming = GkePlatform(spec(name="plain", image_streaming=True), OWNER)
+        assert "image_streaming is False, wanted True" in applied(streaming).changes[0].detail
+        assert streaming.plan(1).changes == ()
+
 
 class TestUpgrades:
     def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud, clock: ManualClock) -> None:

@@ -13,6 +13,15 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import Change
+from airflow_gpu_provider.platforms.google.settings_in_words import (
+    accelerator_text,
+    autoscaling_text,
+    boot_disks_of,
+    listed,
+    placement_of,
+    seconds_text,
+    taint_texts,
+)
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.gke import GPU_TAINT
@@ -30,6 +39,7 @@ _DRIVERS = {
     "disabled": "INSTALLATION_DISABLED",
     "daemonset": "INSTALLATION_DISABLED",
 }
+_CACHE = "CONTAINER_IMAGE_CACHE"
 _GKE_LABELS = ("cloud.google.com/", "iam.gke.io/")
 _OAUTH_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
@@ -84,6 +94,7 @@ class NodePoolSpec:
             **({"maintenance_policy": self._maintenance_policy()} if self._is_excluded else {}),
             # GKE takes a flex-start node pool only without auto-repair.
             **({"management": {"auto_upgrade": self.is_in_channel}} if self.pool.flex_start else {}),
+            **({"placement_policy": {"type_": self.pool.placement.upper()}} if self.pool.placement else {}),
         }
 
     @property
@@ -126,6 +137,8 @@ class NodePoolSpec:
             "flex_start": pool.flex_start,
             "reservation_affinity": self._reservation_affinity(),
             "shielded_instance_config": pool.shielded_instance_config,
+            "gcfs_config": {"enabled": True} if pool.image_streaming else None,
+            "secondary_boot_disks": [{"disk_image": each, "mode": _CACHE} for each in pool.secondary_boot_disks],
         }
         return {**config, **{name: value for name, value in optional.items() if value}}
 
@@ -175,7 +188,7 @@ class NodePoolSpec:
             ("machine type", config.get("machine_type"), self.candidate.instance_type),
             ("capacity type", market_of(found), self.candidate.market),
             ("zone", ", ".join(found.get("locations") or ()), self.candidate.zone),
-            ("accelerator", _accelerator_text(config), _accelerator_text({"accelerators": [self._accelerator()]})),
+            ("accelerator", accelerator_text(config), accelerator_text({"accelerators": [self._accelerator()]})),
             ("disk_size", int(config.get("disk_size_gb") or 0), pool.disk_size or _DEFAULT_DISK_GB),
             ("image_type", str(config.get("image_type")).upper(), pool.image_type.upper()),
         ]
@@ -189,6 +202,10 @@ class NodePoolSpec:
             found_shielded = config.get("shielded_instance_config") or {}
             is_so = {key: bool(found_shielded.get(key)) for key in shielded}
             pairs.append(("shielded_instance_config", is_so, shielded))
+        pairs += [
+            ("placement", placement_of(found), pool.placement or "anywhere"),
+            ("secondary_boot_disks", boot_disks_of(config), listed(pool.secondary_boot_disks)),
+        ]
         if pool.tags:
             pairs.append(("tags", sorted(config.get("tags") or ()), sorted(pool.tags)))
         return fixed_differences(pairs)
@@ -204,19 +221,24 @@ class NodePoolSpec:
                 {"labels": {"labels": self.pool.labels}},
             ),
             "taints": (
-                _taint_texts(config.get("taints") or ()),
-                _taint_texts(self.taints),
+                taint_texts(config.get("taints") or ()),
+                taint_texts(self.taints),
                 {"taints": {"taints": self.taints}},
             ),
             "max_run_duration": (
-                _seconds_text(run_seconds(config)),
-                _seconds_text(wanted_seconds),
+                seconds_text(run_seconds(config)),
+                seconds_text(wanted_seconds),
                 {"max_run_duration": lifetime} if wanted_seconds else None,
+            ),
+            "image_streaming": (
+                bool((config.get("gcfs_config") or {}).get("enabled")),
+                self.pool.image_streaming,
+                {"gcfs_config": {"enabled": self.pool.image_streaming}},
             ),
             # An autoscaler that is not wanted would remove nodes by its own lights.
             "autoscaling": (
-                _autoscaling_text(found.get("autoscaling") or {}),
-                _autoscaling_text(self._autoscaling()),
+                autoscaling_text(found.get("autoscaling") or {}),
+                autoscaling_text(self._autoscaling()),
                 {"autoscaling": self._autoscaling()},
             ),
         }
@@ -229,7 +251,7 @@ class NodePoolSpec:
                 found=str(is_so),
                 wanted=str(wanted),
                 update=update,
-                replaces_nodes=field == "max_run_duration",
+                replaces_nodes=field in ("max_run_duration", "image_streaming"),
             )
             for field, (is_so, wanted, update) in rows.items()
             if is_so != wanted
@@ -268,38 +290,8 @@ def run_seconds(config: Mapping[str, Any]) -> int | None:
     return int(float(str(text).rstrip("s"))) or None if text else None
 
 
-def _accelerator_text(config: Mapping[str, Any]) -> str:
-    parts = []
-    for one in config.get("accelerators") or ():
-        driver = (one.get("gpu_driver_installation_config") or {}).get("gpu_driver_version")
-        sharing = one.get("gpu_sharing_config") or {}
-        shared = (
-            f", {sharing['gpu_sharing_strategy']} by {int(sharing['max_shared_clients_per_gpu'])}"
-            if int(sharing.get("max_shared_clients_per_gpu") or 0)
-            else ""
-        )
-        partition = f", parts {one['gpu_partition_size']}" if one.get("gpu_partition_size") else ""
-        parts.append(f"{int(one['accelerator_count'])} x {one['accelerator_type']}, driver {driver}{partition}{shared}")
-    return "; ".join(parts) or "none"
-
-
-def _autoscaling_text(autoscaling: Mapping[str, Any]) -> str:
-    if not autoscaling.get("enabled"):
-        return "off"
-    least, most = (int(autoscaling.get(f"{end}_node_count") or 0) for end in ("min", "max"))
-    return f"{least} to {most}, {str(autoscaling.get('location_policy') or 'BALANCED').lower()}"
-
-
-def _taint_texts(taints: Any) -> list[str]:
-    return sorted(f"{t['key']}={t.get('value', '')}:{t['effect']}" for t in taints)
-
-
 def _in_gke_s_spelling(taint: Taint) -> dict[str, str]:
     return {"key": taint.key, "value": taint.value, "effect": CLOUD_EFFECTS[taint.effect]}
-
-
-def _seconds_text(seconds: int | None) -> str:
-    return "none" if seconds is None else f"{seconds} s"
 
 
 # -- what would change in a pool's node pools, and when that is refused -------------------------------------------

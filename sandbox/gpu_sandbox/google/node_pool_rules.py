@@ -13,6 +13,7 @@ from google.cloud.container_v1.types import (
     NodePoolAutoscaling,
     NodeTaint,
     ReservationAffinity,
+    SecondaryBootDisk,
 )
 
 from airflow_gpu_provider.accelerators import (
@@ -29,6 +30,7 @@ from gpu_sandbox.google.templates import run_seconds
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_DISK_IMAGE = re.compile(r"(https://www\.googleapis\.com/compute/v1/)?projects/[^/]+/global/images/[^/]+")
 _RESERVED = ("kubernetes.io/", "k8s.io/", "cloud.google.com/")
 _LARGEST_POOL = 1000
 _SHORTEST_RUN = 30
@@ -75,6 +77,8 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
     for zone in pool.locations:
         _check_hardware(pool.config, zone, catalogue)
     _check_config(pool.config)
+    _check_start(pool.config)
+    _check_placement(pool)
     _check_capacity(pool)
     check_autoscaling(pool.autoscaling)
     check_size(pool.initial_node_count, pool.autoscaling)
@@ -183,6 +187,31 @@ def _check_config(config: NodeConfig) -> None:
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             raise invalid(f'Invalid node label "{key}={value}".')
     check_taints(config.taints)
+
+
+def _check_start(config: NodeConfig) -> None:
+    """Image streaming, and disks that have images ("Use Image streaming ...", "Use secondary boot disks ...").
+
+    Both are for COS, and the disks need streaming; GKE's words are not known.
+    """
+    streams, is_cos = config.gcfs_config.enabled, config.image_type.upper().startswith("COS")
+    if streams and not is_cos:
+        raise invalid("Image streaming (gcfs_config) requires the node image Container-Optimized OS with containerd.")
+    for disk in config.secondary_boot_disks:
+        if disk.mode != SecondaryBootDisk.Mode.CONTAINER_IMAGE_CACHE or not _DISK_IMAGE.fullmatch(disk.disk_image):
+            raise invalid(f'Invalid secondary boot disk "{disk.disk_image}".')
+        if not streams:
+            raise invalid("Secondary boot disks of mode CONTAINER_IMAGE_CACHE require image streaming.")
+
+
+def _check_placement(pool: NodePool) -> None:
+    """Compact placement is of one zone, and not for N1 ("Define compact placement for GKE nodes")."""
+    if pool.placement_policy.type_ != NodePool.PlacementPolicy.Type.COMPACT:
+        return
+    if len(pool.locations) > 1:
+        raise invalid("A node pool with compact placement must be in a single zone.")
+    if pool.config.machine_type.startswith("n1-"):
+        raise invalid(f"Compact placement is not supported for machine type {pool.config.machine_type}.")
 
 
 def _check_capacity(pool: NodePool) -> None:

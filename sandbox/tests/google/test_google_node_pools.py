@@ -152,6 +152,7 @@ def test_the_same_name_twice_and_an_unknown_one(project: Project) -> None:
         project.gke.get_operation(name=project.parent.partition("/clusters/")[0] + "/operations/operation-0")
 
 
+CACHE = {"disk_image": "projects/ml/global/images/train-cache", "mode": "CONTAINER_IMAGE_CACHE"}
 T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
 
 
@@ -189,6 +190,9 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
         ({"reservation_affinity": {**RESERVED, "consume_reservation_type": "ANY_RESERVATION"}}, "for SPECIFIC_RES"),
         ({"reservation_affinity": RESERVED, "spot": True}, "cannot consume a specific reservation"),
         ({"flex_start": True}, "Auto_repair must be false"),
+        ({"gcfs_config": {"enabled": True}, "image_type": "UBUNTU_CONTAINERD"}, "Container-Optimized OS"),
+        ({"secondary_boot_disks": [CACHE]}, "require image streaming"),
+        ({"gcfs_config": {"enabled": True}, "secondary_boot_disks": [{**CACHE, "mode": 0}]}, "Invalid secondary boot"),
         ({"max_run_duration": timedelta(days=121)}, "max_run_duration"),
     ],
 )

@@ -22,6 +22,11 @@ RESERVED = {
     "key": "compute.googleapis.com/reservation-name",
     "values": ["a4"],
 }
+FAST: dict[str, Any] = {
+    "image_streaming": True,
+    "secondary_boot_disks": ["projects/ml/global/images/train-cache"],
+    "placement": "compact",
+}
 FLEX_START: dict[str, Any] = {"flex_start": True, "scaling": "autoscaler"}
 
 
@@ -91,6 +96,15 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "max_run_duration": timedelta(days=8)}, "at most 7 days"),
         ({**FLEX_START, "min_nodes": 1}, "leave min_nodes out"),
         ({"exclude_upgrades": "yes"}, "True or False"),
+        ({"image_streaming": "yes"}, "True or False"),
+        ({"image_streaming": True, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
+        ({"secondary_boot_disks": FAST["secondary_boot_disks"]}, "Set image_streaming=True."),
+        ({**FAST, "secondary_boot_disks": ["train-cache"]}, "is no disk image"),
+        ({"placement": "close"}, 'It is "compact"'),
+        (
+            {"placement": "compact", "machine_types": ["n1-standard-4"], "accelerator_type": "nvidia-tesla-t4"},
+            "not for n1",
+        ),
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
         ({"driver": "latest", "image_type": "ubuntu_containerd"}, "GKE installs it on COS alone"),
         ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
@@ -295,6 +309,8 @@ def test_survives_its_own_json() -> None:
         reservation_affinity={"consume_reservation_type": "NO_RESERVATION"},
         shielded_instance_config={"enable_secure_boot": True},
         resource_labels={"team": "ml"},
+        image_streaming=True,
+        secondary_boot_disks=["projects/ml/global/images/train-cache"],
     )
     again = deserialize_pool(json.loads(json.dumps(spec.serialize())))
     assert again == spec

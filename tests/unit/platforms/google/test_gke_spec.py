@@ -20,7 +20,7 @@ from airflow_gpu_provider.platforms.google.spec import (
     owner_label,
     run_seconds,
 )
-from tests.unit.pools.test_gke import FLEX_START, RESERVED, n1, pool
+from tests.unit.pools.test_gke import FAST, FLEX_START, RESERVED, n1, pool
 
 ZONE = "us-central1-a"
 
@@ -67,7 +67,7 @@ WITH_RESERVATION: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, EVERY_FIELD, WITH_RESERVATION, FLEX_START, {"min_nodes": 1}, {"driver": "latest"}]
+    "fields", [{}, EVERY_FIELD, WITH_RESERVATION, FLEX_START, FAST, {"min_nodes": 1}, {"driver": "latest"}]
 )
 def test_what_was_created_is_as_wanted(fields: dict[str, Any]) -> None:
     wanted = spec(**fields)
@@ -151,6 +151,24 @@ def test_flex_start_is_said_as_gke_takes_it() -> None:
     assert "management" not in spec().node_pool()
     fields = {difference.field for difference in spec(**FLEX_START).differences(answered(spec(scaling="autoscaler")))}
     assert fields == {"flex_start", "reservation_affinity"}
+
+
+def test_image_streaming_is_switched_while_there_are_no_nodes() -> None:
+    (difference,) = spec(image_streaming=True).differences(answered(spec()))
+    assert (difference.update, difference.replaces_nodes) == ({"gcfs_config": {"enabled": True}}, True)
+    (difference,) = spec().differences(answered(spec(image_streaming=True)))
+    assert difference.update == {"gcfs_config": {"enabled": False}}
+
+
+def test_where_machines_stand_and_what_disks_they_have_is_for_good() -> None:
+    made = spec(**FAST).node_pool()
+    assert made["placement_policy"] == {"type_": "COMPACT"}
+    cache = {"disk_image": "projects/ml/global/images/train-cache", "mode": "CONTAINER_IMAGE_CACHE"}
+    assert made["config"]["secondary_boot_disks"] == [cache]
+    found = spec(image_streaming=True).differences(answered(spec(**FAST)))
+    assert {each.field: each.update for each in found} == {"placement": None, "secondary_boot_disks": None}
+    by_address = "https://www.googleapis.com/compute/v1/projects/ml/global/images/train-cache"
+    assert spec(**{**FAST, "secondary_boot_disks": [by_address]}).differences(answered(spec(**FAST))) == []
 
 
 def test_gke_is_kept_from_upgrading_nodes_in_mid_run() -> None:
