@@ -25,6 +25,8 @@ SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
 DEFAULT_REGION = "us-west-2"
 DEFAULT_ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 _GIB = 2**30
+_GP3 = 125.0
+"""MiB that a gp3 volume writes a second, unless it is told more ("Amazon EBS General Purpose SSD volumes")."""
 
 
 class EksCluster:
@@ -135,6 +137,7 @@ class EksCluster:
     def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
         from gpu_sandbox.aws.node_images import node_image
         from gpu_sandbox.nodes import NodeSpec
+        from gpu_sandbox.nodes.image_transfers import image_rate
 
         known = gpu_instance_type(instance.instance_type)
         hardware = {} if known else _hardware_in_motos_table(instance.instance_type)
@@ -158,6 +161,7 @@ class EksCluster:
             os_image=image.system,
             device_plugin_builtin=image.has_plugin,
             driver_seconds=0.0 if image.has_driver else None,
+            image_bytes_per_second=image_rate(_GP3),
             **hardware,
         )
 

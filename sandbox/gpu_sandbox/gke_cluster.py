@@ -32,6 +32,9 @@ DEFAULT_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 _PARTITION = "cloud.google.com/gke-gpu-partition-size"
 _NO_DEFAULT_PLUGIN = "gke-no-default-nvidia-gpu-device-plugin"
 _GIB = 2**30
+_PD_BALANCED = 140.0
+"""MiB that a boot disk of the default type writes a second at least ("Configure disks to meet performance
+requirements")."""
 
 
 def check_requirements() -> None:
@@ -164,6 +167,7 @@ class GkeCluster:
 
     def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
         from gpu_sandbox.nodes import NodeSpec
+        from gpu_sandbox.nodes.image_transfers import image_rate
 
         machine = gce_machine_type(instance.machine_type)
         assert machine is not None  # checked when the pool was made
@@ -187,6 +191,7 @@ class GkeCluster:
             # An add-on of GKE's; it waits for the driver.
             device_plugin_builtin=instance.labels.get(_NO_DEFAULT_PLUGIN) != "true",
             driver_seconds=None if instance.driver == "disabled" else self._driver_seconds,
+            image_bytes_per_second=0.0 if instance.streams_images else image_rate(_PD_BALANCED),
             **gpu,
         )
 

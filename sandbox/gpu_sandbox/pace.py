@@ -106,7 +106,7 @@ class Pace:
         speed: For a real pace; 1 is real time. It also applies to the cluster-autoscaler stand-in at each pace.
         stale: How old, in seconds, answers of the cloud's read calls may be; 0: never. Default: the pace's.
         by_hand: The cloud's time is moved by hand. What nodes do by themselves, in real time, then takes none: pulls of
-            images, and GKE's installation of the driver.
+            images without a size, and GKE's installation of the driver.
     """
 
     name: PaceName = "quick"
@@ -158,7 +158,9 @@ class Pace:
         """The images, which take time to pull in a real pace; one that says how long itself keeps that."""
         if self.name == "quick" or self.by_hand:
             return list(images)
-        return [each if each.pull_seconds else replace(each, pull_seconds=self._pull(each)) for each in images]
+        return [
+            each if each.pull_seconds or each.size else replace(each, pull_seconds=self._pull(each)) for each in images
+        ]
 
     def _pull(self, image: Image) -> float:
         known = (seconds for pattern, seconds in _PULLS.items() if fnmatch(image.pattern, pattern))

@@ -256,6 +256,7 @@ class Sandbox:
             work_dir=self.data_dir / "nodes",
             images=self.pace.images((*self._images, *self.cluster.images(), *default_images())),
             log_file=self.data_dir / "node-agent.log",
+            pulls_by_hand=self.pace.by_hand,
         )
         self._machines = Machines(
             control_plane=self.control_plane,
@@ -274,7 +275,12 @@ class Sandbox:
 
     def _node_spec(self, instance: Any) -> NodeSpec:
         spec = self.cluster.node_spec(instance, version=self.control_plane.version)
-        return replace(spec, container_log_max_size=self._container_log_max_size)
+        speed = 1.0 if self.pace.by_hand else self.pace.speed
+        return replace(
+            spec,
+            container_log_max_size=self._container_log_max_size,
+            image_bytes_per_second=spec.image_bytes_per_second * speed,
+        )
 
     def _start_nodes(self, starting: contextlib.ExitStack) -> None:
         from gpu_sandbox.nodes import NodeAgentError
@@ -319,12 +325,13 @@ class Sandbox:
         """Let so much time pass at once, in a sandbox with a manual clock; with 0, what is due at once happens.
 
         It returns when nodes that were to join or to go have done so. Kubernetes' own work goes on after it, in real
-        time: pods are bound, and end. Raises what went wrong in the sandbox meanwhile. ValueError if the clock is the
-        machine's.
+        time: pods are bound, and end. Pulls of images of a given size go on for so long. Raises what went wrong in the
+        sandbox meanwhile. ValueError if the clock is the machine's.
         """
         if not isinstance(self.clock, ManualClock):
             raise ValueError("the time of this sandbox is the machine's: start it with clock='manual' to move it")
         self.clock.advance(seconds, minutes=minutes, hours=hours)
+        self.agent.live(seconds + 60.0 * minutes + 3600.0 * hours)
 
     def env(self) -> dict[str, str]:
         """The variables by which the cloud's clients, kubectl, Kubernetes' clients and Airflow talk to this sandbox."""

@@ -17,6 +17,7 @@ from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.cli import main
 from gpu_sandbox.errors import ControlApiError
 from gpu_sandbox.faults import Stockout
+from gpu_sandbox.nodes import Image
 from tests.sandbox.running import watched
 
 PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
@@ -24,7 +25,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
 
 @pytest.fixture(scope="module")
 def gpu_sandbox() -> Iterator[Sandbox]:
-    with Sandbox(clock="manual", autoscaler="none", account_id="222222222222") as sandbox:
+    images = [Image(pattern="large:*", size=12 * 2**30)]
+    with Sandbox(clock="manual", autoscaler="none", account_id="222222222222", images=images) as sandbox:
         yield sandbox
 
 
@@ -133,6 +135,39 @@ def test_a_drain_waits_for_pods_and_gives_up_by_the_clock(gpu_sandbox: Sandbox, 
     assert nodes(gpu_sandbox) == [node]
     gpu_sandbox.advance(minutes=1)
     assert nodes(gpu_sandbox) == []
+
+
+def test_a_pull_takes_as_long_as_the_bytes_of_the_image_on_the_nodes_disk(
+    gpu_sandbox: Sandbox, autoscaling: Any, group: str
+) -> None:
+    autoscaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+    gpu_sandbox.advance(minutes=2)
+    (node,) = nodes(gpu_sandbox)
+    core = CoreV1Api(new_client_from_config(str(gpu_sandbox.kubeconfig)))
+
+    def pull(name: str) -> None:
+        container = {"name": "main", "image": "large:1", "command": ["sleep", "600"]}
+        spec = {"nodeName": node, "terminationGracePeriodSeconds": 1, "containers": [container]}
+        core.create_namespaced_pod("default", {"metadata": {"name": name}, "spec": spec})
+        until(name, lambda event: event.reason == "Pulling")
+
+    def until(name: str, is_it: Callable[[Any], bool]) -> Any:
+        about = f"involvedObject.name={name}"
+        return watched(
+            core.list_namespaced_event, "0", lambda _, event: is_it(event), namespace="default", field_selector=about
+        )[-1]
+
+    pull("first")
+    gpu_sandbox.advance(minutes=2)
+    pull("second")  # of the same image, of which two minutes are over
+    gpu_sandbox.advance(minutes=2)
+    phases = [core.read_namespaced_pod(name, "default").status.phase for name in ("first", "second")]
+    assert phases == ["Pending", "Pending"]
+    gpu_sandbox.advance(minutes=1)  # 36 GiB written at 125 MiB/s: 295 s
+    for name, seconds in (("first", "294.912s"), ("second", "174.912s")):
+        pulled = until(name, lambda event: event.reason == "Pulled").message
+        assert f'pulled image "large:1" in {seconds}' in pulled
+        assert f"Image size: {12 * 2**30} bytes" in pulled
 
 
 def test_another_process_moves_a_sandbox_of_its_own(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> None:

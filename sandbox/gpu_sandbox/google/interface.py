@@ -43,6 +43,8 @@ class Instance:
     """As many as pods may ask for: more than the machine has where they are shared or partitioned."""
     driver: Driver
     """`disabled`: there is none until a driver DaemonSet installs it."""
+    streams_images: bool = False
+    """Containers start before their images are all there."""
 
     @property
     def node_name(self) -> str:

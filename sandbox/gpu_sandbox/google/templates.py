@@ -49,6 +49,7 @@ class Template:
     driver: Driver
     is_preemptible: bool
     max_run_seconds: float | None
+    streams_images: bool
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
 
@@ -85,6 +86,7 @@ class Template:
             gpu=gpu_of_accelerator(self.accelerator) if self.accelerator else None,
             gpus=self.gpus,
             driver=self.driver,
+            streams_images=self.streams_images,
         )
 
 
@@ -109,6 +111,7 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         driver=_driver(accelerator) if accelerator else "default",
         is_preemptible=bool(config.preemptible),
         max_run_seconds=run_seconds(config) or None,
+        streams_images=bool(config.gcfs_config.enabled),
         labels={**dict(config.labels), **_gke_labels(pool.name, config, accelerator)},
         taints=taints,
     )

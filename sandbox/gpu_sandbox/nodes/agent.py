@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--work-dir", type=Path, required=True)
     parser.add_argument("--images", required=True, help="JSON list of images")
+    parser.add_argument("--pulls-by-hand", action="store_true", help="pulls go on when the parent says so")
     arguments = parser.parse_args(argv)
     # Ignored by whoever started us in the background, they would be ignored in every container too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -77,7 +78,9 @@ async def _serve(arguments: argparse.Namespace, zygote: socket.socket) -> None:
     images = [Image.from_json(item) for item in json.loads(arguments.images)]
     async with (
         Api(read_kubeconfig(arguments.kubeconfig)) as api,
-        NodeSet(api, zygote, images=images, work_dir=arguments.work_dir) as nodes,
+        NodeSet(
+            api, zygote, images=images, work_dir=arguments.work_dir, pulls_by_hand=arguments.pulls_by_hand
+        ) as nodes,
     ):
         _say({"ready": {"port": nodes.port, "real_gpus": len(nodes.machine.real_gpus)}})
         commands = asyncio.create_task(_obey(reader, nodes))

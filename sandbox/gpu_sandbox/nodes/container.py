@@ -122,6 +122,11 @@ class ContainerRunner:
         """Whether it is being ended for good."""
         return self._stopping.is_set()
 
+    @property
+    def stop_asked(self) -> asyncio.Event:
+        """Set as soon as it is being ended for good."""
+        return self._stopping
+
     def start(self) -> asyncio.Task[None]:
         """Run it in a task of its own."""
         self.task = asyncio.create_task(self._run(), name=f"container {self.name} of {self._home.title}")

@@ -28,7 +28,8 @@ class NodeAgent:
     """One process that keeps any number of Nodes; its methods may be called from any thread.
 
     ``work_dir`` is for its files alone. Its log and exec port serves only callers with a certificate of the authority
-    that the kubeconfig names, as the API server presents (``--kubelet-client-certificate``).
+    that the kubeconfig names, as the API server presents (``--kubelet-client-certificate``). With ``pulls_by_hand``
+    pulls of images whose size is known go on by `live`.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class NodeAgent:
         work_dir: Path,
         images: Sequence[Image],
         log_file: Path,
+        pulls_by_hand: bool = False,
     ) -> None:
         self._kubeconfig = kubeconfig
         self._work_dir = work_dir
         self._images = images
         self._log_file = log_file
+        self._pulls_by_hand = pulls_by_hand
         self._process: subprocess.Popen[str] | None = None
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -117,6 +120,10 @@ class NodeAgent:
         """
         self._request("shut_down_node", name=name, seconds=seconds)
 
+    def live(self, seconds: float) -> None:
+        """Let the pulls of all nodes go on for so long."""
+        self._request("live", seconds=seconds)
+
     def set_device_plugin_ready(self, ready: bool) -> None:
         """False keeps GPUs from becoming allocatable on all nodes, however well the device plugin runs."""
         self._request("set_device_plugin_ready", ready=ready)
@@ -129,7 +136,7 @@ class NodeAgent:
         images = json.dumps([image.to_json() for image in self._images])
         command = [sys.executable, "-m", "gpu_sandbox.nodes.agent"]
         command += ["--kubeconfig", str(self._kubeconfig), "--work-dir", str(self._work_dir), "--images", images]
-        return command
+        return [*command, "--pulls-by-hand"] if self._pulls_by_hand else command
 
     def _environment(self) -> dict[str, str]:
         package = str(Path(gpu_sandbox.__file__).parent.parent)

@@ -43,19 +43,29 @@ async def _pull(runner: ContainerRunner, image: Image, reference: str, policy: s
         runner.say("Normal", "Pulled", text)
         return True
     runner.say("Normal", "Pulling", f'Pulling image "{reference}"')
-    began = time.monotonic()
-    if name not in pulled and image.pull_seconds:
-        await runner.pause(image.pull_seconds)
-        if runner.stopping:
-            return False
+    seconds = 0.0 if name in pulled else await _take(runner, image, name)
+    if runner.stopping:
+        return False
     pulled.add(name)
-    took = _go_seconds(time.monotonic() - began)
+    took = _go_seconds(seconds)
     runner.say(
         "Normal",
         "Pulled",
-        f'Successfully pulled image "{reference}" in {took} ({took} including waiting). Image size: 0 bytes.',
+        f'Successfully pulled image "{reference}" in {took} ({took} including waiting).'
+        f" Image size: {image.size} bytes.",
     )
     return True
+
+
+async def _take(runner: ContainerRunner, image: Image, name: str) -> float:
+    """Wait as long as the first pull on the node takes; return the seconds."""
+    node = runner.home.node
+    if image.size and not image.pull_seconds and node.spec.image_bytes_per_second:
+        return await node.transfers.take(name, image.size, runner.stop_asked)
+    began = time.monotonic()
+    if image.pull_seconds:
+        await runner.pause(image.pull_seconds)
+    return time.monotonic() - began
 
 
 async def _not_a_name(runner: ContainerRunner, problem: str) -> None:

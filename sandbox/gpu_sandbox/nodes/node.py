@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_sandbox.nodes import clock, device_plugin, gpus, quantities
 from gpu_sandbox.nodes.api import STRATEGIC_MERGE_PATCH, Api
 from gpu_sandbox.nodes.errors import ApiError
+from gpu_sandbox.nodes.image_transfers import ImageTransfers
 from gpu_sandbox.nodes.spec import NodeSpec
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class Node:
         plugin_allowed: bool,
         driver_allowed: bool,
         status_changed: Callable[[Node], None],
+        pulls_by_hand: bool = False,
     ) -> None:
         self.spec = spec
         self.gpus = gpus.of_node(spec, real_gpus)
         self.inventory = gpus.Inventory(self.gpus, spec.one_gpu_only)
         self.pulled_images: set[str] = set()
+        self.transfers = ImageTransfers(spec.image_bytes_per_second or float("inf"), by_hand=pulls_by_hand)
         self.folder = folder
         self._api = api
         self._events = events

@@ -41,8 +41,10 @@ class NodeSet:
         *,
         images: Sequence[Image],
         work_dir: Path,
+        pulls_by_hand: bool = False,
     ) -> None:
         self._api = api
+        self._pulls_by_hand = pulls_by_hand
         self._events = Events(api)
         self._launcher = Launcher(zygote)
         self.machine = Machine(
@@ -99,6 +101,16 @@ class NodeSet:
                 self._set_labels(arguments["name"], arguments["labels"])
             case "shut_down_node":
                 self._shut_down(arguments["name"], arguments["seconds"])
+            case "live" | "set_device_plugin_ready" | "set_driver_ready":
+                self._tell_all_nodes(operation, arguments)
+            case _:
+                raise NodeAgentError(f"unknown request {operation!r}")
+
+    def _tell_all_nodes(self, operation: str, arguments: Mapping[str, Any]) -> None:
+        match operation:
+            case "live":
+                for node in self._nodes.values():
+                    node.transfers.live(arguments["seconds"])
             case "set_device_plugin_ready":
                 self._plugin_allowed = arguments["ready"]
                 for node in self._nodes.values():
@@ -107,8 +119,6 @@ class NodeSet:
                 self._driver_allowed = arguments["ready"]
                 for node in self._nodes.values():
                     node.allow_driver(self._driver_allowed)
-            case _:
-                raise NodeAgentError(f"unknown request {operation!r}")
 
     async def _add(self, spec: NodeSpec) -> None:
         if spec.name in self._nodes:
@@ -123,6 +133,7 @@ class NodeSet:
             plugin_allowed=self._plugin_allowed,
             driver_allowed=self._driver_allowed,
             status_changed=self._status_changed,
+            pulls_by_hand=self._pulls_by_hand,
         )
         # Ours before the API has it: a pod that waits for a node is bound within milliseconds.
         self._nodes[spec.name] = node

@@ -39,6 +39,7 @@ class NodeSpec:
     ``nvidia_is_apart``: NVIDIA's programs and libraries are mounted at /usr/local/nvidia and no variable is set, as by
     GKE's device plugin; otherwise nvidia-smi is in every container's PATH, as by NVIDIA's container toolkit.
     ``one_gpu_only`` is what the device plugin says to a container that asks for several GPUs; empty: it gives them.
+    ``image_bytes_per_second`` is how much of images it takes in a second, as registries count bytes; 0: any amount.
     ``container_log_max_size`` is in bytes, with the kubelet's default: a log that has grown to it is rotated, and what
     was written before is served no more.
     """
@@ -59,6 +60,7 @@ class NodeSpec:
     driver_seconds: float | None = 0.0
     kubernetes_version: str = "v1.36.3"
     os_image: str = "Process node (gpu-sandbox)"
+    image_bytes_per_second: float = 0.0
     container_log_max_size: int = 10 * 2**20
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +81,9 @@ class Image:
 
     ``pattern`` is an fnmatch pattern on the reference (``python:*``); the registry ``docker.io/library`` may be
     left out on either side. ``folder`` is mounted read-only at /app, which becomes the working directory;
-    ``path_prefix`` is a folder put first in PATH; ``pull_seconds`` is how long the first pull on a node takes.
+    ``path_prefix`` is a folder put first in PATH; ``pull_seconds`` is how long the first pull on a node takes,
+    whatever node that is; ``size``, in bytes, is how large the image is in its registry: on a node that has a limit its
+    first pull takes as long as that says.
     """
 
     pattern: str
@@ -89,6 +93,7 @@ class Image:
     path_prefix: str = ""
     default_command: Sequence[str] = ()
     pull_seconds: float = 0.0
+    size: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON types."""

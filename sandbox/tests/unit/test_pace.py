@@ -44,6 +44,8 @@ def test_images_take_time_to_pull_unless_they_say_how_long() -> None:
     images = [Image(pattern="train:*"), Image(pattern="python:*"), Image(pattern="large:*", pull_seconds=7)]
 
     assert [each.pull_seconds for each in Pace(name="real", speed=10).images(images)] == [4.5, 1.0, 7]
+    sized = [Image(pattern="huge:*", size=12)]
+    assert Pace(name="real", speed=10).images(sized) == sized, "its node's disk says how long"
     assert Pace().images(images) == images
     assert Pace.by("manual", name=None, speed=None, stale=None).images(images) == images, "nodes live in real time"
 
