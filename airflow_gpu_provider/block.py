@@ -53,6 +53,7 @@ def gpu_nodes(
     nodes: int | None = None,
     group_id: str | None = None,
     max_cost: float | str | None = None,
+    prefetch: Sequence[str] = (),
     install_device_plugin: bool = True,
     ensure_args: dict[str, Any] | None = None,
     device_plugin_args: dict[str, Any] | None = None,
@@ -76,6 +77,8 @@ def gpu_nodes(
         max_cost: What the block's nodes may cost, over all tries of the run, in the currency of the pool's prices. When
             it is used, pods get SIGTERM, and their tasks fail with BudgetExceeded, which is not retried. Default: no
             limit.
+        prefetch: Images of the block's trainings: the nodes pull them from the moment they join, beside driver and
+            device plugin, not after them (docs/fast-start.md). Default: none.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
         ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators. Of default_args
             they take only what says how Airflow runs a task, see _TAKEN_BY_ALL. `depends_on_past` and
@@ -101,7 +104,10 @@ def gpu_nodes(
         ensure = _own_task(
             EnsureGpuPoolOperator,
             f"{name}.ensure",
-            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "max_cost": max_cost, "block_id": block.block_id},
+            {
+                **{"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "max_cost": max_cost, "prefetch": prefetch},
+                "block_id": block.block_id,
+            },
             taken=_TAKEN_BY_SETUPS,
             more=ensure_args,
         )

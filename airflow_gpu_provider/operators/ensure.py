@@ -21,6 +21,7 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
+from airflow_gpu_provider.operators.prefetched_images import begin_prefetch, check_names, prefetched
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import time_phases
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEFER_MARGIN = timedelta(minutes=2)
+_RENDERED = (
+    *("gpu_pool", "gpus", "nodes", "gang", "at_least", "max_cost", "block_id"),
+    *("prefetch", "prefetch_secrets"),
+)
 
 
 class EnsureGpuPoolOperator(PoolOperator):
@@ -72,13 +77,14 @@ class EnsureGpuPoolOperator(PoolOperator):
         at_least: How few GPUs (or nodes, if `nodes` is given) suffice: when this many are up, and the others are out of
             stock or have not come within `timeout`, the run continues with them. Default: no fewer than wanted.
         all_or_nothing: If not all nodes come together within `timeout`, or every candidate is out of stock, release
-            those that came, so that others can use them, and retry later: after 5 minutes at first, 30 in the end.
-            Default False: keep what came.
+            those that came, and retry later: after 5 minutes at first, 30 in the end. Default False: keep what came.
         give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`. The run's
             `max_runtime` then counts from when its nodes come. Default None.
         max_cost: What the run's nodes for this demand may cost, over all tries of the run, in the pool's currency. The
             nodes are kept until that is used at the latest, counted at the dearest machine that the pool may have
             (docs/cost.md). Default: no limit.
+        prefetch: Images that the nodes pull from the moment they join (docs/fast-start.md). Default: none.
+        prefetch_secrets: Their image pull secrets, in namespace airflow-gpu-provider. Default: none.
         block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
             value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
         deferrable: Wait in the triggerer. Default True.
@@ -96,7 +102,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             NoProvisioner, AutoscalerNotRunning: as their names say.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "max_cost", "block_id")
+    template_fields: Sequence[str] = _RENDERED
     _doing = "ensured pool {pool}"
     _after_kill = "Its demand for nodes was withdrawn; run the task again."
     operator_extra_links = LINKS
@@ -116,6 +122,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         all_or_nothing: bool = False,
         give_up_after: float | timedelta | None = None,
         max_cost: float | str | None = None,
+        prefetch: Sequence[str] = (),
+        prefetch_secrets: Sequence[str] = (),
         block_id: str = "",
         deferrable: bool = True,
         **kwargs: Any,
@@ -132,6 +140,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.all_or_nothing = all_or_nothing
         self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
         self.max_cost = max_cost
+        self.prefetch, self.prefetch_secrets = prefetch, prefetch_secrets
         self.block_id = block_id
         self.deferrable = deferrable
         self._check_arguments()
@@ -147,6 +156,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if self.give_up_after is not None:
             check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
         check_max_cost(self.gpu_pool, self.max_cost)
+        check_names(prefetch=self.prefetch, prefetch_secrets=self.prefetch_secrets)
         self.check_counts(self.gang or 0)
 
     def check_counts(self, gang: Any) -> None:
@@ -261,6 +271,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             return outcome, now, latest
 
         outcome, now, latest = self._call_with_retries(want)
+        begin_prefetch(self, reconciler, key)
         wait = NodesWait(
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods else self.wait_for,
@@ -331,6 +342,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(self, context)]}
         if result["nodes"]:  # some may be gone before scale-down
             quietly(lambda: opened().record_machines(), self.log.warning)
+            result["timeline"] = [*result["timeline"], *prefetched(self, opened, result, context)]
         _log_nodes(self.log, self.gpu_pool.name, result)
         time_phases(self, result["timeline"])
         span_phases(result["timeline"])
@@ -361,7 +373,7 @@ def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
         often = tried_in_words(each["times"]) if each["times"] else "not tried"
         log.info("  no %s, %s: %s", where, often, each["why"])
     for phase in result["timeline"]:
-        log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
+        log.info("  %-18s %6.1f s  %s", phase["phase"], phase["seconds"], phase.get("image", ""))
 
 
 def _type_and_zone(node: Mapping[str, Any]) -> str:

@@ -89,6 +89,13 @@ def test_what_the_block_may_cost_is_ensures_to_hold(dag: DAG) -> None:
     assert dag.get_task("train-gpu.ensure").max_cost == 250
 
 
+def test_images_of_the_block_are_ensures_to_have_pulled(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL, prefetch=["train:1"], ensure_args={"prefetch_secrets": ["regcred"]}):
+        pod("train")
+    ensure = dag.get_task("train-gpu.ensure")
+    assert (ensure.prefetch, ensure.prefetch_secrets) == (["train:1"], ["regcred"])
+
+
 @pytest.mark.parametrize(("price", "max_cost"), [(None, 250), ({"spot": 1.0}, 250), (1.0, 0), (1.0, "much")])
 def test_what_no_price_or_no_amount_bounds_is_refused(dag: DAG, price: Any, max_cost: Any) -> None:
     priced = replace(POOL, price_per_hour=price)
