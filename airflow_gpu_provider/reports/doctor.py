@@ -35,6 +35,7 @@ from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import money
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
+from airflow_gpu_provider.reports.image_pulls import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
@@ -129,6 +130,7 @@ class _Doctor:
             "stock": self._stock,
             "device plugin": self._plugin,
             "driver": self._driver,
+            "images": self._images,
         }
         if self._pool.has_list_prices or self._pool.max_price_per_hour is not None:
             found["prices"] = self._prices
@@ -304,6 +306,10 @@ class _Doctor:
                 f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
             )
             yield "problem" if is_late else "warning", said, f"{driver_fix(node)} See `{logs}`."
+
+    def _images(self) -> Said:
+        for said, fix in slow_pulls(self._on.api, self._pool, self._namespace):
+            yield "warning", said, fix
 
     def _autoscaler(self) -> Said:
         status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)

@@ -69,7 +69,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         result, error = self._result(raw, states, error, watched)
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.gpu_use, raw.values())
-        self._tell_advice([watched.logs.get("network") or ""])
+        self._tell_advice(watched)
         self._release(succeeded=error is None)
         if error is not None:
             self._push_result_of_failed(result)

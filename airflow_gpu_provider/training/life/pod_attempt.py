@@ -106,6 +106,7 @@ class PodAttempt(TaskAttempt):
         """Tell what is known of a pod whose end is decided, and release it."""
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.gpu_use, [raw])
+        self._tell_advice(watched)
         if end_of(state) is not None:
             self._host.call_back("on_pod_completion", pod=pod)
             self._host.call_back("on_pod_teardown", pod=pod)
@@ -139,6 +140,7 @@ class PodAttempt(TaskAttempt):
         error = explained(self._end(watched, None, setbacks).error, watched, None, base, self._cluster)
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.gpu_use, [])
+        self._tell_advice(watched)
         if error is not None:
             raise error
         return result_of_gone(watched) if self._settings.has_result else None

@@ -36,6 +36,7 @@ from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
+from airflow_gpu_provider.training.wait.slow_pull import slow_pull
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.run_kind import RunKind
@@ -310,9 +311,11 @@ class TaskAttempt(ABC):
         if use.mean is not None:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
 
-    def _tell_advice(self, said: Iterable[str]) -> None:
-        """Leave what would have made the training faster, each in one sentence; it has been logged."""
-        if advice := [*filter(None, said)]:
+    def _tell_advice(self, watched: WaitOutcome) -> None:
+        """Leave what would have made the training faster, each in one sentence, for the run's report."""
+        if told := slow_pull(watched.timeline, self._cluster.pool):
+            self.log.info("  %s", told)
+        if advice := [*filter(None, (told, watched.logs.get("network")))]:  # the network's was logged when it was seen
             self._push("advice", advice)
 
     def _push_result_of_failed(self, result: Any) -> None:

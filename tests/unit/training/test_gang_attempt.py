@@ -52,6 +52,7 @@ def settings(**changes: Any) -> PodSettings:
 class Cluster:
     pods: Any
     api: ApiClient = field(default_factory=ApiClient)
+    pool: Any = None
 
     def now(self) -> datetime:
         return START
