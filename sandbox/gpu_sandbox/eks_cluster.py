@@ -206,6 +206,9 @@ class EksCluster:
             for group in list(backend.autoscaling_groups.values())
         ]
 
+    def definitions(self) -> Sequence[Mapping[str, Any]]:
+        return []
+
     def node_groups(self) -> NodeGroups:
         from gpu_sandbox.autoscaler.aws_groups import AwsNodeGroups
 

@@ -27,13 +27,15 @@ class Stockout:
     """Capacity that the cloud does not have; a field that is None stands for any.
 
     `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too. With a `code` the launch fails
-    for another reason, such as EC2's InsufficientFreeAddressesInSubnet or Compute Engine's IP_SPACE_EXHAUSTED.
+    for another reason, such as EC2's InsufficientFreeAddressesInSubnet or Compute Engine's IP_SPACE_EXHAUSTED. `left`
+    machines of each group can be had, in Google Cloud alone.
     """
 
     zone: str | None = None
     instance_type: str | None = None
     market: Market | None = None
     code: str | None = None
+    left: int = 0
 
     def covers(self, *, zone: str, instance_type: str, market: str) -> bool:
         return (
@@ -200,17 +202,18 @@ class Faults:
         with self._lock:
             self._quotas[name] = limit
 
-    def out_of_stock(self, *, zone: str, instance_type: str, market: str) -> bool:
-        """Whether the cloud has no such capacity now."""
-        return None in self._codes(zone=zone, instance_type=instance_type, market=market)
+    def out_of_stock(self, *, zone: str, instance_type: str, market: str, number: int = 1) -> bool:
+        """Whether the cloud has no such capacity now, for the `number`th machine of a group."""
+        found = self._of(zone=zone, instance_type=instance_type, market=market)
+        return any(stockout.code is None and stockout.left < number for stockout in found)
 
     def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:
         """The code with which such a launch now fails for a reason other than capacity; None if it does not."""
-        codes = self._codes(zone=zone, instance_type=instance_type, market=market)
-        return next((code for code in codes if code), None)
+        found = self._of(zone=zone, instance_type=instance_type, market=market)
+        return next((stockout.code for stockout in found if stockout.code), None)
 
-    def _codes(self, **launch: str) -> list[str | None]:
-        return [stockout.code for stockout in self._stockouts if stockout.covers(**launch)]
+    def _of(self, **launch: str) -> list[Stockout]:
+        return [stockout for stockout in self._stockouts if stockout.covers(**launch)]
 
     def draw_throttle(self, service: str, api: str = "") -> bool:
         """Whether this one call to `service` is to be throttled; each call is a new draw.

@@ -220,6 +220,11 @@ class GkeCluster:
     def groups(self) -> list[dict[str, Any]]:
         return self.google.describe_groups()
 
+    def definitions(self) -> Sequence[Mapping[str, Any]]:
+        from gpu_sandbox.autoscaler.provisioning_crd import CRD
+
+        return [CRD]
+
     def node_groups(self) -> NodeGroups:
         from gpu_sandbox.autoscaler.gke_groups import GkeNodeGroups
 

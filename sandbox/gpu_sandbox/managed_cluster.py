@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ class ManagedCluster(Protocol):
 
     def groups(self) -> list[dict[str, Any]]:
         """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
+
+    def definitions(self) -> Sequence[Mapping[str, Any]]:
+        """The custom resources that the platform's clusters have from the start."""
 
     def node_groups(self) -> NodeGroups:
         """The groups that an autoscaler in the cluster manages."""

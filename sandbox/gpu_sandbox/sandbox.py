@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _GPU = "nvidia.com/gpu"
 # With a manual clock a started sandbox is so old: what a cluster has from the beginning is there.
 _UNTIL_COMPLETE = 300.0
@@ -217,6 +218,8 @@ class Sandbox:
             starting.callback(self.control_plane.stop)
             self._start_cloud(starting)
             control_plane_started.result()
+        for definition in self.cluster.definitions():
+            self.control_plane.request("POST", _DEFINITIONS, definition)
         self.progress("starting the nodes")
         self._start_nodes(starting)
         if self.autoscaler == "stand-in":

@@ -34,8 +34,8 @@ class Gke(Cluster):
         project, location = self.env["GPU_SANDBOX_PROJECT"], self.env["GPU_SANDBOX_LOCATION"]
         self.parent = f"projects/{project}/locations/{location}/clusters/{sandbox.cluster_name}"
 
-    def node_pool(self, name: str, *, autoscaling: dict[str, Any] | None, zones: int = 1) -> None:
-        config = {
+    def node_pool(self, name: str, *, autoscaling: dict[str, Any] | None, zones: int = 1, queued: bool = False) -> None:
+        config: dict[str, Any] = {
             "machine_type": "g2-standard-4",
             "accelerators": [
                 {
@@ -54,6 +54,9 @@ class Gke(Cluster):
         }
         if autoscaling:
             pool["autoscaling"] = {"enabled": True, **autoscaling}
+        if queued:
+            pool["queued_provisioning"] = {"enabled": True}
+            config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
         self.client.create_node_pool(request={"parent": self.parent, "node_pool": pool})
         self.sandbox.advance(minutes=1)
         assert self.client.get_node_pool(name=f"{self.parent}/nodePools/{name}").status.name == "RUNNING"
@@ -160,3 +163,65 @@ def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke, sandbox: Sand
     assert (labels["role"], labels["night"]) == ("train", "1")
     assert {"night", "nvidia.com/gpu"} <= gke.taints()
     assert gke.phase("train") == "Running"
+
+
+PROVISIONING = "/apis/autoscaling.x-k8s.io/v1/namespaces/default/provisioningrequests"
+TEMPLATES = "/api/v1/namespaces/default/podtemplates"
+
+
+@pytest.fixture
+def three(gke: Gke) -> Iterator[str]:
+    """A request for three nodes, without its pods."""
+    gke.node_pool("queued", autoscaling={"max_node_count": 3, "location_policy": "ANY"}, queued=True)
+    pod = gpu_pod("", **for_pool("queued"))
+    gke.call("POST", TEMPLATES, {"metadata": {"name": "three"}, "template": {"spec": pod["spec"]}})
+    spec = {
+        "provisioningClassName": "queued-provisioning.gke.io",
+        "parameters": {"maxRunDurationSeconds": "3600"},
+        "podSets": [{"count": 3, "podTemplateRef": {"name": "three"}}],
+    }
+    kind = {"apiVersion": "autoscaling.x-k8s.io/v1", "kind": "ProvisioningRequest"}
+    gke.call("POST", PROVISIONING, {**kind, "metadata": {"name": "three"}, "spec": spec})
+    yield f"{PROVISIONING}/three"
+    gke.call("DELETE", f"{PROVISIONING}/three")
+    gke.call("DELETE", f"{TEMPLATES}/three")
+
+
+def conditions(gke: Gke, path: str) -> dict[str, tuple[str, str]]:
+    found = gke.call("GET", path).get("status", {}).get("conditions", ())
+    return {each["type"]: (each["status"], each["reason"]) for each in found}
+
+
+def test_a_request_gets_all_of_its_nodes_at_once_or_none(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a", "left": 2}]})
+    sandbox.advance(minutes=1)
+    queued = {"Accepted": ("True", "SuccessfullyQueued"), "Provisioned": ("False", "ResourcePoolExhausted")}
+    assert conditions(gke, three) == queued
+    sandbox.advance(hours=5)
+    assert (conditions(gke, three), gke.sizes("queued"), gke.gpu_nodes()) == (queued, {"a": 0}, [])
+
+    sandbox.clear_faults()
+    sandbox.advance(minutes=3)
+    assert conditions(gke, three)["Provisioned"] == ("True", "Provisioned")
+    assert gke.taints() >= {"cloud.google.com/gke-queued", "nvidia.com/gpu"}
+    assert len(gke.gpu_nodes()) == 3
+    sandbox.advance(minutes=15)  # ten in which no pod starts, and those that they are looked at
+    assert conditions(gke, three)["BookingExpired"] == ("True", "BookingExpired")
+    assert gke.gpu_nodes() == []
+
+
+def test_a_quota_is_named_and_pods_alone_bring_no_node(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"quotas": {"PREEMPTIBLE_NVIDIA_L4_GPUS": 2}})
+    gke.create(gpu_pod("alone", **{**for_pool("queued"), "tolerations": [{"operator": "Exists"}]}))
+    sandbox.advance(minutes=5)
+    assert conditions(gke, three)["Provisioned"] == ("False", "QuotaExceeded")
+    assert gke.sizes("queued") == {"a": 0}
+
+
+def test_a_request_that_is_deleted_while_it_waits_brings_nothing(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a"}]})
+    sandbox.advance(minutes=1)
+    gke.call("DELETE", three)
+    sandbox.clear_faults()
+    sandbox.advance(minutes=5)
+    assert gke.sizes("queued") == {"a": 0}

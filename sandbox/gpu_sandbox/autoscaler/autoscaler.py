@@ -19,6 +19,7 @@ from gpu_sandbox.autoscaler.cluster import (
 from gpu_sandbox.autoscaler.fitting import Pod, requests
 from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeGroups, NodeTemplate, Resources
 from gpu_sandbox.autoscaler.listing import ClusterLists
+from gpu_sandbox.autoscaler.provisioning import ProvisioningRequests
 from gpu_sandbox.autoscaler.scale_down import Deletion, Removable, removable, unneeded_seconds
 from gpu_sandbox.autoscaler.scale_up import (
     Growth,
@@ -60,6 +61,9 @@ class Autoscaler:
         self._now = self._clock.now
         self._status = StatusText()
         self._backoffs = Backoffs(timings=timings, clock=clock)
+        self._requests = ProvisioningRequests(
+            control_plane=control_plane, cloud=groups, clock=clock, booking=timings.booking
+        )
         self._scale_up = ScaleUp(similar_despite=groups.similar_despite)
         self._groups: dict[str, NodeGroup] = {}
         self._looked_at: float | None = None
@@ -99,6 +103,7 @@ class Autoscaler:
             self._look_at_groups()
             self._learn_templates(cluster)
             self._see_growths(cluster)
+            self._requests.step(cluster, self._known())
             pods_are_new = self._grow(cluster)
             candidates = self._shrink(cluster, wait=pods_are_new)
             self._write_status(cluster, candidates)
@@ -109,7 +114,8 @@ class Autoscaler:
         """Differs where the next loop may do something that this one has prepared."""
         groups = [(group.name, group.target, group.machines, group.failed) for group in self._groups.values()]
         growths = [(name, growth.since, growth.increase) for name, growth in self._growths.items()]
-        return tuple(groups), tuple(growths), tuple(self._deletions), tuple(self._unneeded_since), self._backoffs.mark()
+        others = self._backoffs.mark(), self._requests.mark()
+        return tuple(groups), tuple(growths), tuple(self._deletions), tuple(self._unneeded_since), others
 
     def _take_taints_of_earlier_days(self, cluster: Cluster) -> None:
         """As cluster-autoscaler does when it starts: what a dead one had begun is not to be finished."""

@@ -62,6 +62,9 @@ class AwsNodeGroups:
         self._resized_at[name] = self._aws.clock.utc_now()
         self._aws.set_desired_capacity(name, size)
 
+    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
+        raise ValueError("EC2 Auto Scaling launches each machine by itself")
+
     def give_up_missing(self, name: str) -> int:
         group = next((each for each in self._aws.scalable_groups() if each.name == name), None)
         if group is None:

@@ -35,6 +35,12 @@ class GkeNodeGroups:
     def set_size(self, name: str, size: int) -> None:
         self._google.resize_group(name, size)
 
+    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
+        launched = self._google.launch_together(name, more)
+        if isinstance(launched, tuple):
+            return FailedLaunch(code=launched[0], message=launched[1])
+        return launched
+
     def give_up_missing(self, name: str) -> int:
         return self._google.give_up_missing(name)
 
@@ -57,5 +63,6 @@ def _node_group(group: ScalableGroup) -> NodeGroup:
         machines=frozenset(group.machines),
         template=NodeTemplate(labels=group.labels, taints=group.taints, allocatable=allocatable),
         shared=SharedLimit(pool=group.node_pool, max_size=group.pool_max_size) if group.pool_max_size else None,
+        queued=group.queued,
         failed=FailedLaunch(code=group.error[0], message=group.error[1]) if group.error else None,
     )

@@ -42,7 +42,8 @@ class NodeGroup:
     """A group as the cloud showed it.
 
     `machines` are the last parts of their nodes' providerIDs; `options` are cluster-autoscaler's, set for this
-    group alone (`scaledownunneededtime`: `10m0s`); `shared` is what it shares a limit with, and that limit.
+    group alone (`scaledownunneededtime`: `10m0s`); `shared` is what it shares a limit with, and that limit; a `queued`
+    one has nodes only by ProvisioningRequests.
     """
 
     name: str
@@ -54,6 +55,7 @@ class NodeGroup:
     failed: FailedLaunch | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     shared: SharedLimit | None = None
+    queued: bool = False
 
     def without(self, machine: str) -> NodeGroup:
         return replace(self, target=self.target - 1, machines=self.machines - {machine})
@@ -70,6 +72,9 @@ class NodeGroups(Protocol):
 
     def set_size(self, name: str, size: int) -> None:
         """ValueError if the cloud refuses."""
+
+    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
+        """Launch so many machines more, or none of them and say why; their names. ValueError if the cloud cannot."""
 
     def give_up_missing(self, name: str) -> int:
         """Stop asking for machines that the cloud does not have; returns the size that is left."""

@@ -14,6 +14,8 @@ from gpu_sandbox.autoscaler.groups import NodeGroup, NodeTemplate, SharedLimit
 EXPENDABLE_BELOW = -10
 """Pods with a lower priority are not worth a machine: CA's --expendable-pods-priority-cutoff."""
 BACKED_OFF = "in backoff after failed scale-up"
+CONSUMES = "autoscaling.x-k8s.io/consume-provisioning-request"
+"""The annotation of a pod whose nodes a ProvisioningRequest brings: by itself it brings none."""
 _AT_MAX = "max node group size reached"
 # By how much, as a share, groups that are alike may differ; in all other resources they are equal.
 _MAY_DIFFER = {"memory": Decimal("0.015"), "cpu": Decimal("0.05"), "ephemeral-storage": Decimal("0.05")}
@@ -102,11 +104,13 @@ class _Option:
 
 
 def worth_a_machine(pods: Iterable[Pod]) -> list[Pod]:
-    """Without the expendable, and those for which the scheduler makes room by preemption."""
+    """Without the expendable, those for which the scheduler makes room by preemption, and those with a request."""
     return [
         pod
         for pod in pods
-        if (pod["spec"].get("priority") or 0) >= EXPENDABLE_BELOW and not pod["status"].get("nominatedNodeName")
+        if (pod["spec"].get("priority") or 0) >= EXPENDABLE_BELOW
+        and not pod["status"].get("nominatedNodeName")
+        and CONSUMES not in (pod["metadata"].get("annotations") or {})
     ]
 
 
@@ -127,6 +131,7 @@ class ScaleUp:
 
     def plan(self, pods: Sequence[Pod], groups: Sequence[NodeGroup], *, backed_off: Iterable[str]) -> Plan:
         """For pods without room. Each group's template says what its next node would be."""
+        groups = [group for group in groups if not group.queued]
         not_now = set(backed_off)
         skipped = {group.name: BACKED_OFF for group in groups if group.name in not_now}
         limits = _Limits(groups)

@@ -250,6 +250,17 @@ class GoogleCloud:
             self._group(name).resize(size, self._now())
         self._loop.wake()
 
+    def launch_together(self, name: str, more: int) -> frozenset[str] | tuple[str, str]:
+        """Launch so many instances more, and return their names; or none, and return the error's code and message.
+
+        So does a resize request of a managed instance group, which GKE makes for a ProvisioningRequest. ValueError if
+        there is no such group.
+        """
+        with self._lock:
+            launched = self._group(name).launch_together(more, self._now())
+        self._loop.wake()
+        return launched
+
     def give_up_missing(self, name: str) -> int:
         """No longer ask for instances that cannot be had; the target size that is left."""
         with self._lock:

@@ -70,6 +70,24 @@ class InstanceGroup:
         for member in self._least_needed(staying)[: max(len(staying) - size, 0)]:
             self._let_go(member, now, drain=drain)
 
+    def launch_together(self, more: int, now: float) -> frozenset[str] | tuple[str, str]:
+        """Launch so many more at once, and return their names; or none, and return why: a code and a message."""
+        there, needs = sum(bool(member.status) for member in self.members), self._needs()
+        refused = self._refused(there + more)
+        if refused is None and (
+            exceeded := self._around.quotas.exceeded(Counter({k: n * more for k, n in needs.items()}))
+        ):
+            refused = QUOTA_EXCEEDED, exceeded.message
+        if refused is not None:
+            return refused
+        names = set()
+        for _ in range(more):
+            self.members.append(Member(name=self._new_name()))
+            self._try_to_launch(self.members[-1], now)
+            names.add(self.members[-1].name)
+        self.target_size += more
+        return frozenset(names)
+
     def set_template(self, template: Template) -> None:
         """What its instances are from now on; labels and taints reach those that are there, as in GKE."""
         self.template = template
@@ -190,6 +208,7 @@ class InstanceGroup:
             vcpus=template.vcpus,
             memory_bytes=int((machine.memory_gib if machine else 0) * 2**30),
             gpus=template.gpus,
+            queued=template.queued,
             error=(error.code, f"Instance '{error.instance}' creation failed: {error.message}") if error else None,
         )
 
@@ -246,29 +265,9 @@ class InstanceGroup:
                 self.delete([member.name], now)
 
     def _try_to_launch(self, member: Member, now: float) -> None:
-        template = self.template
-        needs = self._around.quotas.needs(
-            accelerator=template.accelerator,
-            gpus=template.accelerator_count,
-            vcpus=template.vcpus,
-            market="spot" if template.flex_start else template.market,
-            max_run_seconds=template.max_run_seconds,
-        )
-        if self._out_of_stock():
-            zone = f"projects/{self._around.project_id}/zones/{self.zone}"
-            self._fail(
-                member,
-                STOCKOUT,
-                f"The zone '{zone}' does not have enough resources available to fulfill the request.  "
-                "Try a different zone, or try again later.",
-                now,
-            )
-        elif code := self._launch_error():
-            subnet = f"projects/{self._around.project_id}/regions/{self.zone.rpartition('-')[0]}/subnetworks/default"
-            project = f"projects/{self._around.project_id}"
-            self._fail(
-                member, code, _ERRORS.get(code, "The launch failed.").format(subnet=subnet, project=project), now
-            )
+        needs = self._needs()
+        if refused := self._refused(1 + sum(bool(each.status) for each in self.members)):
+            self._fail(member, *refused, now)
         elif exceeded := self._around.quotas.take(needs):
             self._fail(member, QUOTA_EXCEEDED, exceeded.message, now)
         else:
@@ -280,13 +279,38 @@ class InstanceGroup:
             member.deadline = now + self._around.timings.instance_create
             self._begin(member, "insert", now)
 
-    def _out_of_stock(self) -> bool:
+    def _needs(self) -> Counter[str]:
+        template = self.template
+        return self._around.quotas.needs(
+            accelerator=template.accelerator,
+            gpus=template.accelerator_count,
+            vcpus=template.vcpus,
+            market="spot" if template.flex_start else template.market,
+            max_run_seconds=template.max_run_seconds,
+        )
+
+    def _refused(self, number: int) -> tuple[str, str] | None:
+        """The code and message with which the launch of the group's `number`th instance fails now, but for quotas."""
+        if self._out_of_stock(number):
+            zone = f"projects/{self._around.project_id}/zones/{self.zone}"
+            return (
+                STOCKOUT,
+                f"The zone '{zone}' does not have enough resources available to fulfill the request.  "
+                "Try a different zone, or try again later.",
+            )
+        if code := self._launch_error():
+            subnet = f"projects/{self._around.project_id}/regions/{self.zone.rpartition('-')[0]}/subnetworks/default"
+            project = f"projects/{self._around.project_id}"
+            return code, _ERRORS.get(code, "The launch failed.").format(subnet=subnet, project=project)
+        return None
+
+    def _out_of_stock(self, number: int) -> bool:
         """Large types are never there on demand."""
         template = self.template
         on_demand = template.market == "on-demand" and not template.flex_start and not template.reserved
         if on_demand and gce_obtained_by(template.machine_type):
             return True
-        return any(self._around.faults.out_of_stock(**launch) for launch in self._launches())
+        return any(self._around.faults.out_of_stock(**launch, number=number) for launch in self._launches())
 
     def _launch_error(self) -> str | None:
         return next(filter(None, map(lambda each: self._around.faults.launch_error(**each), self._launches())), None)

@@ -60,7 +60,7 @@ class ScalableGroup:
     """One zone's instance group of a node pool with autoscaling on, as GKE's autoscaler sees it.
 
     `name` is the group's whole URL, as in the autoscaler's events. `error` is the code and message of an instance that
-    cannot be had.
+    cannot be had. A `queued` one has instances only all at once: `GoogleCloud.launch_together`.
     """
 
     name: str
@@ -77,6 +77,7 @@ class ScalableGroup:
     memory_bytes: int
     gpus: int
     error: tuple[str, str] | None
+    queued: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ _SHORTEST_RUN = 30
 _LONGEST_RUN = 120 * 86400
 _LONGEST_FLEX_START = 7 * 86400
 _MOST_CLIENTS = 48
+_QUEUED = "cloud.google.com/gke-queued"
 
 
 def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
@@ -66,6 +67,12 @@ def taint_gpus(pool: NodePool) -> None:
         taints.append(NodeTaint(key="nvidia.com/gpu", value="present", effect=NodeTaint.Effect.NO_SCHEDULE))
 
 
+def taint_queued(pool: NodePool) -> None:
+    """Add the taint that GKE gives a new node pool with queued provisioning."""
+    if pool.queued_provisioning.enabled and not any(taint.key == _QUEUED for taint in pool.config.taints):
+        pool.config.taints.append(NodeTaint(key=_QUEUED, value="true", effect=NodeTaint.Effect.NO_SCHEDULE))
+
+
 def check(pool: NodePool, catalogue: Catalogue) -> None:
     """Everything that is known before any instance is asked for."""
     if not _NAME.fullmatch(pool.name):
@@ -80,6 +87,7 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
     _check_start(pool.config)
     _check_placement(pool)
     _check_capacity(pool)
+    _check_queued(pool)
     check_autoscaling(pool.autoscaling)
     check_size(pool.initial_node_count, pool.autoscaling)
 
@@ -233,6 +241,28 @@ def _check_capacity(pool: NodePool) -> None:
         raise invalid("flex_start requires autoscaling, and an initial node count of zero.")
     if not 0 < run_seconds(config) <= _LONGEST_FLEX_START:
         raise invalid("flex_start requires a max_run_duration of at most seven days.")
+
+
+def _check_queued(pool: NodePool) -> None:
+    """Queued provisioning ("Run a large-scale workload with flex-start with queued provisioning").
+
+    Its node pool is autoscaled from 0, with location policy ANY and no reservation, and has GPUs; no compact placement
+    (GoogleCloudPlatform/cluster-toolkit, modules/compute/gke-node-pool/main.tf). The words are not known.
+    """
+    if not pool.queued_provisioning.enabled:
+        return
+    autoscaling, affinity = pool.autoscaling, pool.config.reservation_affinity
+    least = autoscaling.min_node_count or autoscaling.total_min_node_count or pool.initial_node_count
+    if not autoscaling.enabled or least:
+        raise invalid("queued_provisioning requires autoscaling, with a minimum and an initial node count of zero.")
+    if autoscaling.location_policy != NodePoolAutoscaling.LocationPolicy.ANY:
+        raise invalid("queued_provisioning requires location policy ANY.")
+    if affinity.consume_reservation_type != ReservationAffinity.Type.NO_RESERVATION:
+        raise invalid("queued_provisioning requires reservation_affinity NO_RESERVATION.")
+    if not pool.config.accelerators:
+        raise invalid("queued_provisioning requires accelerators.")
+    if pool.placement_policy.type_ == NodePool.PlacementPolicy.Type.COMPACT:
+        raise invalid("queued_provisioning cannot be combined with compact placement.")
 
 
 def check_taints(taints: Iterable[NodeTaint]) -> None:

@@ -28,6 +28,7 @@ from gpu_sandbox.google.node_pool_rules import (
     check_size,
     complete,
     taint_gpus,
+    taint_queued,
 )
 from gpu_sandbox.google.operations import Operation, OperationError, Operations, Progress
 from gpu_sandbox.google.templates import template_of
@@ -153,6 +154,7 @@ class NodePools:
         complete(settings, locations=self._locations)
         if any(not each.settings.config.accelerators for each in self.pools.values()):
             taint_gpus(settings)
+        taint_queued(settings)
         check(settings, self._catalogue)
         if settings.name in self.pools:
             raise GoogleApiError("ALREADY_EXISTS", f"Already exists: {self._path(settings.name)}.")

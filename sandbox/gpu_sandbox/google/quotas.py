@@ -112,13 +112,19 @@ class Quotas:
             needs |= Counter({preemptible if uses_preemptible else standard: gpus, ALL_REGIONS: gpus})
         return needs
 
-    def take(self, needs: Counter[str]) -> Exceeded | None:
-        """Count an instance in, or say which quota has no room for it."""
+    def exceeded(self, needs: Counter[str]) -> Exceeded | None:
+        """Which quota has no room for so much."""
         for metric, amount in needs.items():
             limit = self.limit(metric)
             if self._used[metric] + amount > limit:
                 where = "globally" if metric == ALL_REGIONS else f"in region {self._region}"
                 return Exceeded(metric=metric, limit=limit, where=where)
+        return None
+
+    def take(self, needs: Counter[str]) -> Exceeded | None:
+        """Count an instance in, or say which quota has no room for it."""
+        if exceeded := self.exceeded(needs):
+            return exceeded
         self._used += needs
         return None
 

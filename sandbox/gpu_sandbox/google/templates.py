@@ -44,6 +44,8 @@ class Template:
     gpus: int
     market: Market
     flex_start: bool
+    queued: bool
+    """Whether instances come only by ProvisioningRequests, which Compute Engine gives as flex-start too."""
     reserved: bool
     """Whether it takes what is reserved; a reservation that is named is there, with room."""
     driver: Driver
@@ -106,7 +108,8 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         accelerator_count=int(accelerator.accelerator_count) if accelerator else 0,
         gpus=_gpus_offered(accelerator) if accelerator else 0,
         market=market,
-        flex_start=bool(config.flex_start),
+        flex_start=bool(config.flex_start or pool.queued_provisioning.enabled),
+        queued=bool(pool.queued_provisioning.enabled),
         reserved=config.reservation_affinity.consume_reservation_type in _RESERVED,
         driver=_driver(accelerator) if accelerator else "default",
         is_preemptible=bool(config.preemptible),

@@ -202,6 +202,33 @@ def test_settings_that_gke_refuses(project: Project, settings: dict[str, Any], m
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
 
 
+FROM_ZERO = {"enabled": True, "max_node_count": 2, "location_policy": "ANY"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"autoscaling": {}}, "requires autoscaling"),
+        ({"autoscaling": {**FROM_ZERO, "min_node_count": 1}}, "minimum and an initial node count of zero"),
+        ({"autoscaling": {**FROM_ZERO, "location_policy": "BALANCED"}}, "requires location policy ANY"),
+        ({"config": {"machine_type": "g2-standard-4"}}, "requires reservation_affinity NO_RESERVATION"),
+        ({"placement_policy": {"type_": "COMPACT"}}, "cannot be combined with compact placement"),
+    ],
+)
+def test_queued_provisioning_that_gke_refuses(project: Project, changes: dict[str, Any], message: str) -> None:
+    affinity = {"consume_reservation_type": "NO_RESERVATION"}
+    settings = {
+        "name": "gpu",
+        "queued_provisioning": {"enabled": True},
+        "autoscaling": FROM_ZERO,
+        "config": {"machine_type": "g2-standard-4", "reservation_affinity": affinity},
+    }
+    with pytest.raises(exceptions.BadRequest, match=message):
+        project.gke.create_node_pool(request={"parent": project.parent, "node_pool": {**settings, **changes}})
+    project.gke.create_node_pool(request={"parent": project.parent, "node_pool": settings})
+    assert [taint.key for taint in project.pool().config.taints] == ["cloud.google.com/gke-queued"]
+
+
 @pytest.mark.against_schema
 def test_an_unknown_field_is_refused(project: Project) -> None:
     url = f"{project.cloud.endpoint_url}/v1/{project.parent}/nodePools"
