@@ -66,7 +66,7 @@ def node_configs(text: str) -> Iterator[Mapping[str, Any]]:
     """nodeadm's configurations in user data."""
     for part in message_from_string(text).walk():
         if part.get_content_type() == _NODE_CONFIG:
-            yield yaml.safe_load(part.get_payload()) or {}
+            yield yaml.safe_load(str(part.get_payload())) or {}
 
 
 def _settings(text: str) -> dict[str, Any] | None:
