@@ -147,7 +147,7 @@ def nights(admin: Person) -> Recorded:
     confs["training_failed"]["done"] = {"error": "Tasks failed: train: failed."}
     hung = recorded.error("train-gpu-train", GangHung("No rank has <b>printed</b> anything.", "Raise hang_timeout."))
     verdict = recorded.error("done", BlockFailed("Tasks failed: train.", "See their logs."))
-    confs["training_failed"]["train-gpu-train"]["xcoms"] |= {"error": hung}
+    confs["training_failed"]["train-gpu.scale_down"]["xcoms"] |= {"error": hung}  # its DAG has no training
     confs["training_failed"]["done"] |= {"xcoms": {"error": verdict}}
     dags = dict.fromkeys(bills, "recorded") | {"plain": "nightly"}
     two = {**recorded.night("train-gpu", days_ago(6), recorded.usage(days_ago(6)))}
