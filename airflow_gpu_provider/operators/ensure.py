@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
@@ -23,6 +24,7 @@ from airflow_gpu_provider.operators.node_counts import (
 )
 from airflow_gpu_provider.operators.prefetched_images import begin_prefetch, check_names, prefetched
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
+from airflow_gpu_provider.tasks.lineage import of_nodes
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import time_phases
 from airflow_gpu_provider.tasks.phase_spans import span_phases
@@ -343,6 +345,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if result["nodes"]:  # some may be gone before scale-down
             quietly(lambda: opened().record_machines(), self.log.warning)
             result["timeline"] = [*result["timeline"], *prefetched(self, opened, result, context)]
+        self._lineage = partial(of_nodes, self.gpu_pool.name, result["nodes"])
         _log_nodes(self.log, self.gpu_pool.name, result)
         time_phases(self, result["timeline"])
         span_phases(result["timeline"])

@@ -207,6 +207,10 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             skips=self.skip_on_exit_code,
         )
 
+    @property
+    def _gpus_in_all(self) -> int:
+        return int(self.gpus) * int(self.nodes)
+
     def _placement(self) -> Placement:
         pool, queue = self.rendered_pool, queue_of(self.queue_name, self.labels)
         container = self.base_container_name

@@ -20,7 +20,7 @@ from airflow_gpu_provider.training.life.run import PodSettings, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, nodes_needed
+from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, gpus_of_all, nodes_needed
 from airflow_gpu_provider.training.place.kinds import Manifest
 from airflow_gpu_provider.training.place.manifest import (
     FILES,
@@ -172,6 +172,10 @@ class GpuWorkloadOperator(TrainingOperator):
     def _settings(self) -> PodSettings:
         pool = self.rendered_pool
         return self._settings_with(Placement(pool=pool, gpus=0, base_container="", shm_size=self.shm_size))
+
+    @property
+    def _gpus_in_all(self) -> int | None:
+        return gpus_of_all(self.named_manifest)
 
     def new_attempt(self, run: Run, owner: Callable[[], Ownership], record: AttemptRecord) -> TaskAttempt:
         """Return an attempt: a workload."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator
@@ -16,6 +17,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.lineage import of_training, parent_variables
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
@@ -208,6 +210,7 @@ class TrainingOperator(PoolOperator):
             deferrable=self.deferrable,
             on_finish=self.on_finish_action,
             gpus=self.gpu_watching,
+            variables=parent_variables(self._context["ti"]),
             **own,
         )
 
@@ -239,6 +242,12 @@ class TrainingOperator(PoolOperator):
             measure(self, value)
         if key == "timeline":
             span_phases(value)
+            self._lineage = partial(of_training, self.rendered_pool.name, self._gpus_in_all, value)
+
+    @property
+    @abstractmethod
+    def _gpus_in_all(self) -> int | None:
+        """How many GPUs all of its pods have together; None if it is not known."""
 
     def show_pod(self, pod: V1Pod | None) -> None:
         """Take the pod as it is known now."""

@@ -15,7 +15,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 
 
 def not_released(
-    error: GpuError, key: DemandKey, opened: Callable[[], Reconciler], *, on_bill: Callable[[Bill], None]
+    error: GpuError, key: DemandKey, opened: Callable[[], Reconciler], *, on_bill: Callable[[Bill], object]
 ) -> PoolNotReleased:
     """Return the error that ends a scale-down, with the state of the pool; it is tried again whatever caused it.
 
@@ -71,7 +71,7 @@ def _of(snapshot: PoolSnapshot, group: Group) -> str:
     return f"{names} ({group.candidate}{each}) in group {group.name} of size {group.desired}"
 
 
-def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot, on_bill: Callable[[Bill], None]) -> str:
+def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot, on_bill: Callable[[Bill], object]) -> str:
     """Return what the run has cost; where the cluster does not tell, what those machines have that are still there."""
     try:
         bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
+from airflow_gpu_provider.tasks.lineage import of_bill
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
@@ -200,10 +202,16 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
         from airflow_gpu_provider.sensors.not_released import not_released
 
-        def push(bill: Bill) -> None:
-            context["ti"].xcom_push(key=USAGE, value=bill.to_json())
+        return not_released(
+            error, self._key(context), lambda: self._opened(context), on_bill=partial(self._leave, context)
+        )
 
-        return not_released(error, self._key(context), lambda: self._opened(context), on_bill=push)
+    def _leave(self, context: Context, bill: Bill) -> dict[str, Any]:
+        """Leave the bill in XCom and for lineage, and return it."""
+        usage = bill.to_json()
+        context["ti"].xcom_push(key=USAGE, value=usage)
+        self._lineage = partial(of_bill, usage, self.gpu_pool.gpus_per_node)
+        return usage
 
     def _defer(self, context: Context) -> NoReturn:
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
@@ -252,9 +260,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         run_bill.log_bill(self.log, key, bill, former)
         for of, each in {key: own, **former}.items():
             run_bill.measure(of, each)
-        context["ti"].xcom_push(key=USAGE, value=bill.to_json())
+        usage = self._leave(context, bill)
         reconciler.ledger.close(key)
-        return bill.to_json()
+        return usage
 
     def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
         """Release what the run wanted for blocks that its DAG does not have any more, and return their bills."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
     from airflow_gpu_provider.scaling.wait.stopping import Stop
+    from airflow_gpu_provider.tasks.lineage import Lineage
 
 
 ERROR = "error"
@@ -63,6 +64,8 @@ class PoolOperator(BaseOperator):
 
     _keywords: frozenset[str] = frozenset()
     _is_ending = False
+    _lineage: Callable[[], Lineage] | None = None
+    """What its nodes were and cost, once that is known; also for a task that fails."""
     _doing: ClassVar[str] = "ran"
     _after_kill: ClassVar[str] = "Run the task again."
 
@@ -140,6 +143,10 @@ class PoolOperator(BaseOperator):
         """End the task with TaskKilled, never green: see `Stop`. What it began in the cloud or cluster continues."""
         doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
         self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
+
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage | None:
+        """Return the run facet of its event, where apache-airflow-providers-openlineage emits one."""
+        return self._lineage() if self._lineage else None
 
     @contextmanager
     def _ending(self, context: Context) -> Iterator[None]:

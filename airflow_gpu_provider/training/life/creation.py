@@ -86,5 +86,8 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
         labels=owner.labels,
         annotations=owner.annotations,
         avoid=run.cluster.gpu_health.avoidance(),
-        env=environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
+        env={
+            **environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
+            **settings.variables,
+        },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -47,6 +47,7 @@ class PodSettings:
         log_ranks: The ranks whose lines are wanted, on several nodes; None for all.
         hang_seconds: See GangWait. For several nodes.
         skips: Exit codes with which a rank skips the task. For several nodes.
+        variables: Further variables of the containers.
     """
 
     placement: Placement
@@ -68,6 +69,7 @@ class PodSettings:
     log_ranks: Sequence[int] | None = None
     hang_seconds: float | None = None
     skips: Container[int] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def keeps(self, *, succeeded: bool) -> bool:
         """Return whether the pods are kept at the end."""

@@ -38,6 +38,13 @@ def nodes_needed(manifest: Json, pool: GpuPool) -> int | None:
     return min(len(free), pool.max_nodes) if take_turns else len(free)
 
 
+def gpus_of_all(manifest: Json) -> int | None:
+    """Return how many GPUs all pods have together; None if the manifest does not say."""
+    each = [(gpus_of(template), template.pods) for template in templates_of(copy.deepcopy(dict(manifest)))]
+    known = [(gpus or 0) * (pods or 0) for gpus, pods in each if gpus is not None and (not gpus or pods is not None)]
+    return sum(known) if len(known) == len(each) else None
+
+
 def gpus_asked(manifest: Json) -> list[int]:
     """Return how many GPUs the pods of each template have, for templates that state a number.
 
