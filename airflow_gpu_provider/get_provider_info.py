@@ -54,7 +54,9 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],
         "notifications": [f"{package}.notifications.gpu_night.GpuNightNotifier"],
-        "extra-links": [f"{package}.tasks.links.{name}" for name in ("RunNodesLink", "NodeGroupsLink")],
+        "extra-links": [
+            f"{package}.tasks.links.{name}" for name in ("RunNodesLink", "NodeGroupsLink", "KueueQueueLink")
+        ],
         "cli": [f"{package}.cli.definition.get_commands"],
         "config": {
             "gpu_provider": {
@@ -68,6 +70,16 @@ def get_provider_info() -> dict[str, Any]:
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "prod-eu",
+                        "default": "",
+                    },
+                    "kueueviz_url": {
+                        "description": (
+                            "Where KueueViz, Kueue's dashboard, is: trainings with queue_name link to their LocalQueue "
+                            "there. When empty, they have no such link."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "https://kueueviz.example.com",
                         "default": "",
                     },
                     "log_streams": {

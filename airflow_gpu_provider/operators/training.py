@@ -18,7 +18,7 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.lineage import of_training, parent_variables
-from airflow_gpu_provider.tasks.links import LINKS
+from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
 from airflow_gpu_provider.tasks.phase_spans import span_phases
@@ -61,7 +61,7 @@ class TrainingOperator(PoolOperator):
         PoolSpecError: idle_gpu_timeout without utilization, or an invalid duration.
     """
 
-    operator_extra_links = LINKS
+    operator_extra_links = (*LINKS, KueueQueueLink())
     ui_color = "#d9f2d9"
 
     # Arguments of its subclasses; GpuPodOperator has some of them from KubernetesPodOperator.

@@ -41,5 +41,24 @@ class NodeGroupsLink(BaseOperatorLink):
         return url
 
 
+class KueueQueueLink(BaseOperatorLink):
+    """The page of the training's LocalQueue, with its Workloads, in KueueViz; empty without one, or without a queue.
+
+    KueueViz is Kueue's dashboard, which a cluster may have: `[gpu_provider] kueueviz_url`.
+    """
+
+    name = "Kueue queue"
+
+    def get_link(self, operator: Operator, *, ti_key: Any) -> str:
+        """Return the queue's page: /local-queue/:namespace/:queueName of kueue's cmd/kueueviz/frontend."""
+        from airflow.providers.common.compat.sdk import conf
+
+        base = conf.get("gpu_provider", "kueueviz_url", fallback="").rstrip("/")
+        queue, namespace = (getattr(operator, name, None) for name in ("queue_name", "namespace"))
+        if not base or not queue:
+            return ""
+        return f"{base}/local-queue/{namespace or 'default'}/{queue}"
+
+
 LINKS = (RunNodesLink(), NodeGroupsLink())
 """Of each task with a pool."""

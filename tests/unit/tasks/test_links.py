@@ -39,3 +39,20 @@ def test_without_the_page_no_link_leads_to_it(monkeypatch: pytest.MonkeyPatch) -
 def test_only_machines_of_a_cloud_have_a_console() -> None:
     assert links(ScaleDownSensor(task_id="zero", gpu_pool=EKS))["Node groups"].startswith("https://us-west-2.console")
     assert links(ScaleDownSensor(task_id="zero", gpu_pool=OTHERS))["Node groups"] == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments", "link"),
+    [
+        ("https://kueueviz.example.com/", {"queue_name": "team-a"}, "/local-queue/default/team-a"),
+        ("https://kueueviz.example.com", {"queue_name": "gpus", "namespace": "ml"}, "/local-queue/ml/gpus"),
+        ("https://kueueviz.example.com", {}, ""),
+        ("", {"queue_name": "gpus"}, ""),
+    ],
+)
+def test_a_training_in_a_queue_leads_to_it(
+    url: str, arguments: dict[str, Any], link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__KUEUEVIZ_URL", url)
+    task = GpuPodOperator(task_id="train", gpu_pool=EKS, image="train:1", **arguments)
+    assert links(task)["Kueue queue"] == (f"{url.rstrip('/')}{link}" if link else "")
