@@ -33,6 +33,7 @@ from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import too_dear_lines
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
@@ -102,7 +103,7 @@ def plan(args: Namespace) -> None:
             *({"pool": pool.name, "action": "price", "what": "", "detail": line} for line in found.prices),
             *(
                 {"pool": pool.name, "action": "note", "what": "", "detail": note}
-                for note in (*found.brought, *map(str, found.too_dear), *found.notes)
+                for note in (*found.brought, *too_dear_lines(found.too_dear), *found.notes)
             ),
         ]
 

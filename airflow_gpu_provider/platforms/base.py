@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
 from airflow_gpu_provider.cluster.threads import AT_ONCE
+from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -253,7 +254,7 @@ class Plan:
     def lines(self) -> list[str]:
         """Return the plan as people read it, a line each."""
         notes = [f"  $ {line}" for line in self.prices]
-        notes += [f"  ! {note}" for note in (*self.brought, *map(str, self.too_dear), *self.notes)]
+        notes += [f"  ! {note}" for note in (*self.brought, *too_dear_lines(self.too_dear), *self.notes)]
         if self.is_empty:
             return [f"Plan for {self.pool}: no changes.", *notes]
         rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]

@@ -12,7 +12,7 @@ from airflow_gpu_provider.platforms.base import Group, Plan, Platform, Say
 from airflow_gpu_provider.platforms.list_prices import Unknown, list_prices
 from airflow_gpu_provider.platforms.quota import Verdict
 from airflow_gpu_provider.pools import Candidate, GpuPool
-from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, price_lines, too_dear
+from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, price_lines, too_dear, too_dear_lines
 
 
 class GroupSource(ABC):
@@ -73,7 +73,7 @@ class CloudPlatform(Platform):
         record = self._prices_of(candidates)
         dear = too_dear(record, candidates)
         if dear and len(dear) == len(candidates):
-            raise PriceLimitExceeded.of(pool.name, map(str, dear))
+            raise PriceLimitExceeded.of(pool.name, too_dear_lines(dear))
         plan = self._source.plan(nodes, {each.candidate.group for each in dear})
         return replace(plan, prices=price_lines(record, candidates), too_dear=dear)
 

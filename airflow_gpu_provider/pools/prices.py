@@ -146,9 +146,6 @@ class TooDear:
     price: float
     why: str
 
-    def __str__(self) -> str:
-        return f"{self.candidate} is not tried: {self.why}"
-
 
 def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooDear, ...]:
     """Return the candidates that cost more than the pool pays; one whose price is unknown is kept."""
@@ -171,16 +168,29 @@ def money(pool: GpuPool, amount: float, *, digits: int | None = None) -> str:
 
 def price_lines(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """Return a line about the price of each candidate, those of one price together, and about what is not known."""
-    pool, alike = record.pool, dict[str, list[str]]()
-    for each in candidates if pool.has_list_prices or pool.max_price_per_hour is not None else ():
-        price = record.price(each.group, each.market)
-        why = record.why_unknown(each.group)
-        unknown = f"unknown{f' ({why})' if why else ''}"
+    pool = record.pool
+
+    def words(each: Candidate) -> str:
+        price, why = record.price(each.group, each.market), record.why_unknown(each.group)
         kept = "; it is kept, whatever max_price_per_hour says" if pool.max_price_per_hour is not None else ""
-        words = f"{unknown}{kept}" if price is None else f"{money(pool, price)} an hour"
-        alike.setdefault(f"{each.machine}\0{words}", []).append(each.zone)
+        unknown = f"unknown{f' ({why})' if why else ''}{kept}"
+        return f": {unknown if price is None else f'{money(pool, price)} an hour'}"
+
+    is_told = pool.has_list_prices or pool.max_price_per_hour is not None
+    return _of_alike((each, words(each)) for each in candidates if is_told)
+
+
+def too_dear_lines(found: Iterable[TooDear]) -> tuple[str, ...]:
+    """Return a line about the candidates that cost too much, those of one price together."""
+    return _of_alike((each.candidate, f" is not tried: {each.why}") for each in found)
+
+
+def _of_alike(lines: Iterable[tuple[Candidate, str]]) -> tuple[str, ...]:
+    """Return a line for each machine and what is said of it, with all zones of which it is said."""
+    zones: dict[tuple[str, str], list[str]] = {}
+    for each, words in lines:
+        zones.setdefault((each.machine, words), []).append(each.zone)
     return tuple(
-        f"{machine}{f' in {zones}' if (zones := ', '.join(filter(None, names))) else ''}: {words}"
-        for key, names in alike.items()
-        for machine, words in [key.split("\0")]
+        f"{machine}{f' in {places}' if (places := ', '.join(filter(None, names))) else ''}{words}"
+        for (machine, words), names in zones.items()
     )

@@ -27,13 +27,14 @@ from airflow_gpu_provider.errors import (
     GpuError,
     NamespaceTerminating,
     PermissionDenied,
+    PriceLimitExceeded,
     QuotaExceeded,
     ReferenceNotFound,
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import money
+from airflow_gpu_provider.pools.prices import money, too_dear_lines
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.reports.image_pulls import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -188,7 +189,11 @@ class _Doctor:
             yield "warning", f'bills will have "at least": {error.what}', error.fix
 
     def _groups(self) -> Said:
-        plan = self._on.platform.plan(1)
+        try:
+            plan = self._on.platform.plan(1)
+        except PriceLimitExceeded:
+            yield "warning", "could not be checked: see prices", ""
+            return
         for change in plan.changes:
             yield "ok", f"the next run will {change.action} {change.group}: {change.detail}", ""
         for line in plan.brought:
@@ -235,8 +240,8 @@ class _Doctor:
                 f"what some nodes cost is not known: {why}",
                 "docs/cost.md says what may have to be allowed.",
             )
-        for dear in self._on.platform.plan(1).too_dear:
-            yield "warning", str(dear), "Raise max_price_per_hour, if it is to be tried."
+        for line in too_dear_lines(self._on.platform.plan(1).too_dear):
+            yield "warning", line, "Raise max_price_per_hour, if it is to be tried."
         if listed and listed.per_hour:
             cheapest, dearest = min(listed.per_hour.values()), max(listed.per_hour.values())
             yield "ok", f"nodes cost {money(pool, cheapest)} to {money(pool, dearest)} an hour", ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Candidate, EksGpuPool, GkeGpuPool, KubernetesGpuPool, deserialize_pool
-from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, money, price_lines, too_dear
+from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, money, price_lines, too_dear, too_dear_lines
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -129,10 +130,9 @@ class TestLimit:
         candidates = [candidate("a"), candidate("b"), candidate("c")]
         record = PriceRecord.of(spec, [listed(unknown="train-c", **{"train-a": 1.0, "train-b": 1.0001})])
 
-        (dear,) = too_dear(record, candidates)
-        assert str(dear) == (
+        assert too_dear_lines(too_dear(record, candidates)) == (
             "g6.xlarge on-demand in us-west-2b is not tried: 1.0001 USD (list price) an hour is more than"
-            " max_price_per_hour=1"
+            " max_price_per_hour=1",
         )
         assert price_lines(record, candidates) == (
             "g6.xlarge on-demand in us-west-2a: 1.0000 USD (list price) an hour",
@@ -140,6 +140,13 @@ class TestLimit:
             "g6.xlarge on-demand in us-west-2c: unknown (AWS refused pricing:GetProducts); it is kept, whatever"
             " max_price_per_hour says",
         )
+
+    def test_zones_that_cost_the_same_are_told_in_one_line(self) -> None:
+        spec = pool(price_per_hour={"spot": 2, "on-demand": 3}, capacity_types=["SPOT", "ON_DEMAND"])
+        spec = replace(spec, max_price_per_hour=2.5)
+        candidates = [candidate(zone, market) for market in ("SPOT", "ON_DEMAND") for zone in "abc"]
+        (line,) = too_dear_lines(too_dear(PriceRecord.of(spec, []), candidates))
+        assert line.startswith("g6.xlarge on-demand in us-west-2a, us-west-2b, us-west-2c is not tried: 3.0000 USD")
 
     def test_typed_prices_are_held_to_it_too(self) -> None:
         spec = pool(

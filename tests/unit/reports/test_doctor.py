@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import ReferenceNotFound
+from airflow_gpu_provider.errors import PriceLimitExceeded, ReferenceNotFound
 from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.reports.doctor import _Doctor
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from tests.unit.scaling.pools import dry, machine, snapshot
+from tests.unit.scaling.pools import dry, machine, pool, snapshot
 
 
 def doctor(seen: PoolSnapshot, platform: Any) -> dict[str, Callable[[], Any]]:
@@ -105,6 +105,18 @@ def test_what_could_not_be_compared_is_a_warning_of_the_doctor_and_no_line_of_a_
     platform = SimpleNamespace(plan=lambda nodes: plan)
     found = doctor(snapshot(), platform)["groups"]()
     assert ("warning", *plan.unread) in [(result, said) for result, said, _ in found]
+
+
+def test_a_limit_that_every_candidate_exceeds_is_a_problem_of_the_prices() -> None:
+    def plan(nodes: int) -> Plan:
+        raise PriceLimitExceeded.of("train", ["g6.xlarge on-demand is not tried"])
+
+    seen = snapshot(spec=pool(price_per_hour="list", max_price_per_hour=0.1))
+    platform = SimpleNamespace(plan=plan, list_prices=lambda: None)
+    checks = doctor(seen, platform)
+    assert list(checks["groups"]()) == [("warning", "could not be checked: see prices", "")]
+    with pytest.raises(PriceLimitExceeded):  # which `examine` tells as a problem of this check
+        list(checks["prices"]())
 
 
 def test_a_namespace_for_pods_that_is_not_there_would_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
