@@ -96,7 +96,8 @@ def plan(args: Namespace) -> None:
 
     def rows_of(reconciler: Reconciler, account: str) -> list[Row]:
         pool = reconciler.pool
-        found = reconciler.platform.plan(args.nodes or pool.max_nodes)
+        nodes = pool.max_nodes if args.nodes is None else pool.nodes_for(gpus=None, nodes=args.nodes)
+        found = reconciler.platform.plan(nodes)
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),
@@ -216,10 +217,13 @@ def extend(args: Namespace) -> None:
 
 @_command
 def cost(args: Namespace) -> None:
-    """Add up the bills that Airflow keeps; a spec is not needed for it."""
-    rows = sums(recorded_bills(since_day(args.since, SystemClock().now()), args.dag_id), args.pools)
+    """Add up the bills that Airflow keeps; they outlive the specs, so that a pool need not be found for it."""
+    since = since_day(args.since, SystemClock().now())
+    names = [each.name for each in _named(args)] if args.spec else args.pools
+    rows = sums(recorded_bills(since, args.dag_id), names)
     shown = rows if args.output in ("json", "yaml") else [cost_row(row) for row in rows]
-    print_rows(shown, args.output, nothing="No bill is recorded for that time.")
+    of = "".join((f" of DAG {args.dag_id}" * bool(args.dag_id), f" of pool {', '.join(names)}" * bool(names)))
+    print_rows(shown, args.output, nothing=f"No bill{of} is recorded since {since:%Y-%m-%d %H:%MZ}.")
 
 
 @_command

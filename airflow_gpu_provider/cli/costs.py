@@ -17,13 +17,15 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import time_of
 
 _KEY = "usage"
+_NOTHING = {"nights": 0, "bills": 0, "node_hours": 0.0, "cost": 0.0, "unknown": 0, "at_least": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedBill:
-    """The bill of one scale-down, as `Bill.to_json` wrote it, and when."""
+    """The bill of one scale-down, as `Bill.to_json` wrote it, and when. A run has one for each block and map index."""
 
     dag_id: str
+    run_id: str
     at: datetime
     usage: Mapping[str, Any]
 
@@ -37,10 +39,11 @@ def recorded_bills(since: datetime, dag_id: str | None = None) -> list[RecordedB
 
     wanted = [XComModel.key == _KEY, XComModel.timestamp >= since]
     wanted += [XComModel.dag_id == dag_id] if dag_id else []
-    query = select(XComModel.dag_id, XComModel.timestamp, XComModel.value).where(*wanted).order_by(XComModel.timestamp)
+    columns = (XComModel.dag_id, XComModel.run_id, XComModel.timestamp, XComModel.value)
     with create_session() as session:
-        rows = [(dag, at, _bill(value)) for dag, at, value in session.execute(query)]
-    return [RecordedBill(dag_id=dag, at=at, usage=usage) for dag, at, usage in rows if usage is not None]
+        rows = session.execute(select(*columns).where(*wanted).order_by(XComModel.timestamp))
+        bills = [(dag, run, at, _bill(value)) for dag, run, at, value in rows]
+    return [RecordedBill(dag_id=dag, run_id=run, at=at, usage=usage) for dag, run, at, usage in bills if usage]
 
 
 def _bill(value: Any) -> Mapping[str, Any] | None:
@@ -57,9 +60,11 @@ def _bill(value: Any) -> Mapping[str, Any] | None:
 def sums(bills: Iterable[RecordedBill], pools: Collection[str] = ()) -> list[Row]:
     """Return a row for each month, DAG, pool and currency; of all pools where none is named.
 
-    A bill whose cost is unknown counts its node hours, and is told apart; what it cost is in no sum.
+    A DAG's nights are its runs, however many blocks each has. A bill whose cost is unknown counts its node hours, and
+    is told apart; what it cost is in no sum.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
+    runs: dict[tuple[str, ...], set[str]] = {}
     for each in bills:
         usage = each.usage
         pool = usage.get("pool") or ""
@@ -68,9 +73,11 @@ def sums(bills: Iterable[RecordedBill], pools: Collection[str] = ()) -> list[Row
         currency = usage.get("currency") or ""
         key = (f"{each.at.astimezone(UTC):%Y-%m}", each.dag_id, pool, currency)
         names = dict(zip(("month", "dag", "pool", "currency"), key, strict=True))
-        row = found.setdefault(key, {**names, "nights": 0, "node_hours": 0.0, "cost": 0.0, "unknown": 0, "at_least": 0})
+        row = found.setdefault(key, {**names, **_NOTHING})
         cost = (usage.get("cost") or {}).get("total")
-        row["nights"] += 1
+        runs.setdefault(key, set()).add(each.run_id)
+        row["nights"] = len(runs[key])
+        row["bills"] += 1
         row["node_hours"] += sum(usage["node_seconds"].values()) / 3600
         row["cost"] += cost if isinstance(cost, int | float) else 0.0
         row["unknown"] += not isinstance(cost, int | float)
@@ -91,7 +98,7 @@ def _rounded(row: dict[str, Any]) -> Row:
 def cost_row(row: Row) -> Row:
     """Return a sum as people read it."""
     is_less = bool(row["unknown"] or row["at_least"])
-    is_unknown = row["unknown"] == row["nights"]
+    is_unknown = row["unknown"] == row["bills"]
     by = row["price_source"] or ""
     said = UNKNOWN if is_unknown else in_words(row["cost"], row["currency"], at_least=is_less, by=by)
     notes = [f"{row['unknown']} of unknown cost"] if row["unknown"] and not is_unknown else []

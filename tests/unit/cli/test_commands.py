@@ -15,6 +15,7 @@ from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from tests.unit.cli.test_costs import bill
 from tests.unit.scaling.pools import lease, pool, snapshot
 from tests.unit.training.test_pod_placement import a_pool
 
@@ -111,6 +112,39 @@ def test_reap_calls_nothing_clean_that_it_could_not_look_at(
     with pytest.raises(SystemExit):
         commands.reap(Namespace(output="table", yes=False, pools=[], timeout=1, verbose=True))
     assert capsys.readouterr().err.splitlines() == [f"pool {name}: PermissionDenied: It may not." for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"), [(0, "0 nodes are wanted. Want at least one."), (9, "9 nodes are wanted, but max_nodes is 2.")]
+)
+def test_a_plan_for_more_nodes_than_the_pool_may_have_is_refused(
+    nodes: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    monkeypatch.setattr(commands, "_pools", lambda args: [pool(name="train", max_nodes=2)])
+    opened = SimpleNamespace(
+        platform=SimpleNamespace(account=lambda: "account 1"), pool=pool(name="train", max_nodes=2)
+    )
+    monkeypatch.setattr(commands, "_open", lambda pool: opened)
+    with pytest.raises(SystemExit):
+        commands.plan(Namespace(output="table", nodes=nodes, pools=[], verbose=True))
+    assert f"train: PoolSpecError: Pool train: {said}" in capsys.readouterr().err
+
+
+def test_costs_are_those_of_the_pools_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pool.json"
+    path.write_text(json.dumps(GOOD))
+    monkeypatch.setattr(commands, "recorded_bills", lambda since, dag_id: [bill(), bill(pool="other")])
+    given = {"since": "2026-03-01", "dag_id": None, "verbose": True}
+    commands.cost(Namespace(**given, output="json", pools=[], spec=str(path)))
+    assert [row["pool"] for row in json.loads(capsys.readouterr().out)] == ["train"]
+    commands.cost(Namespace(**given, output="json", pools=[], spec=None))
+    assert [row["pool"] for row in json.loads(capsys.readouterr().out)] == ["other", "train"]
+    commands.cost(Namespace(**{**given, "dag_id": "nightly"}, output="table", pools=["gone", "lost"], spec=None))
+    nothing = "No bill of DAG nightly of pool gone, lost is recorded since 2026-03-01 00:00Z."
+    assert nothing in "".join(capsys.readouterr())
 
 
 def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import airflow.models.taskinstance  # noqa: F401 - the table that an XCom's refers to
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 from airflow_gpu_provider.cli.costs import RecordedBill, cost_row, recorded_bills, since_day, sums
 from airflow_gpu_provider.errors import PoolSpecError
 
+_NUMBERS = count()
 NOW = datetime(2026, 3, 15, 6, 30, tzinfo=UTC)
 
 
@@ -27,8 +29,9 @@ def usage(total: Any = 2.0, **changes: Any) -> dict[str, Any]:
     return {**made, "price_source": "spec", "at_least": None, **changes}
 
 
-def bill(month: int = 3, dag_id: str = "nightly", **changes: Any) -> RecordedBill:
-    return RecordedBill(dag_id=dag_id, at=NOW.replace(month=month), usage=usage(**changes))
+def bill(month: int = 3, dag_id: str = "nightly", run_id: str = "", **changes: Any) -> RecordedBill:
+    usual = f"run-{next(_NUMBERS)}"
+    return RecordedBill(dag_id=dag_id, run_id=run_id or usual, at=NOW.replace(month=month), usage=usage(**changes))
 
 
 def test_they_are_added_up_by_month_dag_pool_and_currency() -> None:
@@ -43,6 +46,12 @@ def test_they_are_added_up_by_month_dag_pool_and_currency() -> None:
     ]
     assert rows[3]["node_hours"] == 3.0
     assert [row["pool"] for row in sums(bills, ["other"])] == ["other"]
+
+
+def test_a_run_with_several_bills_is_one_night() -> None:
+    (row,) = sums([bill(run_id="a"), bill(run_id="a", total="unknown"), bill(run_id="b")])
+    assert (row["nights"], row["bills"], row["node_hours"], row["cost"]) == (2, 3, 4.5, 4.0)
+    assert cost_row(row)["cost"] == "at least 4.00 USD"
 
 
 @pytest.mark.parametrize(
@@ -95,4 +104,5 @@ def test_the_bills_are_read_from_airflows_database(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("airflow.utils.session.create_session", opened)
     assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=1))] == [1.0, 2.0, 3.0]
     assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=11))] == [2.0, 3.0]
+    assert [each.run_id for each in recorded_bills(NOW.replace(day=11))] == ["run-1", "run-4"]
     assert [each.at.day for each in recorded_bills(NOW.replace(day=1), "weekly")] == [14]
