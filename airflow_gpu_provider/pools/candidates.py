@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
 """The last two are those of external groups alone, whose owner has reserved the machines."""
+
+MARKETS: tuple[Market, ...] = get_args(Market)
 
 
 @dataclass(frozen=True, kw_only=True)

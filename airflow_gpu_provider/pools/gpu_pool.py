@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.candidates import MARKETS
 from airflow_gpu_provider.pools.prices import LIST, limit_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
@@ -38,6 +40,7 @@ POOL_LABEL = "airflow-gpu-provider/pool"
 
 _VERSION = 1
 _MANAGE = ("full", "scale")
+_PRICES = f'a price of 0 or more, one for each capacity type ({", ".join(MARKETS)}), or "{LIST}"'
 # The fields that shape no group.
 _OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
 # The fields that name external groups; empty where this package creates the pool's groups.
@@ -267,7 +270,7 @@ class GpuPool(ABC):
             self._set(name, self._as_int(name, getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
         prices = self.price_per_hour
-        if isinstance(prices, str) and prices != LIST:
+        if isinstance(prices, str | Decimal) and prices != LIST:
             self._set("price_per_hour", self._as_float("price_per_hour", prices))
         if isinstance(prices, dict):
             by_market = {as_constant(key): self._as_float("price_per_hour", price) for key, price in prices.items()}
@@ -282,7 +285,7 @@ class GpuPool(ABC):
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
-        self._check("price_per_hour", _are_prices, 'a price of 0 or more, one for each capacity type, or "list"')
+        self._check("price_per_hour", _are_prices, _PRICES)
         self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
         if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
             self._refuse(limit_problems(self))
@@ -374,5 +377,14 @@ class GpuPool(ABC):
 
 
 def _are_prices(prices: Any) -> bool:
-    by_market = prices if isinstance(prices, dict) else {"": None if prices == LIST else prices}
-    return all(price is None or is_template(price) or price >= 0 for price in by_market.values())
+    if prices is None or prices == LIST:
+        return True
+    if isinstance(prices, dict):
+        return all((is_template(key) or key in MARKETS) and _is_price(price) for key, price in prices.items())
+    return _is_price(prices)
+
+
+def _is_price(price: Any) -> bool:
+    if is_template(price):
+        return True
+    return isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price < math.inf

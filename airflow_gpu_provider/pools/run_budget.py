@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -113,7 +114,7 @@ def budget_of(
     if found.lasts < _TOO_SHORT:
         raise BudgetExceeded(
             f"Pool {pool.name}: the run has cost {in_words(pool, spent)} of max_cost={limit:g}, and the rest is not"
-            f" enough for {nodes} node{'s' * (nodes != 1)} at {in_words(pool, found.per_hour)} an hour.",
+            f" enough for {rate_in_words(pool, nodes, found.per_hour)}.",
             "Raise max_cost, and clear the block's tasks.",
             pool=pool.name,
         )
@@ -147,11 +148,14 @@ def _known(pool: GpuPool) -> list[float]:
 
 
 def as_amount(value: Any) -> float:
-    """Return a rendered max_cost as a number; raises PoolSpecError where it is none."""
+    """Return a rendered max_cost as a number, which may be text; raises PoolSpecError where it is none above zero."""
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise PoolSpecError(f"max_cost={value!r}.", "Give a number, in the currency of the pool's prices.") from error
+        amount = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        amount = math.nan
+    if not 0 < amount < math.inf:
+        raise PoolSpecError(f"max_cost={value!r}.", "Give a number above 0, in the currency of the pool's prices.")
+    return amount
 
 
 def check_max_cost(pool: Any, max_cost: Any) -> None:
@@ -162,12 +166,11 @@ def check_max_cost(pool: Any, max_cost: Any) -> None:
     """
     if max_cost is None or is_template(max_cost):
         return
-    if isinstance(max_cost, bool) or not isinstance(max_cost, int | float) or not 0 < max_cost < float("inf"):
-        raise PoolSpecError(f"max_cost={max_cost!r}.", "Give a number above 0, in the currency of the pool's prices.")
+    amount = as_amount(max_cost)
     if not getattr(pool, "is_rendered", False) or pool.has_list_prices or _known(pool):
         return
     raise PoolSpecError(
-        f"Pool {pool.name}: max_cost={max_cost:g} needs the price of each kind of node.",
+        f"Pool {pool.name}: max_cost={amount:g} needs the price of each kind of node.",
         'Set price_per_hour="list" on the pool, or a price for each of its capacity types.',
         pool=str(pool.name),
     )
@@ -176,3 +179,9 @@ def check_max_cost(pool: Any, max_cost: Any) -> None:
 def in_words(pool: GpuPool, amount: float) -> str:
     """Return an amount for people, like "12.50 USD"."""
     return money(pool, amount, digits=2)
+
+
+def rate_in_words(pool: GpuPool, nodes: int, per_hour: float) -> str:
+    """Return what nodes cost an hour for people, like "2 nodes at 1.60 USD an hour in all"."""
+    rate = f"{in_words(pool, per_hour)} an hour"
+    return f"1 node at {rate}" if nodes == 1 else f"{nodes} nodes at {rate} in all"

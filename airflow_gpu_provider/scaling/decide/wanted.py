@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import NodesNotReady
-from airflow_gpu_provider.pools.run_budget import in_words
+from airflow_gpu_provider.pools.run_budget import in_words, rate_in_words
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -88,8 +88,7 @@ def budget_lines(snapshot: PoolSnapshot, key: DemandKey) -> list[str]:
     pool = snapshot.pool
     return [
         f"max_cost={lease.budget.limit:g}: {in_words(pool, lease.budget.spent)} are spent, and the rest lasts until"
-        f" {lease.budget.ends_at:%Y-%m-%d %H:%MZ} for {plural(lease.nodes, 'node')} at"
-        f" {in_words(pool, lease.budget.per_hour)} an hour"
+        f" {lease.budget.ends_at:%Y-%m-%d %H:%MZ} for {rate_in_words(pool, lease.nodes, lease.budget.per_hour)}"
         for lease in snapshot.leases
         if lease.key == key and lease.budget is not None
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
-from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP, Budget, budget_of, check_max_cost, dearest
+from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP, Budget, as_amount, budget_of, check_max_cost, dearest
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -55,7 +56,8 @@ class TestHowLong:
     @pytest.mark.parametrize("spent", [49.99, 50.0, 80.0])
     def test_when_it_is_used_nothing_is_started(self, spent: float) -> None:
         with pytest.raises(
-            BudgetExceeded, match=r"has cost .* USD of max_cost=50, and the rest is not enough for 2 nodes"
+            BudgetExceeded,
+            match=r"has cost .* USD of max_cost=50, and the rest is not enough for 2 nodes at 8.00 USD an hour in all",
         ):
             budget_of(pool(price_per_hour=4.0), 50, nodes=2, spent=spent, at=AT, listed=None)
 
@@ -97,6 +99,11 @@ class TestParsing:
         with pytest.raises(PoolSpecError, match="max_cost="):
             check_max_cost(pool(price_per_hour=1.0), max_cost)
 
+    @pytest.mark.parametrize("rendered", ["", "-1", "nan", "inf", "2,5"])
+    def test_a_template_may_have_rendered_to_none(self, rendered: str) -> None:
+        with pytest.raises(PoolSpecError, match=f"max_cost='{rendered}'. Give a number above 0"):
+            as_amount(rendered)
+
     @pytest.mark.parametrize("fields", [{}, {"price_per_hour": {"spot": 1.0}}])
     def test_without_prices_it_cannot_be_held(self, fields: dict[str, Any]) -> None:
         with pytest.raises(PoolSpecError, match="max_cost=5 needs the price of each kind of node"):
@@ -105,6 +112,8 @@ class TestParsing:
     @pytest.mark.parametrize("price", [1.0, "list", {"on-demand": 1.0}, "{{ var.value.price }}"])
     def test_with_them_it_can(self, price: Any) -> None:
         check_max_cost(pool(price_per_hour=price), 5)
+        check_max_cost(pool(price_per_hour=price), "2.5")
+        check_max_cost(pool(price_per_hour=price), Decimal("2.5"))
         check_max_cost(pool(), None)
         check_max_cost(pool(), "{{ params.max_cost }}")
 

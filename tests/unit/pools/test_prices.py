@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ class TestSpecs:
         assert deserialize_pool(spec.serialize()) == spec
         assert not pool(price_per_hour="0.8").has_list_prices
 
+    def test_a_decimal_is_a_number(self) -> None:
+        assert pool(price_per_hour=Decimal("0.8")) == pool(price_per_hour=0.8)
+        assert pool(price_per_hour=Decimal("0.8"), max_price_per_hour=Decimal("1.5")).max_price_per_hour == 1.5
+
     def test_prices_and_their_limit_shape_no_group(self) -> None:
         assert pool(price_per_hour="list", max_price_per_hour=3).spec_hash == pool().spec_hash
 
@@ -54,6 +59,15 @@ class TestSpecs:
             ({"price_per_hour": {"on-demand": 2, "spot": 0.5}, "max_price_per_hour": 1}, "each price"),
             ({"price_per_hour": "list", "max_price_per_hour": 1, "scaling": "autoscaler"}, "others add the nodes"),
             ({"price_per_hour": "liszt"}, "is not a number"),
+            ({"price_per_hour": {"spot": "list"}}, "is not a number"),
+            (
+                {"price_per_hour": {"ondemand": 2}, "max_price_per_hour": 1},
+                r"must be a price .*ON_DEMAND",
+            ),
+            ({"price_per_hour": float("inf")}, "=inf must be a price of 0 or more"),
+            ({"price_per_hour": {"spot": float("inf")}}, "must be a price of 0 or more"),
+            ({"price_per_hour": True}, "=True must be a price of 0 or more"),
+            ({"price_per_hour": ("list",)}, "must be a price of 0 or more"),
         ],
     )
     def test_what_cannot_be_met_is_refused(self, fields: dict[str, Any], said: str) -> None:
