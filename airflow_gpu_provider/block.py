@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.tasks.open_blocks import Block, opened
 from airflow_gpu_provider.tasks.pool_operator import argument_defaults
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.pools import GpuPool
 
 
 class _BlockGroup(TaskGroup):
@@ -96,6 +94,8 @@ def gpu_nodes(
     from airflow_gpu_provider.operators.node_counts import largest
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
+    if not isinstance(gpu_pool, GpuPool):
+        raise PoolSpecError(f"gpu_nodes: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
     name = group_id or str(gpu_pool.name)
     group = _group(name, gpu_pool)
     block = Block(gpu_pool, _block_id(group))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,7 +38,7 @@ class ExtendGpuPoolOperator(PoolOperator):
             for one without a limit.
 
     Raises:
-        PoolSpecError: No pool is given (when the DAG is parsed), or none has this name.
+        PoolSpecError: No pool is given, or several without pool_name (when the DAG is parsed), or none has this name.
         DemandNotExtended: The run is over or wants no nodes of the pool, or `hours`, `max_cost` or `reason` is not
             acceptable.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used already.
@@ -79,6 +79,10 @@ class ExtendGpuPoolOperator(PoolOperator):
         self.max_cost = self._by_keyword("max_cost", max_cost, None)
         self.reason = reason
         self.block_id = block_id
+        check_pools(self.task_id, gpu_pools)
+        if pool_name is None and len(gpu_pools) > 1:
+            names = ", ".join(pool.name for pool in gpu_pools)
+            raise PoolSpecError(f"{self.task_id}: gpu_pools has {names}.", "Choose one of them: pool_name=.")
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools that runs use.")
 

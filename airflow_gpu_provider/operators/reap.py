@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools, duration
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -61,6 +61,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         self.others = others
         self.plan_only = dry_run
         self.wait_timeout = duration("timeout", timeout)
+        check_pools(self.task_id, gpu_pools)
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolNotUsable
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,6 +26,7 @@ class _ReportOperator(PoolOperator):
     def __init__(self, *, gpu_pools: Sequence[GpuPool], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.gpu_pools = gpu_pools
+        check_pools(self.task_id, gpu_pools)
 
     def _open(self, context: Context, pool: GpuPool) -> Reconciler:
         from airflow_gpu_provider.tasks.run_identity import pool_opener

@@ -190,6 +190,16 @@ def leave_error(ti: Any, error: GpuError) -> None:
     ti.xcom_push(key=ERROR, value=record)
 
 
+def check_pools(task_id: str, gpu_pools: Any) -> None:
+    """Refuse gpu_pools that are no list of pools; raises PoolSpecError."""
+    if isinstance(gpu_pools, GpuPool):
+        raise PoolSpecError(f"{task_id}: gpu_pools is the pool {gpu_pools.name}.", "Give a list: gpu_pools=[...].")
+    for each in gpu_pools:
+        if not isinstance(each, GpuPool):
+            fix = "Give the pools themselves, such as an EksGpuPool."
+            raise PoolSpecError(f"{task_id}: gpu_pools has {each!r}.", fix)
+
+
 def _refuse_gpu_pool(pool: Any) -> None:
     if isinstance(pool, GpuPool):
         raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")

@@ -103,6 +103,12 @@ def test_what_no_price_or_no_amount_bounds_is_refused(dag: DAG, price: Any, max_
         pod("train")
 
 
+def test_a_pool_s_name_is_no_pool(dag: DAG) -> None:
+    refused = pytest.raises(PoolSpecError, match=r"gpu_nodes: gpu_pool='train-gpu'. Give the pool itself")
+    with refused, dag, gpu_nodes("train-gpu"):  # type: ignore[arg-type]
+        pod("train")
+
+
 def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag: DAG) -> None:
     with dag:
         before, after = EmptyOperator(task_id="extract"), EmptyOperator(task_id="report")

@@ -80,7 +80,7 @@ def extend_demand(
         and block in (None, lease.key.block)
     ]
     if not leases:
-        raise _wants_nothing(pool, run)
+        raise _wants_nothing(pool, f"{run}/{block}" if block else run)
     if run_is_over(leases[0].key):
         raise DemandNotExtended(
             f"Run {run} is over; nothing was extended.", "Name a run that is still running.", run=run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.errors import DemandNotExtended
+from airflow_gpu_provider.errors import DemandNotExtended, PoolSpecError
 from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolStatusOperator
@@ -23,6 +23,7 @@ from tests.unit.scaling.model.cloud import Cloud, ModelPlatform, groups_of
 from tests.unit.scaling.model.cluster import PODS
 from tests.unit.scaling.model.course import go_round
 from tests.unit.scaling.model.night import Night
+from tests.unit.scaling.pools import pool
 
 SIX_HOURS = 6 * 3600.0
 
@@ -202,3 +203,37 @@ def test_more_time_is_refused(night: Janitors, run_id: str, hours: Any, living: 
     with pytest.raises(DemandNotExtended, match=said):
         night.extend(run_id, hours, living=living, reason="why not")
     assert night.status()["leases"] == [before]
+
+
+def test_more_time_for_a_block_that_wants_none_names_the_block(night: Janitors) -> None:
+    night.ensure("r1")
+    with pytest.raises(DemandNotExtended, match=r"nightly/r1/other wants no nodes now"):
+        night.extend("r1", 1, living=("r1",), block_id="other")
+
+
+TRAIN = pool(name="train")
+TWO = [replace(TRAIN, name="first"), replace(TRAIN, name="last")]
+
+
+def extend(**arguments: Any) -> ExtendGpuPoolOperator:
+    return ExtendGpuPoolOperator(dag_id_of_run="nightly", run_id="r1", hours=1, **arguments)
+
+
+@pytest.mark.parametrize("make", [ReapGpuPoolsOperator, GpuPoolStatusOperator, extend])
+@pytest.mark.parametrize(
+    ("gpu_pools", "said"),
+    [
+        (TRAIN, r"gpu_pools is the pool train. Give a list"),
+        (["train"], r"gpu_pools has 'train'. Give the pools themselves"),
+        ("train", r"gpu_pools has 't'. Give the pools themselves"),
+    ],
+)
+def test_pools_that_are_none_are_refused_when_the_dag_is_parsed(make: Any, gpu_pools: Any, said: str) -> None:
+    with pytest.raises(PoolSpecError, match=said):
+        make(task_id="look", gpu_pools=gpu_pools)
+
+
+def test_more_time_says_for_which_pool() -> None:
+    with pytest.raises(PoolSpecError, match=r"gpu_pools has first, last. Choose one of them: pool_name="):
+        extend(task_id="extend", gpu_pools=TWO)
+    assert extend(task_id="extend", gpu_pools=TWO, pool_name="last").pool_name == "last"
