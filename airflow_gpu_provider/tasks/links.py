@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
 
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
+
 if TYPE_CHECKING:
     from airflow.sdk.types import Operator
 
@@ -30,15 +32,16 @@ class RunNodesLink(BaseOperatorLink):
 class NodeGroupsLink(BaseOperatorLink):
     """The cloud console's page with the pool's node groups.
 
-    Machines that others bring have none: the address is empty then, and Airflow shows no link.
+    Machines that others bring have none, nor has a task that failed for want of a pool: the address is empty then, and
+    Airflow shows no link.
     """
 
     name = "Node groups"
 
     def get_link(self, operator: Operator, *, ti_key: Any) -> str:
         """Return the page of the operator's (rendered) pool."""
-        url: str = getattr(operator, "gpu_pool").console_url  # noqa: B009 - the link serves every operator with a pool
-        return url
+        pool = getattr(operator, "gpu_pool", None)  # a mapped task that could not be made has none
+        return pool.console_url if isinstance(pool, GpuPool) else ""
 
 
 class KueueQueueLink(BaseOperatorLink):

@@ -10,6 +10,7 @@ import pytest
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.tasks.links import NodeGroupsLink
 
 EKS = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
 OTHERS = KubernetesGpuPool(name="gpu", nodes=["n1"])
@@ -56,3 +57,8 @@ def test_a_training_in_a_queue_leads_to_it(
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__KUEUEVIZ_URL", url)
     task = GpuPodOperator(task_id="train", gpu_pool=EKS, image="train:1", **arguments)
     assert links(task)["Kueue queue"] == (f"{url.rstrip('/')}{link}" if link else "")
+
+
+@pytest.mark.parametrize("operator", [SimpleNamespace(gpu_pool=None), SimpleNamespace()], ids=["no pool", "unmapped"])
+def test_a_task_that_failed_for_want_of_a_pool_has_none(operator: Any) -> None:
+    assert NodeGroupsLink().get_link(operator, ti_key=KEY) == ""
