@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
@@ -29,8 +30,8 @@ class GpuNightNotifier(BaseNotifier):
 
     Args:
         *send: Airflow's notifiers, whose templates have `night` (`night.in_words`, `night.what_happened`,
-            `night.what_it_took`, and the fields of `Night`); or functions that take the Night. None: the two lines are
-            written to the callback's log.
+            `night.what_it_took`, and the fields of `Night`); or functions that take the Night. The two lines are
+            written to the callback's log as well, and only there without any.
 
     Raises:
         PoolSpecError: Something else is given.
@@ -40,10 +41,9 @@ class GpuNightNotifier(BaseNotifier):
     def __init__(self, *send: BaseNotifier | Callable[[Night], Any]) -> None:
         super().__init__()
         for each in send:
-            if not callable(each):
-                raise PoolSpecError(
-                    f"GpuNightNotifier was given {each!r}.", "Give notifiers of Airflow's, or functions of a Night."
-                )
+            if isinstance(each, type) or iscoroutinefunction(each) or not callable(each):
+                fix = "Give notifiers of Airflow's (the objects, not their classes), or plain functions of a Night."
+                raise PoolSpecError(f"GpuNightNotifier was given {each!r}.", fix)
         self.send = send
 
     def notify(self, context: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +201,11 @@ def test_one_that_fails_silences_no_other(dag: DAG) -> None:
     assert len(nights) == 1
 
 
-def test_what_cannot_be_called_is_refused_when_the_dag_is_parsed() -> None:
-    with pytest.raises(PoolSpecError, match="'#ml'"):
-        GpuNightNotifier(cast("Any", "#ml"))
+async def later(night: Night) -> None:
+    """A function of which a callback would make a coroutine, and nothing else."""
+
+
+@pytest.mark.parametrize("given", ["#ml", BaseNotifier, later], ids=["no function", "a class", "async"])
+def test_what_would_send_nothing_is_refused_when_the_dag_is_parsed(given: Any) -> None:
+    with pytest.raises(PoolSpecError, match=re.escape(repr(given))):
+        GpuNightNotifier(given)
