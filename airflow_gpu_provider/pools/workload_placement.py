@@ -14,7 +14,7 @@ from typing import Any
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.pools.values import is_template, is_whole
 
 _NOTICES = {"gke": 15, "eks": 120}
 """Seconds that a preempted spot machine leaves pods: of Google's 30 GKE's kubelet keeps half for its own ("GKE,
@@ -74,8 +74,9 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
         PoolSpecError: gpus is less than 1, or more than the pool gives one pod, or one of these fields is still to be
             rendered.
     """
-    if gpus < 1:
-        raise PoolSpecError(f"gpus={gpus}.", "Ask for at least one GPU.")
+    if not is_whole(gpus) or int(gpus) < 1:
+        raise PoolSpecError(f"gpus={gpus!r}.", "Ask for at least one GPU.")
+    gpus = int(gpus)
     values = {each.name: getattr(gpu_pool, each.name) for each in fields(gpu_pool)}
     to_render = [name for name in _FIELDS if is_template(values.get(name))]
     if to_render:
@@ -83,7 +84,7 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
             f"Pool {gpu_pool.name}: {', '.join(to_render)} of the spec is a Jinja expression.",
             "Write it as it is, or call placement() in a task, with the rendered spec.",
         )
-    check_shares(gpu_pool, gpus)
+    check_most(gpu_pool, gpus)
     return WorkloadPlacement(
         node_selector=gpu_pool.node_selector,
         tolerations=tolerations_of(gpu_pool),
@@ -93,13 +94,21 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
     )
 
 
-def check_shares(pool: GpuPool, gpus: int) -> None:
-    """Raise PoolSpecError if the pool's GPUs are shared, and a pod with that many would be refused by its node."""
+def check_most(pool: GpuPool, gpus: int) -> None:
+    """Raise PoolSpecError if no machine of the pool has that many GPUs, or gives them to one pod."""
     most = pool.most_gpus_of_a_pod
     if most is not None and gpus > most:
         raise PoolSpecError(
             f"gpus={gpus}, but the GPUs of pool {pool.name} are shared, and one pod may have {most} there.",
             f"Ask for gpus={most}, or use a pool without gpu_sharing.",
+            pool=pool.name,
+        )
+    sizes = pool.node_sizes.values()
+    most = max((size.gpus or 0 for size in sizes if size), default=0)
+    if sizes and None not in sizes and gpus > most:
+        raise PoolSpecError(
+            f"gpus={gpus}, but the largest machine of pool {pool.name} has {most}: one pod runs on one machine.",
+            "Ask for fewer GPUs, or add a larger instance type to the pool.",
             pool=pool.name,
         )
 

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.pools.workload_placement import check_shares, tolerations_of
+from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.environment import Arguments, check_environment
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
@@ -100,15 +100,7 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
     """Raise PoolSpecError if no machine of the pool has that many GPUs, or gives them to one pod."""
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
-    check_shares(pool, gpus)
-    sizes = pool.node_sizes.values()
-    most = max((size.gpus or 0 for size in sizes if size), default=0)
-    if sizes and None not in sizes and gpus > most:
-        raise PoolSpecError(
-            f"gpus={gpus}, but the largest machine of pool {pool.name} has {most}: one pod runs on one machine.",
-            "Ask for fewer GPUs, or add a larger instance type to the pool.",
-            pool=pool.name,
-        )
+    check_most(pool, gpus)
 
 
 def check_shm(pool: GpuPool, size: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -120,8 +120,9 @@ def test_pods_select_nodes_of_a_provisioner_by_its_own_labels() -> None:
 
 
 def test_placement_refuses_what_it_cannot_place() -> None:
-    with pytest.raises(PoolSpecError, match="at least one"):
-        placement(pool(), gpus=0)
+    for none in (0, -1, 1.5, True, "many", None):
+        with pytest.raises(PoolSpecError, match="at least one"):
+            placement(pool(), gpus=cast("Any", none))
     with pytest.raises(PoolSpecError, match="Jinja"):
         placement(pool(name="{{ params.pool }}"), gpus=1)
     with pytest.raises(PoolSpecError, match="taints of the spec is a Jinja"):
@@ -131,3 +132,5 @@ def test_placement_refuses_what_it_cannot_place() -> None:
         name="train", cluster_name="{{ var.value.c }}", region="us-west-2", instance_types="g6.xlarge", max_nodes=1
     )
     assert placement(elsewhere, gpus=1).limits == {"nvidia.com/gpu": "1"}
+    with pytest.raises(PoolSpecError, match=r"gpus=2, but the largest machine of pool train has 1"):
+        placement(elsewhere, gpus=2)  # its pods would wait for ever
