@@ -38,9 +38,9 @@ _AIRFLOW_MARGIN = timedelta(minutes=2)
 
 
 class ScaleDownSensor(PoolOperator, BaseSensorOperator):
-    """Give up what a DAG run wanted of a pool, remove the machines that nobody wants any more, and see them go.
+    """Withdraw a DAG run's demand for a pool, remove the machines that no run wants any more, and see them go.
 
-    First it deletes the pods that the run left, gives the run's demand up and releases the free machines; then it
+    First it deletes the pods that the run left, withdraws the run's demand and releases the free machines; then it
     waits until nothing is left that only this run wanted. Nodes that another run wants, or that a pod of anybody's
     is on, stay; the log and the result name them and whom they stay for.
 

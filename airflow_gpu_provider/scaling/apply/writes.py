@@ -119,7 +119,7 @@ class Writes:
         if decision.update_tags:
             self._lock.check()
             platform.update_autoscaler_tags(decision.update_tags)
-            self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.update_tags)}")
+            self._said.append(f"set cluster-autoscaler's tags on {', '.join(decision.update_tags)}")
 
     def _shrink(self) -> bool:
         """Return True if all groups that were to be shrunk are: a launch in progress can prevent it."""
