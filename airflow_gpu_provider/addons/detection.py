@@ -38,7 +38,7 @@ _DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
 _OF_PROVISIONERS = ("karpenter.sh/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "cloud.google.com/")
 
 # Where the platform itself brings driver and plugin: by the pool's provisioner, and by a label of nodes that are there.
-_PLATFORMS = {"auto-mode": "EKS Auto Mode", "autopilot": "GKE Autopilot"}
+_PLATFORMS = {"auto-mode": "EKS Auto Mode", "autopilot": "GKE Autopilot", "compute-class": "GKE"}
 _AUTO_MODE = ("eks.amazonaws.com/compute-type", "auto")
 
 # Labels that every node has, whose values a pool's spec does not fix.

@@ -9,7 +9,8 @@ from typing import ClassVar
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_dns_subdomain, is_template
 
-_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "cluster-autoscaler")
+_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "compute-class", "cluster-autoscaler")
+_COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 
@@ -28,9 +29,11 @@ class KubernetesGpuPool(GpuPool):
         nodes: Names of the nodes.
         node_selector_labels: Labels that choose the nodes, instead of their names: all nodes that carry every one.
             With `provisioner` pods select by them, and its nodes will carry them: {"karpenter.sh/nodepool":
-            "gpu"}, {"eks.amazonaws.com/instance-gpu-name": "l4"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"}.
-        provisioner: What adds the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot) or
-            "cluster-autoscaler" (with external groups). Default None: the nodes exist already.
+            "gpu"}, {"eks.amazonaws.com/instance-gpu-name": "l4"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"},
+            {"cloud.google.com/compute-class": "gpu"}.
+        provisioner: What adds the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot),
+            "compute-class" (a ComputeClass of a GKE Standard cluster) or "cluster-autoscaler" (with external groups).
+            Default None: the nodes exist already.
         gpus_per_node: GPUs that each node has at least. None (default): not known before the device plugin runs; a
             run that wants several GPUs of named nodes then gets a node for each, as far as there are nodes.
         cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
@@ -39,7 +42,8 @@ class KubernetesGpuPool(GpuPool):
         cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
         max_nodes: The most nodes that all runs together may have. Default: all of them.
         taints: Taints for the nodes; with `provisioner` those that its nodes have, which pods then tolerate. Default
-            none: the nodes may serve other workloads too. Pods tolerate every nvidia.com/gpu taint anyway.
+            none: the nodes may serve other workloads too. Pods tolerate every nvidia.com/gpu taint, and their
+            ComputeClass's, anyway.
 
     The other arguments are GpuPool's.
     """
@@ -80,7 +84,7 @@ class KubernetesGpuPool(GpuPool):
 
     @property
     def is_grown_by_cluster_autoscaler(self) -> bool:
-        return self.provisioner in ("autopilot", "cluster-autoscaler")
+        return self.provisioner in ("autopilot", "compute-class", "cluster-autoscaler")
 
     @property
     def cluster_identity(self) -> str:
@@ -102,6 +106,9 @@ class KubernetesGpuPool(GpuPool):
         self._set("nodes", as_tuple(self.nodes))
         if self.max_nodes == 0:
             self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
+        if self.provisioner == "compute-class" and (name := self.node_selector_labels.get(_COMPUTE_CLASS_LABEL)):
+            own = f"{_COMPUTE_CLASS_LABEL}={name}:NoSchedule"  # what GKE taints the nodes of a class with
+            self._set("taints", tuple(dict.fromkeys((*self.taints, own))))
         if self.gpus_per_node is not None:
             self._set("gpus_per_node", self._as_int("gpus_per_node", self.gpus_per_node))
 
@@ -135,6 +142,11 @@ class KubernetesGpuPool(GpuPool):
             raise self._error(
                 f"provisioner={self.provisioner!r} adds nodes by labels",
                 "Give node_selector_labels that its nodes will carry, and no nodes.",
+            )
+        if self.provisioner == "compute-class" and _COMPUTE_CLASS_LABEL not in self.node_selector_labels:
+            raise self._error(
+                "provisioner='compute-class' adds nodes for pods that select a ComputeClass",
+                f'Name it in node_selector_labels: {{"{_COMPUTE_CLASS_LABEL}": "gpu"}}.',
             )
         if self.node_labels:
             raise self._error(

@@ -12,6 +12,7 @@ _OF_PROVISIONERS = {
     "karpenter": _OF_NODE_POOLS,
     "auto-mode": _OF_NODE_POOLS,
     "autopilot": "Select GPUs that more machines have, or another zone or capacity, by node_selector_labels",
+    "compute-class": "Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
     "cluster-autoscaler": "Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
 }
 _OF_SPECS = {

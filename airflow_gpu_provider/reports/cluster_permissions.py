@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.compute_classes import COMPUTE_CLASS
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 
@@ -101,6 +102,8 @@ def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
             yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))
         # Events of cluster-scoped objects are kept there.
         yield Rule(group="", resource="events", verbs=("list",), namespace="default")
+    if provisioner == COMPUTE_CLASS:
+        yield Rule(group="cloud.google.com", resource="computeclasses", verbs=("get",))
     if provisioner == "karpenter":
         yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
 

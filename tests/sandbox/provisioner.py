@@ -18,7 +18,7 @@ from typing import Any
 
 from kubernetes import client, config
 
-from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.nodes import NodeSpec, Taint
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.karpenter_objects import event, rfc3339
 from tests.sandbox.karpenter_standin import PLACE, Karpenter, of_pod
@@ -41,6 +41,7 @@ class Kind:
         brings_plugin: Its nodes bring NVIDIA's device plugin.
         keeps_for_evictable: Labels whose nodes it brings only for pods that may be evicted, as Autopilot does with spot
             and compute classes (buildkite/agent-stack-k8s#849).
+        taints: What its nodes carry.
         manages_namespaces: Users may write nothing into kube-system, as on Autopilot (cert-manager#3713).
     """
 
@@ -51,6 +52,7 @@ class Kind:
     node_pool: str = ""
     brings_plugin: bool = False
     keeps_for_evictable: frozenset[str] = frozenset()
+    taints: tuple[Taint, ...] = ()
     manages_namespaces: bool = False
 
 
@@ -207,6 +209,7 @@ class Provisioner:
                     name=node.name,
                     gpus=1,
                     labels={**self.kind.labels, **(PLACE if self._karpenter else {})},
+                    taints=self.kind.taints,
                     provider_id=f"aws:///us-west-2a/i-{node.name}",
                     device_plugin_builtin=self.kind.brings_plugin,
                 )

@@ -1,4 +1,4 @@
-"""ProvisionedPlatform: nodes that Karpenter, EKS Auto Mode, GKE Autopilot or cluster-autoscaler brings for pods.
+"""ProvisionedPlatform: nodes that Karpenter, EKS Auto Mode, GKE or cluster-autoscaler brings for pods.
 
 Nothing is written: not to nodes, which Autopilot would refuse, and not to what the provisioner is configured by. The
 pool's nodes are those with the labels that its pods select.
@@ -13,6 +13,12 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
+from airflow_gpu_provider.cluster.compute_classes import (
+    COMPUTE_CLASS,
+    COMPUTE_CLASS_LABEL,
+    ComputeClass,
+    read_compute_class,
+)
 from airflow_gpu_provider.cluster.karpenter import (
     KARPENTERS,
     NodeClaim,
@@ -37,6 +43,7 @@ NAMES = {
     "karpenter": "Karpenter",
     "auto-mode": "EKS Auto Mode",
     "autopilot": "GKE Autopilot",
+    COMPUTE_CLASS: "GKE",
     "cluster-autoscaler": "cluster-autoscaler",
 }
 
@@ -56,7 +63,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         """Check that the provisioner can bring such nodes; there is never anything to change.
 
         Raises:
-            NoProvisioner: It has no NodePool in the cluster, or none that would bring such nodes.
+            NoProvisioner: It has no NodePool or ComputeClass in the cluster, or none that would bring such nodes.
             AutoscalerNotRunning: cluster-autoscaler does not report.
         """
         by, notes = self._who, tuple[str, ...]()
@@ -66,6 +73,9 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
             usable = self._usable_node_pools()
             by += f" (NodePool {', '.join(pool.name for pool in usable)})"
             notes = (*_troubles(usable), *self._limits(usable, nodes), *_stays(usable))
+        if self._provisioner == COMPUTE_CLASS:
+            compute_class = self._usable_compute_class()
+            by, notes = f"{by} (ComputeClass {compute_class.name})", _short_of(compute_class)
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())
         brought = f"{by} provisions nodes with {labels} when pods request them"
         return Plan(pool=self._pool.name, brought=(brought,), notes=notes)
@@ -80,6 +90,8 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
     def observe(self) -> tuple[Group, ...]:
         """Return the one group: nodes with the pool's labels, and machines that are on their way to become such."""
         nodes = list_nodes(self._api, self._pool.node_selector)
+        if self._provisioner == COMPUTE_CLASS:
+            return (replace(self._provided(nodes, ()), issues=self._of_compute_class()),)
         if self._provisioner not in KARPENTERS:
             return (self._provided(nodes, ()),)
         claims = self._node_claims()
@@ -120,6 +132,35 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         group = self._group(machines)
         labels = [*(node.labels for node in nodes), *(claim.labels for claim in claims)]
         return replace(group, candidate=place_of(labels, group.candidate), provisioner=self._who)
+
+    # -- GKE's ComputeClasses ------------------------------------------------------------------------------------
+
+    @property
+    def _compute_class(self) -> str:
+        return self._pool.node_selector[COMPUTE_CLASS_LABEL]
+
+    def _usable_compute_class(self) -> ComputeClass:
+        found = read_compute_class(self._api, self._compute_class)
+        if found and not found.refused:
+            return found
+        if found:
+            what, fix = f"GKE adds no nodes by ComputeClass {found.name}: {found.refused}", "Correct it"
+        else:
+            what, fix = f"the cluster has no ComputeClass {self._compute_class}", "Create it"
+        raise NoProvisioner(
+            f"Pool {self._pool.name}: {what.removesuffix('.')}.",
+            f"{fix} (`kubectl describe computeclass`), or name another one in the pool's node_selector_labels;"
+            ' a cluster in Autopilot mode wants provisioner="autopilot".',
+            pool=self._pool.name,
+            compute_class=self._compute_class,
+        )
+
+    def _of_compute_class(self) -> tuple[str, ...]:
+        """Return what keeps GKE from adding a node by the pool's ComputeClass now."""
+        found = read_compute_class(self._api, self._compute_class)
+        if found is None:
+            return (f"ComputeClass {self._compute_class} does not exist any more",)
+        return (f"ComputeClass {found.name}: {found.refused}",) if found.refused else _short_of(found)
 
     # -- Karpenter's and Auto Mode's NodePools -----------------------------------------------------------------
 
@@ -181,6 +222,13 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         if len(allowed) == len(usable) and 0 < sum(allowed) < wanted:
             names = ", ".join(pool.name for pool in usable)
             yield f"the limits of NodePool {names} allow {sum(allowed)} {GPU_RESOURCE}; {nodes} nodes have {wanted}"
+
+
+def _short_of(compute_class: ComputeClass) -> tuple[str, ...]:
+    """Return which priorities of a ComputeClass bring no node now, and whether none does."""
+    name = f"ComputeClass {compute_class.name}"
+    none_left = (f"no priority of {name} brings nodes now",) if compute_class.is_out else ()
+    return (*(f"{name}, {each}" for each in compute_class.refused_priorities), *none_left)
 
 
 def _troubles(pools: Sequence[NodePool]) -> tuple[str, ...]:

@@ -187,10 +187,13 @@ def test_second_plugin_next_to_our_own_is_a_conflict() -> None:
 
 
 def provisioned(provisioner: str | None) -> KubernetesGpuPool:
-    return KubernetesGpuPool(name="train-gpu", provisioner=provisioner, node_selector_labels={"team": "ml"})
+    labels = {"team": "ml", "cloud.google.com/compute-class": "gpu"}
+    return KubernetesGpuPool(name="train-gpu", provisioner=provisioner, node_selector_labels=labels)
 
 
-@pytest.mark.parametrize(("provisioner", "name"), [("auto-mode", "EKS Auto Mode"), ("autopilot", "GKE Autopilot")])
+@pytest.mark.parametrize(
+    ("provisioner", "name"), [("auto-mode", "EKS Auto Mode"), ("autopilot", "GKE Autopilot"), ("compute-class", "GKE")]
+)
 def test_platforms_that_bring_driver_and_plugin_themselves(provisioner: str, name: str) -> None:
     servers = find_servers(provisioned(provisioner), [], [])
     assert served_by(provisioned(provisioner), servers, ours=False) == Server(kind="platform", name=name, serves=True)

@@ -16,7 +16,8 @@ GKE = {"name": "train", "project_id": "my-project", "cluster_name": "ml", "locat
 
 
 def brought_by(provisioner: str | None) -> KubernetesGpuPool:
-    selector = {"node_selector_labels": {"role": "gpu"}, "gpus_per_node": 1}
+    labels = {"role": "gpu", "cloud.google.com/compute-class": "gpu"}
+    selector = {"node_selector_labels": labels, "gpus_per_node": 1}
     return KubernetesGpuPool(name="train", provisioner=provisioner, **selector)
 
 
@@ -32,6 +33,7 @@ ALL: dict[str, tuple[GpuPool, str]] = {
         brought_by("cluster-autoscaler"),
         "groups to cluster-autoscaler whose nodes have these labels",
     ),
+    "compute-class": (brought_by("compute-class"), "its ComputeClass"),
     "bare metal": (brought_by(None), "Add nodes to the pool"),
 }
 

@@ -20,6 +20,12 @@ POOLS: tuple[GpuPool, ...] = (
     KubernetesGpuPool(
         name="brought", provisioner="karpenter", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, gpus_per_node=1
     ),
+    KubernetesGpuPool(
+        name="brought",
+        provisioner="compute-class",
+        node_selector_labels={"cloud.google.com/compute-class": "gpu"},
+        gpus_per_node=1,
+    ),
 )
 
 
@@ -59,7 +65,10 @@ def test_the_documented_roles_grant_it(rule: Rule) -> None:
 
 
 def test_a_pool_is_asked_about_what_its_kind_needs() -> None:
-    direct, scaled, of_others, brought = ({(r.resource, r.roles) for r in rules(pool, "default")} for pool in POOLS)
+    direct, scaled, of_others, brought, by_class = (
+        {(r.resource, r.roles) for r in rules(pool, "default")} for pool in POOLS
+    )
     assert scaled - direct == {("configmaps", "autoscaler.yaml")}
     assert {roles for _, roles in of_others} == {"scale-only.yaml"}
     assert {resource for resource, _ in brought - direct} == {"nodepools", "nodeclaims", "ec2nodeclasses"}
+    assert {resource for resource, _ in by_class - direct} == {"computeclasses"}
