@@ -349,8 +349,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         _log_nodes(self.log, self.gpu_pool.name, result)
         time_phases(self, result["timeline"])
         span_phases(result["timeline"])
-        plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
-        return {**result, "plan": plan}
+        return {**result, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []}
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
