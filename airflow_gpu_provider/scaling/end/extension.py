@@ -70,7 +70,8 @@ def extend_demand(
     """
     pool, run, reason = reconciler.pool, f"{dag_id}/{run_id}", reason.strip()
     if (by is None) == (max_cost is None):
-        raise DemandNotExtended(f"Pool {pool.name}: {run} is to get neither, or both.", "Give hours, or max_cost.")
+        given = "neither hours nor max_cost is" if by is None else "both hours and max_cost are"
+        raise DemandNotExtended(f"Pool {pool.name}: {given} given for {run}.", "Give one of the two.", pool=pool.name)
     now = reconciler.clock.now()
     leases = [
         lease

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from argparse import Namespace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.cli.test_costs import bill
+from tests.unit.scaling.model.night import Night
 from tests.unit.scaling.pools import lease, pool, snapshot
 from tests.unit.training.test_pod_placement import a_pool
 
@@ -154,6 +156,28 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     monkeypatch.setattr(commands, "_pools", lambda args: [a_pool(name=name) for name in NAMES])
     monkeypatch.setattr(commands, "_open", refuses)
+
+
+def test_extend_gives_a_run_more_money(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    night = Night(price_per_hour=2.0)
+    (before,) = night.lead.want(night.key("one"), 1, night.world.now + timedelta(hours=6), max_cost=4.0).snapshot.leases
+    monkeypatch.setattr(commands, "_pools", lambda args: [night.pool])
+    monkeypatch.setattr(commands, "_open", lambda pool: night.lead)
+    monkeypatch.setattr(commands, "run_is_over", lambda key: False)
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    asked = {
+        "dag_id": "dag",
+        "run_id": "one",
+        "block_id": None,
+        "hours": None,
+        "max_cost": 8.0,
+        "reason": "nearly there",
+    }
+    commands.extend(Namespace(**asked, output="json", verbose=True))
+    (told,) = json.loads(capsys.readouterr().out)
+    (after,) = night.lead.snapshot().leases
+    assert (told["before"], told["until"]) == (str(before.until), str(after.until))
+    assert after.until > before.until
 
 
 def test_accept_says_the_bound_and_stops_unless_it_may_cost(

@@ -235,8 +235,8 @@ class TestMaxCost:
     @pytest.mark.parametrize(
         ("given", "has", "said"),
         [
-            ({}, 4.0, "neither, or both"),
-            ({"max_cost": 8.0, "by": HOUR}, 4.0, "neither, or both"),
+            ({}, 4.0, "neither hours nor max_cost is given"),
+            ({"max_cost": 8.0, "by": HOUR}, 4.0, "both hours and max_cost are given"),
             ({"max_cost": 4.0}, 4.0, r"has a max_cost of 4\.00 USD; 4\.00 USD is not more"),
             ({"max_cost": 8.0}, None, "has no max_cost"),
         ],
