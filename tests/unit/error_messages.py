@@ -75,7 +75,7 @@ def table() -> str:
 def page(text: str) -> str:
     """Return the page with the table as it is now."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}"
 
 
 def _cell(text: str) -> str:
