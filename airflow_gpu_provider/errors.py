@@ -27,7 +27,8 @@ AirflowSensorTimeout, which it never sees.
       PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted EndUnknown PodDeadline
-                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung GpuIdle
+                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GpuIdle
+                                   GpuHung (GangHung)
       PodResultLost                the pod succeeded, but its result cannot be read
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
@@ -405,8 +406,15 @@ class PodDeadline(PodFailed):
     """The pod did not start, or did not finish, in its time."""
 
 
-class GangHung(PodFailed):
-    """No rank of a gang has printed anything for hang_timeout; `details["last_lines"]` has each rank's last line."""
+class GpuHung(PodFailed):
+    """The training has printed nothing for hang_timeout, or its GPUs were busy at a draw near idle for that long.
+
+    `details["last_lines"]` has what it printed last, and `details["gpus"]` the GPUs' use and power, if that is why.
+    """
+
+
+class GangHung(GpuHung):
+    """The same of a gang, of all of whose ranks it is true; `details["last_lines"]` has each rank's last line."""
 
 
 class GpuIdle(PodFailed):

@@ -72,8 +72,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             Default 1.
         log_ranks: With nodes=: the ranks whose lines are written to the task's log, a rank or a list of ranks. Default:
             all.
-        hang_timeout: With nodes=: after how long without a line from any rank the task fails with GangHung, in seconds
-            or as a timedelta; None or 0 for never. Default None.
+        hang_timeout: After how long without a line from any pod, or with all their GPUs busy at a draw near idle, the
+            task fails with GpuHung (with nodes=: GangHung), in seconds or as a timedelta; None or 0 for never. Default
+            None: of such GPUs a warning, as idle_gpu_warning says.
         queue_name: The Kueue LocalQueue that admits it: docs/running.md. Templated. Default None.
         shm_size: Size of /dev/shm, like "8Gi". Default: up to the container's memory limit, otherwise the node's
             memory; its contents count as the container's memory. "0" keeps the container runtime's 64 MiB.
@@ -103,7 +104,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
         PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
             the pod ended, or with nodes= the rank that failed first.
-        GangHung, GpuIdle: No rank has printed anything for hang_timeout; no GPU computed for idle_gpu_timeout.
+        GpuHung, GangHung: It has printed nothing for hang_timeout, or its GPUs were busy at a draw near idle.
+        GpuIdle: No GPU computed for idle_gpu_timeout.
         TaskKilled: The task was killed; the pod is deleted.
     """
 

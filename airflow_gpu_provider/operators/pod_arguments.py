@@ -134,13 +134,13 @@ def check_ranks(task_id: str, nodes: int, given: Mapping[str, Any]) -> None:
     ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of("hang_timeout", given.get("hang_timeout"))
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks or ()):
         raise PoolSpecError(f"Task {task_id}: log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
-    if nodes == 1 and (ranks is not None or seconds is not None):
-        raise PoolSpecError(f"Task {task_id}: log_ranks and hang_timeout are for several nodes.", "Give nodes=.")
+    if nodes == 1 and ranks is not None:
+        raise PoolSpecError(f"Task {task_id}: log_ranks is for several nodes.", "Give nodes=.")
     if wrong := [rank for rank in ranks or () if not 0 <= rank < nodes]:
         raise PoolSpecError(f"Task {task_id}: log_ranks has {wrong}.", f"Ranks are 0 to {nodes - 1}.")
     if seconds is not None and (not given.get("get_logs", True) or given.get("log_formatter") is not None):
         raise PoolSpecError(
-            f"Task {task_id}: hang_timeout needs the ranks' logs while they run.",
+            f"Task {task_id}: hang_timeout needs the pods' logs while they run.",
             "Leave out get_logs=False and log_formatter.",
         )
 

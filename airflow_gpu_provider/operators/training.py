@@ -52,8 +52,8 @@ class TrainingOperator(PoolOperator):
     Args:
         utilization: Sample GPU use with nvidia-smi in the container once a minute, with several pods in one of them at
             a time: docs/running.md. Default True.
-        idle_gpu_warning: After how long without computing to log a warning, in seconds or as a timedelta; None or 0 for
-            never. Default 15 minutes.
+        idle_gpu_warning: After how long to log a warning of GPUs at 0 % use, or, as in a hang, at full use with a draw
+            near idle; in seconds or as a timedelta, None or 0 for never. Default 15 minutes.
         idle_gpu_timeout: After how long without computing to fail with GpuIdle, in seconds or as a timedelta; the
             task's pods are deleted. None or 0 for never. Default None.
 

@@ -16,7 +16,7 @@ from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.wait.waits import phase
 from airflow_gpu_provider.tasks.pool_operator import leave_error
-from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Sample
+from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
 
 Conf = dict[str, Any]
 
@@ -64,7 +64,7 @@ def night(pool: str, launched: datetime, bill: Any, *, error: str = "") -> Conf:
     waited = [phase("machine launched", launched, launched + timedelta(seconds=20)), phase("booted", launched, usable)]
     ran = [phase("image pulled", usable, usable + timedelta(seconds=10)), phase("ran", usable, usable + WORK)]
     ensured = {"pool": pool, "nodes": ["node-1"], "timeline": waited}
-    use = GpuUse().plus(Sample(percent=38, is_idle=False, memory_mib=72704, power_w=None))
+    use = GpuUse().plus(Sample((Reading(percent=38, memory_mib=72704, power_w=None, limit_w=None),)))
     return {
         f"{pool}.ensure": {"xcoms": {"return_value": ensured}},
         f"{pool}-train": {"xcoms": {"timeline": ran, "utilization": use.to_json()}},

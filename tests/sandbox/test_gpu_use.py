@@ -10,7 +10,7 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
-from airflow_gpu_provider.errors import GpuIdle
+from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
@@ -53,7 +53,7 @@ def playing(line: str, *, asked: int) -> str:
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_use_that_varies(pool: EksGpuPool, deferrable: bool) -> None:
     """Samples of 10, 30, 50, 70, 10, ... percent are 40 on average; with 40 of them, within 2 points."""
-    script = playing("$(( n % 4 * 20 + 10 )), $(( n * 100 )), [N/A]", asked=40)
+    script = playing("$(( n % 4 * 20 + 10 )), $(( n * 100 )), [N/A], [N/A]", asked=40)
     operator, context = train(pool, script, deferrable=deferrable)
     run(operator, context)
     told = context["ti"].xcoms["utilization"]
@@ -82,6 +82,37 @@ def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> No
     assert context["ti"].xcoms["utilization"]["mean"] == 0
 
 
+SPINS = playing("100, 1000, $(( 60 + n % 2 * 6 )), 400", asked=0) + "; while :; do echo waits for all; sleep 0.2; done"
+"""A training that prints on while its GPUs are busy at the draw of idle ones."""
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_pod_that_hangs_by_the_draw_of_its_gpus_is_ended(pool: EksGpuPool, deferrable: bool) -> None:
+    operator, context = train(pool, SPINS, deferrable=deferrable, hang_timeout=3, on_finish_action="keep_pod")
+    with pytest.raises(GpuHung, match=r"busy for .* at a draw near that of idle ones \(6\d W of 400 W each\)") as error:
+        run(operator, context)
+    (gpu,) = error.value.details["gpus"]
+    assert gpu["percent"] == 100
+    assert gpu["power_w"] in (60, 66)
+    assert error.value.details["last_lines"][-1] == "waits for all"
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    name = context["ti"].xcoms["pod_name"]
+    eventually(lambda: name not in {pod.metadata.name for pod in core.list_namespaced_pod("default").items})
+    (told,) = context["ti"].xcoms["utilization"]["gpus"]
+    assert told["mean"] == 100
+    assert told["power_limit_w"] == 400
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_pod_that_prints_nothing_is_ended_where_that_is_wanted(pool: EksGpuPool, deferrable: bool) -> None:
+    """Its GPUs compute, as in a program that never comes to its next step."""
+    script = playing("90, 1000, 300, 400", asked=0) + "; echo step 7; sleep 3600"
+    operator, context = train(pool, script, deferrable=deferrable, hang_timeout=5)
+    with pytest.raises(GpuHung, match=r"has printed nothing for \d+ s") as error:
+        run(operator, context)
+    assert error.value.details["last_lines"] == ["step 7"]
+
+
 def test_container_without_nvidia_smi_is_asked_once(pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler._UNTIL_THE_END_SHOWS", 0.5)
     monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler._WITHIN", 60.0)
@@ -92,7 +123,7 @@ def test_container_without_nvidia_smi_is_asked_once(pool: EksGpuPool, monkeypatc
 
 
 def test_nothing_is_asked_where_that_is_turned_off(pool: EksGpuPool) -> None:
-    untouched = playing("90, 1, 1", asked=0) + "; sleep 3; [ $(cat /tmp/n) = 0 ]"
+    untouched = playing("90, 1, 1, 72", asked=0) + "; sleep 3; [ $(cat /tmp/n) = 0 ]"
     operator, context = train(pool, untouched, utilization=False)
     run(operator, context)
     assert "utilization" not in context["ti"].xcoms
@@ -106,7 +137,7 @@ def two(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_ranks_are_asked_in_turn(two: EksGpuPool, deferrable: bool) -> None:
-    script = playing("$(( AIRFLOW_GPU_NODE_RANK * 40 + 20 )), 1000, 70", asked=10)
+    script = playing("$(( AIRFLOW_GPU_NODE_RANK * 40 + 20 )), 1000, 70, 72", asked=10)
     operator, context = train(two, script, nodes=2, deferrable=deferrable)
     run(operator, context)
     told = context["ti"].xcoms["utilization"]
@@ -128,11 +159,20 @@ def test_gang_that_does_not_compute_ends_when_asked(two: EksGpuPool) -> None:
     eventually(lambda: phases() <= {"Succeeded", "Failed"})
 
 
+def test_gang_that_hangs_by_the_draw_of_all_its_gpus_is_ended(two: EksGpuPool) -> None:
+    operator, context = train(two, SPINS, nodes=2, hang_timeout=3)
+    with pytest.raises(GangHung, match=r"The GPUs of Job train-.* have been busy for .* as in a hang") as error:
+        run(operator, context)
+    assert {gpu["rank"] for gpu in error.value.details["gpus"]} == {0, 1}
+    assert error.value.details["last_lines"] == {"0": "waits for all", "1": "waits for all"}
+    assert [each["rank"] for each in context["ti"].xcoms["utilization"]["gpus"]] == [0, 1]
+
+
 def test_workload_s_pods_are_asked_too(two: EksGpuPool) -> None:
     container = {
         "name": "train",
         "image": "busybox:1.36",
-        "command": ["sh", "-c", playing("35, 1000, 70", asked=6)],
+        "command": ["sh", "-c", playing("35, 1000, 70, 72", asked=6)],
         "env": [{"name": name, "value": value} for name, value in OWN.items()],
         "resources": {"limits": {"nvidia.com/gpu": 1}},
     }

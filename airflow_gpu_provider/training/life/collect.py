@@ -20,13 +20,14 @@ from airflow_gpu_provider.errors import (
     BadGpu,
     ClusterUnreachable,
     GpuError,
+    GpuHung,
     PermissionDenied,
     PodFailed,
     PodPreempted,
     PodResultInvalid,
     PodResultLost,
 )
-from airflow_gpu_provider.training.life.diagnosis import diagnosed
+from airflow_gpu_provider.training.life.diagnosis import diagnosed, with_last_lines
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.machine import PodMachine
 from airflow_gpu_provider.training.log.task_log import last_lines
@@ -163,9 +164,11 @@ def explained(
         watched.machine, cluster.pool, lambda: cluster.platform, lambda node: machine_of(cluster.api, node)
     )
     error = machine.judged(error, pod=watched.name, node=node)
-    if type(error) is not PodFailed or pod is None:
+    if pod is None or not isinstance(error, PodFailed) or type(error) not in (PodFailed, GpuHung):
         return error
     lines = last_lines(cluster.core_v1_client, pod, error.details.get("container") or base)
+    if isinstance(error, GpuHung):
+        return with_last_lines(error, lines)
     bad_gpu = cluster.gpu_health.of_node(node)
     cause = diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
     if isinstance(cause, BadGpu):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
@@ -71,6 +72,8 @@ def _is_bad_xid(line: str) -> bool:
     return has_bad_number or _NEEDS_RESET.search(line) is not None
 
 
+E = TypeVar("E", bound=PodFailed)
+
 _SHOWN = 10
 _LIBRARY_ON_GKE = (
     "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars, unless the"
@@ -95,8 +98,7 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         node: The node that it ran on.
         bad_gpu: Why that node's GPUs cannot be trusted; empty if they can.
     """
-    last = [shown(line) for line in lines[-_SHOWN:]]
-    details = {**error.details, "node": node, "last_lines": last} if lines else error.details
+    details = {**error.details, "node": node, "last_lines": _last(lines)} if lines else error.details
     lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
     is_explained = error.details.get("reason") == EVICTED
     word = None if is_explained else last_word(lines, lacks_command=lacks_command)
@@ -108,9 +110,20 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         said = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
         return _TYPES[word.cause](f"{said}: {happened}{because}.", _fix(word, pool), **details)
+    return with_last_lines(PodFailed(error.what, **details), lines) if lines else error
+
+
+def with_last_lines(error: E, lines: Sequence[str]) -> E:
+    """Return the error with the last lines of its pod's log, after what to do; as it is if there are none."""
     if not lines:
         return error
-    return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)
+    last = _last(lines)
+    fix = "\n".join([f"{error.fix} Its last lines:".strip(), *last])
+    return type(error)(error.what, fix, **{**error.details, "last_lines": last})
+
+
+def _last(lines: Sequence[str]) -> list[str]:
+    return [shown(line) for line in lines[-_SHOWN:]]
 
 
 def _fix(word: LastWord, pool: GpuPool) -> str:

@@ -105,7 +105,6 @@ class GangAttempt(ObjectAttempt[int]):
             nodes=self._settings.nodes,
             base_container=self._settings.placement.base_container,
             **self._limits(parse_time(meta.get("creationTimestamp"))),
-            hang_seconds=self._settings.hang_seconds,
             queue=self._settings.placement.queue,
         )
 

@@ -9,7 +9,7 @@ from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GpuError, GpuIdle
+from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
@@ -112,7 +112,7 @@ class PodAttempt(TaskAttempt):
             self._host.call_back("on_pod_teardown", pod=pod)
         if error is not None:
             self._push_result_of_failed(result)
-        if isinstance(error, GpuIdle):  # it would keep holding them, whatever on_finish_action says
+        if isinstance(error, GpuIdle | GpuHung):  # it would keep holding them, whatever on_finish_action says
             self._objects.delete(raw)
         self._release(pod, result)
 

@@ -45,7 +45,7 @@ class PodSettings:
         trigger_kwargs: More entries for the trigger's event.
         nodes: The number of nodes it runs on, with a pod on each.
         log_ranks: The ranks whose lines are wanted, on several nodes; None for all.
-        hang_seconds: See GangWait. For several nodes.
+        hang_seconds: See AttemptWait.
         skips: Exit codes with which a rank skips the task. For several nodes.
         variables: Further variables of the containers.
     """

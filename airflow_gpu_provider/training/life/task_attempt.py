@@ -291,6 +291,7 @@ class TaskAttempt(ABC):
             "deadline": deadline,
             "is_covered": self.deadlines.is_covered,
             "gpus": self._settings.gpus,
+            "hang_seconds": self._settings.hang_seconds,
             "money_short_at": budget.used_at(WARN_AT) if (budget := self.deadlines.budget) else None,
         }
 

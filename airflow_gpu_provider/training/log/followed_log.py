@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     log_line,
     positions_from_record,
     positions_to_record,
+    shown,
 )
 from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
@@ -39,6 +40,7 @@ from airflow_gpu_provider.training.log.position_saver import READ_WITHIN, Positi
 from airflow_gpu_provider.training.log.secrets import secrets_of
 from airflow_gpu_provider.training.log.supervisor_log import supervisor_log
 from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.hang import Silence
 
 STREAMS = 50
 """How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` sets another number."""
@@ -61,6 +63,7 @@ _TOLD_WITHIN = 2.0  # seconds: a kubelet looks at its containers once in a secon
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
 _TRAIL = 1000
+_LONGEST_LINE = 500
 
 
 class LoggedPod(Protocol):
@@ -94,6 +97,10 @@ class PodLogs:
         shown_as: Returns what a container is called in the log. Default: its name.
         saver: Records the positions, with those of other pods. Default: on this pod, by its own.
         on_line: Also called with the text of each line.
+
+    Attributes:
+        heard_at: When it last printed something, or could not be heard, by the monotonic clock; or when that began.
+        last_line: What that was.
     """
 
     def __init__(
@@ -129,11 +136,13 @@ class PodLogs:
         self._started_from: dict[str, Any] = {}
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
-        self._waiting: set[str] = set()
+        self._unfollowed: set[str] = set()
         self._is_draining = False
         self._news = asyncio.Event()
         self._streams: dict[tuple[str, ContainerRun], asyncio.Task[None]] = {}
         self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
+        self.heard_at = time.monotonic()
+        self.last_line = ""
         self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._say)
         self._saver = saver or self._own_saver
 
@@ -176,11 +185,15 @@ class PodLogs:
 
     @property
     def is_whole(self) -> bool:
-        """Whether logs are wanted, and none waits for a slot."""
-        return bool(self._names) and not self._waiting
+        """Whether logs are wanted, and all are followed: none waits for a slot, or is refused."""
+        return bool(self._names) and not self._unfollowed
 
-    def silence(self) -> None:
-        """Return None: whether a single pod hangs is not judged by its silence."""
+    def silence(self) -> Silence | None:
+        """Return for how long it has printed nothing; None if its log is not followed."""
+        if not self.is_whole:
+            return None
+        lasts = timedelta(seconds=time.monotonic() - self.heard_at)
+        return Silence(lasts=lasts, last_lines={0: self.last_line} if self.last_line else {})
 
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to continue: "positions", and whether lines may come twice (`may_repeat`)."""
@@ -209,17 +222,19 @@ class PodLogs:
         if before:
             await asyncio.wait(before)
             self._readers[name] = self._readers[name].of_next_run()
-        self._waiting.add(name)
+        self._unfollowed.add(name)
         async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
-            self._waiting.discard(name)
+            self._unfollowed.discard(name)
             failures = 0
             while self._states[name].run in (run, None):  # the next run has a new log
                 began, has_ended = time.monotonic(), False
                 try:
                     has_ended = await self._read(name)
                 except GpuError as error:
+                    self.heard_at = time.monotonic()  # it may print what nobody hears
                     if not error.retryable and not self._is_draining:
                         self._say(f"The log of container {name} comes when the pod has ended: {error}")
+                        self._unfollowed.add(name)
                         return
                 if not self._goes_on_running(name, run):
                     return
@@ -272,6 +287,9 @@ class PodLogs:
             self._may_repeat = False
             self._say(REPEATED)
         self._write(name, text, at)
+        if text.strip():
+            self.heard_at = time.monotonic()
+            self.last_line = shown(text).strip()[:_LONGEST_LINE]
         if self._on_line is not None:
             self._on_line(text)
         if not self._alone:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import POSITIONS, shown
+from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
@@ -23,10 +23,8 @@ from airflow_gpu_provider.training.log.network_look import NetworkLook
 from airflow_gpu_provider.training.log.position_saver import PositionSaver
 from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
-
-_LONGEST_LINE = 500
 
 
 def shown_as(container: str, *, rank: Rank, base: str) -> str:
@@ -70,10 +68,10 @@ class ObjectLogs:
         self._kept: dict[str, Any] = dict(self._wanted.get("positions") or {})
         self._may_repeat = bool(self._wanted.get("may_repeat"))
         self._pods: dict[str, PodLogs] = {}
-        self._heard_at = time.monotonic()
-        self._last_lines: dict[Rank, str] = {}
         self._nodes: dict[Rank, str] = {}
         self._network = NetworkLook(api, log, self._wanted.get("network") or "")
+        self._ranks_of: dict[str, Rank] = {}  # by the pods' names
+        self._begun_at = time.monotonic()
         say = partial(log, 20, "%s")
         self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, say)
 
@@ -96,6 +94,7 @@ class ObjectLogs:
             return
         self._nodes[rank] = pod.node or ""
         if pod.name not in self._pods:
+            self._ranks_of[pod.name] = rank
             self._pods[pod.name] = self._begun(rank, pod, raw)
         self._pods[pod.name].follow(pod, raw)
 
@@ -113,8 +112,9 @@ class ObjectLogs:
         """Return for how long no rank has printed anything; None if not all ranks are followed."""
         if not self.is_whole:
             return None
-        lasts = timedelta(seconds=time.monotonic() - self._heard_at)
-        return Silence(lasts=lasts, last_lines=self._last_lines)
+        heard_at = max((logs.heard_at for logs in self._pods.values()), default=self._begun_at)
+        last_lines = {self._ranks_of[name]: logs.last_line for name, logs in self._pods.items() if logs.last_line}
+        return Silence(lasts=timedelta(seconds=time.monotonic() - heard_at), last_lines=last_lines)
 
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods.
@@ -160,9 +160,6 @@ class ObjectLogs:
     def _hear(self, rank: Rank, text: str) -> None:
         if isinstance(self._wait, GangWait):
             self._network.hear(text, self._nodes[rank])
-        if text.strip():
-            self._heard_at = time.monotonic()
-            self._last_lines[rank] = shown(text).strip()[:_LONGEST_LINE]
 
     def _positions(self) -> dict[str, Any]:
         return self._kept | {name: logs.rest()["positions"] for name, logs in self._pods.items()}

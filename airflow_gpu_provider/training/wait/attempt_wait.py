@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import GpuHung
 from airflow_gpu_provider.pools.run_budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.training.wait.hang import Silence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class AttemptWait(Record, ABC):
         is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
         queue: The Kueue LocalQueue that admits it; empty for none.
         gpus: What to do about GPUs that do not compute; None: they are not sampled.
+        hang_seconds: After how long it counts as hung: see `hang`. None for never.
         money_short_at: When the task's log warns that most of the run's `max_cost` is used; None without one.
     """
 
@@ -44,6 +47,7 @@ class AttemptWait(Record, ABC):
     is_covered: bool = True
     queue: str = ""
     gpus: GpuWatching | None = None
+    hang_seconds: float | None = None
     money_short_at: datetime | None = None
 
     @property
@@ -55,6 +59,11 @@ class AttemptWait(Record, ABC):
     @abstractmethod
     def named(self) -> dict[str, str]:
         """What is waited for, as an error's details have it."""
+
+    @property
+    def pods_together(self) -> int:
+        """How many of its pods compute together: those that have started may wait for the others. Default: 1."""
+        return 1
 
     @property
     @abstractmethod
@@ -82,6 +91,16 @@ class AttemptWait(Record, ABC):
         """Return when to look again although nothing has changed; `deadline` is the next one that is known."""
         short_at = self.money_short_at
         return deadline if short_at is None or short_at <= now else min(deadline, short_at)
+
+    def hung(self, what: str, fix: str, silence: Silence | None, **details: object) -> GpuHung:
+        """Return the error of its hang; `silence` has what it printed last."""
+        return GpuHung(what, fix, **self.named, **details)
+
+    def _hangs_at(self, silence: Silence | None, started_at: datetime | None, now: datetime) -> datetime | None:
+        """Return when it counts as hung if it goes on to print nothing; None if silence does not count."""
+        if self.hang_seconds is None or silence is None or started_at is None:
+            return None
+        return now - silence.since(started_at, now) + timedelta(seconds=self.hang_seconds)
 
     def pod_with_result(self, result: Mapping[str, object]) -> str | None:
         """Return the name of the pod that leaves a result after a success (its Progress's `result`). Default: none."""

@@ -13,12 +13,13 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.gang_labels import JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import GangHung, GpuError, GpuHung, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, ended_at, first_failure, of_rank
 from airflow_gpu_provider.training.wait.gang_lines import gang_lines
+from airflow_gpu_provider.training.wait.hang import RAISE_HANG_TIMEOUT, Silence
 from airflow_gpu_provider.training.wait.object_wait import RETRY, ObjectSnapshot, ObjectWait, gang_timeline
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState, rank_of
@@ -42,7 +43,6 @@ class GangWait(ObjectWait[int]):
         schedule_seconds: How long it may wait for nodes: while suspended, without as many nodes as it needs; then each
             of its pods.
         queue: The Kueue LocalQueue that admits it; empty if this package does.
-        hang_seconds: After how long without a line from any rank the gang counts as hung; None for never.
         base_container: As PodWait has it.
     """
 
@@ -50,7 +50,6 @@ class GangWait(ObjectWait[int]):
 
     nodes: int
     base_container: str
-    hang_seconds: float | None = None
 
     @property
     def what(self) -> str:
@@ -59,6 +58,10 @@ class GangWait(ObjectWait[int]):
     @property
     def named(self) -> dict[str, str]:
         return {"job": self.name}
+
+    @property
+    def pods_together(self) -> int:
+        return self.nodes
 
     @property
     def row(self) -> WorkloadKind:
@@ -110,11 +113,11 @@ class GangWait(ObjectWait[int]):
         times = [self.deadline]
         if job is not None and job.is_suspended:
             times.append(self._admission_deadline(job, snapshot))
-        times += [self.of_pod(seen).next_deadline(seen) for seen in look.undecided]
+        times += [self.of_pod(seen).next_deadline(seen, now) for seen in look.undecided]
         if snapshot.refused:
             times.append(snapshot.refused.ends_at(self.schedule_seconds))
-        if (silent := self._silent_for(snapshot, now)) is not None:
-            times.append(now + timedelta(seconds=self.hang_seconds or 0) - silent)
+        if hangs_at := self._hangs_at(snapshot.silence, self._all_started_at(snapshot), now):
+            times.append(hangs_at)
         times += [at + ENDS_REPORTED_WITHIN for end in look.ends.values() if (at := ended_at(end))]
         return min(times)
 
@@ -134,28 +137,26 @@ class GangWait(ObjectWait[int]):
             what, "Its ranks' pods are gone; what was read of their logs is in this task's log.", job=self.name
         )
 
-    def _silent_for(self, snapshot: GangSnapshot, now: datetime) -> timedelta | None:
-        """Return for how long no rank has printed since the last one started; None if silence does not count."""
-        silence = snapshot.silence
+    def _all_started_at(self, snapshot: GangSnapshot) -> datetime | None:
+        """Return when the last rank has started; None if not all have."""
         started = [pod.base.started_at for pod in snapshot.states.values() if pod.base and pod.base.started_at]
-        if self.hang_seconds is None or silence is None or len(started) < self.nodes:
-            return None
-        return min(silence.lasts, now - max(started))
+        return max(started) if len(started) >= self.nodes else None
 
-    def _hung(self, snapshot: GangSnapshot, now: datetime) -> GangHung | None:
-        silent, silence = self._silent_for(snapshot, now), snapshot.silence
-        if silent is None or silence is None or silent < timedelta(seconds=self.hang_seconds or 0):
+    def _hung(self, snapshot: GangSnapshot, now: datetime) -> GpuHung | None:
+        silence, started_at = snapshot.silence, self._all_started_at(snapshot)
+        hangs_at = self._hangs_at(silence, started_at, now)
+        if hangs_at is None or now < hangs_at or silence is None or started_at is None:
             return None
-        last_lines = sorted(silence.last_lines.items(), key=lambda item: item[0])
-        lines = [f"rank {rank}: {line}" for rank, line in last_lines]
+        lasts = format_seconds(silence.since(started_at, now))
+        what = f"No rank of Job {self.name} has printed anything for {lasts}."
+        return self.hung(what, RAISE_HANG_TIMEOUT, silence)
+
+    def hung(self, what: str, fix: str, silence: Silence | None, **details: object) -> GangHung:
+        last_lines = silence.by_rank if silence else {}
+        lines = [f"rank {rank}: {line}" for rank, line in last_lines.items()]
         differs = "Look at the rank whose last line differs. The ranks' last lines:"
-        return GangHung(
-            f"No rank of Job {self.name} has printed anything for {format_seconds(silent)}.",
-            "Raise hang_timeout if it may be silent for so long. "
-            + ("\n".join([differs, *lines]) if lines else "No rank has printed anything at all."),
-            job=self.name,
-            last_lines={str(rank): line for rank, line in last_lines},
-        )
+        said = "\n".join([differs, *lines]) if lines else "No rank has printed anything at all." if silence else ""
+        return GangHung(what, f"{fix} {said}".strip(), job=self.name, last_lines=last_lines, **details)
 
     def _admission_deadline(self, job: WorkloadState, snapshot: GangSnapshot) -> datetime:
         since = max(job.created_at, snapshot.queued_at or job.created_at)

@@ -9,56 +9,81 @@ GPU in MIG mode, this includes its utilization. It stays unknown.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
-QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used,power.draw", "--format=csv,noheader,nounits")
-"""Prints a line for each GPU of the container: percent, MiB, watts."""
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=utilization.gpu,memory.used,power.draw,power.limit",
+    "--format=csv,noheader,nounits",
+)
+"""Prints a line for each GPU of the container: percent, MiB, watts, and the most watts that it may draw."""
 QUERY_ON_GKE = ("env", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64", f"/usr/local/nvidia/bin/{QUERY[0]}", *QUERY[1:])
 """The same where GKE mounts NVIDIA's programs and libraries, for images whose PATH does not have that folder.
 
 GKE's device plugin mounts it there and sets no variable in a container: docs/gke.md.
 """
 
-_COLUMNS = 3
+GPUS_KEPT = 64
+"""Of how many GPUs a run keeps what each one did: it travels in a trigger's event, and in XCom."""
+_COLUMNS = 4
+_DIFFER = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """What a container's GPUs reported at one moment; None is unknown.
-
-    Attributes:
-        percent: The mean of the GPUs that report it.
-        is_idle: All report that they did not compute; unknown if one does not report it and none computed.
-        memory_mib: The most that one of them has in use.
-        power_w: For all GPUs together.
-    """
+class Reading:
+    """What one GPU reported at one moment; None is unknown."""
 
     percent: float | None
-    is_idle: bool | None
     memory_mib: float | None
     power_w: float | None
+    limit_w: float | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a container's GPUs reported at one moment, in the order of their indices."""
+
+    gpus: tuple[Reading, ...]
+
+    @property
+    def percent(self) -> float | None:
+        """The mean of the GPUs that report it."""
+        said = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
+        return sum(said) / len(said) if said else None
+
+    @property
+    def is_idle(self) -> bool | None:
+        """Whether all report that they did not compute; unknown if one does not report it and none computed."""
+        said = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
+        return False if any(said) else (True if len(said) == len(self.gpus) else None)
+
+    @property
+    def memory_mib(self) -> float | None:
+        """The most that one of them has in use."""
+        return max((gpu.memory_mib for gpu in self.gpus if gpu.memory_mib is not None), default=None)
+
+    @property
+    def power_w(self) -> float | None:
+        """For all GPUs together."""
+        watts = [gpu.power_w for gpu in self.gpus if gpu.power_w is not None]
+        return sum(watts) if len(watts) == len(self.gpus) else None
 
 
 def parse(text: str) -> Sample | None:
     """Parse the output of a query; None if it has no line for a GPU."""
     rows = [[_number(cell) for cell in row] for row in csv.reader(text.splitlines()) if len(row) == _COLUMNS]
-    if not rows:
-        return None
-    computed, memory, power = ([row[i] for row in rows] for i in range(_COLUMNS))
-    said = [min(percent, 100.0) for percent in computed if percent is not None]
-    used = [mib for mib in memory if mib is not None]
-    watts = [each for each in power if each is not None]
-    return Sample(
-        percent=sum(said) / len(said) if said else None,
-        is_idle=False if any(said) else (True if len(said) == len(rows) else None),
-        memory_mib=max(used, default=None),
-        power_w=sum(watts) if len(watts) == len(rows) else None,
+    gpus = tuple(
+        Reading(
+            percent=None if percent is None else min(percent, 100.0), memory_mib=memory, power_w=power, limit_w=limit
+        )
+        for percent, memory, power, limit in rows
     )
+    return Sample(gpus) if gpus else None
 
 
 def _number(cell: str) -> float | None:
@@ -67,14 +92,14 @@ def _number(cell: str) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuUse(Record):
+class _Sums(Record):
     """Samples, summed up.
 
     Attributes:
         samples: How many report utilization.
         percents, highest: The sum and the maximum of the reported values.
         memory_mib_max: The most memory that one GPU had in use; None if no sample reports it.
-        watts, power_samples: The sum of the GPUs' power, and how many samples report it.
+        watts, power_samples: The sum of the power, and how many samples report it.
     """
 
     samples: int = 0
@@ -84,27 +109,21 @@ class GpuUse(Record):
     watts: float = 0.0
     power_samples: int = 0
 
-    def plus(self, sample: Sample) -> GpuUse:
-        """Return it with one more sample."""
-        percent = sample.percent
-        memory = [mib for mib in (self.memory_mib_max, sample.memory_mib) if mib is not None]
-        return GpuUse(
-            samples=self.samples + (percent is not None),
-            percents=self.percents + (percent or 0.0),
-            highest=max(self.highest, percent or 0.0),
-            memory_mib_max=max(memory, default=None),
-            watts=self.watts + (sample.power_w or 0.0),
-            power_samples=self.power_samples + (sample.power_w is not None),
-        )
-
-    @property
-    def is_known(self) -> bool:
-        """Whether any sample reports a value."""
-        return bool(self.samples or self.power_samples or self.memory_mib_max is not None)
+    def _and(self, seen: Sample | Reading) -> dict[str, Any]:
+        """Return the sums with one more sample."""
+        memory = [mib for mib in (self.memory_mib_max, seen.memory_mib) if mib is not None]
+        return {
+            "samples": self.samples + (seen.percent is not None),
+            "percents": self.percents + (seen.percent or 0.0),
+            "highest": max(self.highest, seen.percent or 0.0),
+            "memory_mib_max": max(memory, default=None),
+            "watts": self.watts + (seen.power_w or 0.0),
+            "power_samples": self.power_samples + (seen.power_w is not None),
+        }
 
     @property
     def mean(self) -> float | None:
-        """The GPUs' utilization in percent; None if no sample reports it."""
+        """The utilization in percent; None if no sample reports it."""
         return self.percents / self.samples if self.samples else None
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +135,55 @@ class GpuUse(Record):
             "max": round(self.highest, 1) if self.samples else None,
             "memory_mib_max": None if self.memory_mib_max is None else round(self.memory_mib_max),
             "power_w_mean": round(self.watts / self.power_samples, 1) if self.power_samples else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseOfOne(_Sums):
+    """What one GPU did: `gpu` is its index in the pod of that rank, `limit_w` the most that it may draw."""
+
+    rank: int | str = 0
+    gpu: int = 0
+    limit_w: float | None = None
+
+    def plus(self, seen: Reading) -> UseOfOne:
+        """Return it with one more sample."""
+        return replace(self, **self._and(seen), limit_w=self.limit_w if seen.limit_w is None else seen.limit_w)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rank": self.rank, "gpu": self.gpu, **super().to_json(), "power_limit_w": self.limit_w}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse(_Sums):
+    """What all of them did: a sample is the mean of a pod's GPUs, and its power that of all of them.
+
+    Attributes:
+        gpus: What each GPU did: the first GPUS_KEPT of them.
+    """
+
+    gpus: tuple[UseOfOne, ...] = ()
+
+    def plus(self, sample: Sample, rank: int | str = 0) -> GpuUse:
+        """Return it with one more sample, of that rank's pod."""
+        each = {(use.rank, use.gpu): use for use in self.gpus}
+        for gpu, seen in enumerate(sample.gpus):
+            if (rank, gpu) in each or len(each) < GPUS_KEPT:
+                each[rank, gpu] = each.get((rank, gpu), UseOfOne(rank=rank, gpu=gpu)).plus(seen)
+        in_order = sorted(each.values(), key=lambda use: (str(use.rank).zfill(8), use.gpu))
+        return replace(self, **self._and(sample), gpus=tuple(in_order))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any sample reports a value."""
+        return bool(self.samples or self.power_samples or self.memory_mib_max is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        mean = self.mean
+        return {
+            **super().to_json(),
             "computed_fraction": None if mean is None else round(mean / 100, 3),
+            "gpus": [use.to_json() for use in self.gpus],
         }
 
     def in_words(self) -> str:
@@ -124,10 +191,17 @@ class GpuUse(Record):
         mean = self.mean
         computed = "it is unknown how much the GPUs computed"
         if mean is not None:
-            computed = f"the GPUs computed {mean:.0f} % of the time"
+            computed = f"the GPUs computed {mean:.0f} % of the time{self._apart()}"
         if self.memory_mib_max is not None:
             computed += f", with at most {_size(self.memory_mib_max)} of a GPU's memory in use"
         return f"{computed} ({self.samples} sample{'s' if self.samples != 1 else ''})"
+
+    def _apart(self) -> str:
+        """Return between what their own shares are, where they differ: one of them may do nothing."""
+        means = [use.mean for use in self.gpus if use.mean is not None]
+        if not means or max(means) - min(means) < _DIFFER:
+            return ""
+        return f", each between {min(means):.0f} and {max(means):.0f} %"
 
 
 def _size(mib: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
@@ -15,7 +15,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress, phase
 from airflow_gpu_provider.training.place.kinds import WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import unseen_end
-from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, timeline
 from airflow_gpu_provider.training.wait.refused_pods import Refusal
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState
@@ -24,14 +24,6 @@ RETRY = "Retry the task: the next try waits for new capacity."
 
 R = TypeVar("R", int, str)
 """How its pods are told apart: see first_failure.Rank."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silence:
-    """For a gang whose ranks are all followed: for how long none has printed anything, and each one's last line."""
-
-    lasts: timedelta
-    last_lines: Mapping[Rank, str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,15 @@ from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_messa
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
+from airflow_gpu_provider.errors import (
+    EndUnknown,
+    GpuError,
+    GpuHung,
+    PodDeadline,
+    PodFailed,
+    PodPreempted,
+    PodUnschedulable,
+)
 from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import (
@@ -31,6 +39,7 @@ from airflow_gpu_provider.training.wait.end import (
     why_disrupted,
 )
 from airflow_gpu_provider.training.wait.eviction import own_use
+from airflow_gpu_provider.training.wait.hang import RAISE_HANG_TIMEOUT, Silence
 from airflow_gpu_provider.training.wait.pull import cannot_start, final_at
 from airflow_gpu_provider.training.wait.start_advice import how_to_start
 
@@ -63,6 +72,7 @@ class PodSnapshot:
         to_widen: What would let the pool have more machines; see `how_to_widen`.
         admitted_at: When its queue admitted it; None if unknown, or if it is in no queue.
         queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
+        silence: For how long it has printed nothing; None if unknown.
         notes: Other remarks on the present state, as text: a stock-out, an API server that does not answer.
     """
 
@@ -83,6 +93,7 @@ class PodSnapshot:
     to_widen: str = "Let the pool have more machines"
     admitted_at: datetime | None = None
     queued: str = ""
+    silence: Silence | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -140,12 +151,12 @@ class PodWait(AttemptWait):
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
             return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
         image = None if pod.started else cannot_start(pod, snapshot.events, now)
-        error = snapshot.too_large or image or self._late(pod, snapshot, now)
+        error = snapshot.too_large or image or self._late(pod, snapshot, now) or self._hung(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
         return self._over(PodEnd(error=error), snapshot, lines)
 
-    def next_deadline(self, snapshot: PodSnapshot, now: datetime | None = None) -> datetime:
+    def next_deadline(self, snapshot: PodSnapshot, now: datetime) -> datetime:
         """Return when `step` may return something else although nothing has changed."""
         pod = snapshot.pod
         times = [self.deadline]
@@ -157,6 +168,8 @@ class PodWait(AttemptWait):
             times.append(believed_at)
         if pod and pod.gone_by:
             times.append(pod.gone_by + UNCONFIRMED)
+        if pod and pod.base and (hangs_at := self._hangs_at(snapshot.silence, pod.base.started_at, now)):
+            times.append(hangs_at)
         return min(times)
 
     # -- deadlines -------------------------------------------------------------------------------------------
@@ -196,6 +209,14 @@ class PodWait(AttemptWait):
             took = format_seconds(timedelta(seconds=self.start_seconds))
             return self._deadline_error(f"did not start in {took} on node {pod.node}", fix, snapshot)
         return None
+
+    def _hung(self, pod: PodState, snapshot: PodSnapshot, now: datetime) -> GpuHung | None:
+        silence, started_at = snapshot.silence, pod.base.started_at if pod.base and not pod.gone_by else None
+        hangs_at = self._hangs_at(silence, started_at, now)
+        if hangs_at is None or now < hangs_at or silence is None or started_at is None:
+            return None
+        lasts = format_seconds(silence.since(started_at, now))
+        return self.hung(f"Pod {self.name} has printed nothing for {lasts}.", RAISE_HANG_TIMEOUT, silence)
 
     def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
         why = _why_late(snapshot)

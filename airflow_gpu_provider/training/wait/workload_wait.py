@@ -96,7 +96,7 @@ class WorkloadWait(ObjectWait[str]):
         if snapshot.object is not None and not snapshot.object.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
             times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
-            times += [self.of_pod(seen).next_deadline(seen) for seen in snapshot.pods.values()]
+            times += [self.of_pod(seen).next_deadline(seen, now) for seen in snapshot.pods.values()]
         return min(times)
 
     def _error(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:

@@ -28,7 +28,7 @@ from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs, shown_as
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.object_view import ObjectView, pods_of
 from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
 from airflow_gpu_provider.training.watch.view import OnPod, View
@@ -93,7 +93,7 @@ class GangView(ObjectView[int]):
     """What the feed has reported about one gang.
 
     All ranks share one watch of pods and one of events, with all gangs of the namespace. Until the gang is admitted,
-    the pool's loop reconciles the pool, and admits it. `silence` returns for how long no rank has printed anything.
+    the pool's loop reconciles the pool, and admits it. `silence` as RunKind.view has it.
     """
 
     queues_pods = False  # it is admitted when its nodes are free

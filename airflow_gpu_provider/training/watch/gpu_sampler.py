@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from airflow_gpu_provider.cluster.pods import gpus_of
-from airflow_gpu_provider.errors import GpuError, GpuIdle
+from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, Idleness, parse
+from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, Idleness, Sample, parse
+from airflow_gpu_provider.training.wait.hang import Silence, Spinning
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.async_api import AsyncApi
@@ -42,7 +43,8 @@ def sampled_time(use: GpuUse) -> timedelta:
 class GpuSampler:
     """Samples the GPUs of pods while their base containers run. Use it as an async context manager around the wait.
 
-    With several pods, one is sampled at a time, in turn: ranks of a training compute, and wait, together.
+    With several pods, one is sampled at a time, in turn: ranks of a training compute, and wait, together. While all are
+    busy at a draw near idle, as in a hang, as many as it takes to know that of each of them in time.
 
     An exec that is refused, or fails in the container (no nvidia-smi, in PATH or where GKE mounts it; no shell is
     needed), is not repeated. One that the node, the network or a busy API server does not answer is retried with the
@@ -67,17 +69,21 @@ class GpuSampler:
         self._say = say
         self._warn = warn
         self._pods: dict[str, PodState] = {}
+        self._ranks: dict[str, Rank] = {}
         self._running: dict[str, PodState] = {}
+        self._has_run: set[str] = set()
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
         self._idleness = Idleness()
+        self._spinning = Spinning(SAMPLE_EVERY)
         self._queries: tuple[tuple[str, ...], ...] = (QUERY, QUERY_ON_GKE)
         self._is_over = asyncio.Event()
-        self._has_warned = self._has_failed = self._is_stopped = False
+        self._has_warned = self._has_warned_of_hang = self._has_said_unknown = False
+        self._has_failed = self._is_stopped = False
         self.use = GpuUse()
 
-    def _end(self, error: GpuIdle) -> Progress:
-        """Return the outcome of a wait that is ended because of idle GPUs."""
+    def _end(self, error: GpuIdle | GpuHung) -> Progress:
+        """Return the outcome of a wait that is ended because of what the GPUs do."""
         phases = self._wait.phases([pod for _, pod in sorted(self._pods.items())])
         return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
 
@@ -102,8 +108,11 @@ class GpuSampler:
         """
         if pod.base is not None and not _has_gpus(raw, pod.base.name):
             return
-        self._pods[pod.name] = pod
+        self._pods[pod.name], self._ranks[pod.name] = pod, rank
         if pod.base is not None and pod.base.status == "running":
+            if pod.name not in self._running:
+                self._spinning.restart()
+                self._has_run.add(pod.name)
             self._running[pod.name] = pod
         else:
             self._running.pop(pod.name, None)
@@ -114,20 +123,33 @@ class GpuSampler:
         elif self._task is None and self._watching is not None and not self._is_stopped:
             self._task = asyncio.create_task(self._sample())
 
-    async def beside(self, watching: Coroutine[None, None, Progress]) -> Progress:
-        """Return how a wait ends: by itself, or because the GPUs have been idle for too long."""
-        if self._watching is None or self._watching.end_seconds is None:
-            return await watching
-        watch, idle = asyncio.create_task(watching), asyncio.create_task(self._is_over.wait())
-        try:
-            await asyncio.wait({watch, idle}, return_when=asyncio.FIRST_COMPLETED)
-            return watch.result() if watch.done() else self._end(self._error())
-        finally:
-            for task in (watch, idle):
-                task.cancel()
-            await asyncio.gather(watch, idle, return_exceptions=True)
+    async def beside(
+        self, watching: Coroutine[None, None, Progress], silence: Callable[[], Silence | None] = lambda: None
+    ) -> Progress:
+        """Return how a wait ends: by itself, or because the GPUs have been idle, or spun, for too long.
 
-    def _error(self) -> GpuIdle:
+        `silence` returns what the pods have printed last.
+        """
+        ends = self._watching is not None and (self._watching.end_seconds or self._wait.hang_seconds)
+        if not ends:
+            return await watching
+        watch, over = asyncio.create_task(watching), asyncio.create_task(self._is_over.wait())
+        try:
+            await asyncio.wait({watch, over}, return_when=asyncio.FIRST_COMPLETED)
+            return watch.result() if watch.done() else self._end(self._error(silence()))
+        finally:
+            for task in (watch, over):
+                task.cancel()
+            await asyncio.gather(watch, over, return_exceptions=True)
+
+    def _error(self, silence: Silence | None) -> GpuIdle | GpuHung:
+        if self._hangs:
+            return self._wait.hung(
+                f"The GPUs of {self._wait.what} have been {self._spinning.in_words}, as in a hang.",
+                "See what it waits for, such as another rank; if its work draws so little, raise hang_timeout.",
+                silence,
+                gpus=self._spinning.details,
+            )
         return GpuIdle(
             f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}, so it is deleted.",
             "Check its last log lines for what it waits for; if that is work without GPUs, raise idle_gpu_timeout.",
@@ -136,17 +158,29 @@ class GpuSampler:
 
     async def _sample(self) -> None:
         self._idleness = Idleness()  # samples before an interruption say nothing about the time during it
+        self._spinning.restart()
         await asyncio.sleep(SAMPLE_EVERY / 2)
         while not self._is_stopped:
             began = time.monotonic()
-            await self._take_one(self._next(), began)
+            for nth in range(self._to_ask()):
+                await self._take_one(self._next(), began, counts=nth == 0)
             await asyncio.sleep(max(0.0, began + SAMPLE_EVERY - time.monotonic()))
 
     def _next(self) -> PodState:
         self._turn += 1
         return self._running[sorted(self._running)[self._turn % len(self._running)]]
 
-    async def _take_one(self, pod: PodState, at: float) -> None:
+    def _to_ask(self) -> int:
+        """Return how many pods to sample now: more than one only where all may hang."""
+        window = min((each for each in self._hang_windows if each is not None), default=None)
+        return 1 if window is None else self._spinning.pods_to_ask(len(self._running), window)
+
+    @property
+    def _hang_windows(self) -> tuple[float | None, float | None]:
+        """After how many seconds of spinning to warn, and to end the wait."""
+        return (self._watching.warn_seconds if self._watching else None, self._wait.hang_seconds)
+
+    async def _take_one(self, pod: PodState, at: float, *, counts: bool) -> None:
         try:
             said = await self._answer(pod)
             sample = parse(said.decode(errors="replace")) if said is not None else None
@@ -154,12 +188,18 @@ class GpuSampler:
                 await self._failed(pod, "nvidia-smi in its container reports no GPU", is_refused=True)
                 return
         except GpuError as error:
-            self._idleness.take(None, at)
+            self._take(pod, None, at)
             await self._failed(pod, error.what, is_refused=_refuses(error))
             return
-        self.use = self.use.plus(sample)
-        self._idleness.take(sample.is_idle, at)
+        if counts:  # each stands for the time around it
+            self.use = self.use.plus(sample, self._ranks[pod.name])
+        self._take(pod, sample, at)
         self._heed_idleness()
+        self._heed_hang()
+
+    def _take(self, pod: PodState, sample: Sample | None, at: float) -> None:
+        self._idleness.take(sample.is_idle if sample else None, at)
+        self._spinning.take(self._ranks[pod.name], sample, at)
 
     async def _answer(self, pod: PodState) -> bytes | None:
         """Return what nvidia-smi writes; None where it fails. What has worked is asked alone from then on."""
@@ -193,6 +233,25 @@ class GpuSampler:
         if is_long and not self._has_warned:
             self._warn(f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}.")
         self._has_warned = is_long
+
+    @property
+    def _hangs(self) -> bool:
+        return self._spins_for(self._wait.hang_seconds)
+
+    def _spins_for(self, seconds: float | None) -> bool:
+        has_begun = len(self._has_run) >= self._wait.pods_together
+        return has_begun and self._spinning.lasts(seconds, [self._ranks[name] for name in self._running])
+
+    def _heed_hang(self) -> None:
+        warn_seconds, end_seconds = self._hang_windows
+        if self._spinning.is_unknown and not self._has_said_unknown and (warn_seconds or end_seconds):
+            self._has_said_unknown = True
+            self._say(f"Whether {self._wait.what} hangs cannot be told by its GPUs' power: they do not report it.")
+        if self._hangs:
+            self._is_over.set()
+        if self._spins_for(warn_seconds) and not self._has_warned_of_hang:
+            self._has_warned_of_hang = True
+            self._warn(f"The GPUs of {self._wait.what} have been {self._spinning.in_words}: it may hang.")
 
 
 def _has_gpus(pod: Json, container: str) -> bool:

@@ -19,7 +19,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
 from airflow_gpu_provider.training.watch.view import OnPod, View
@@ -42,7 +42,7 @@ class OnePod(RunKind):
     def view(
         self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
     ) -> View:
-        return PodView(self.wait, pool, feed, on_pod)
+        return PodView(self.wait, pool, feed, on_pod, silence)
 
     def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> PodLogs:
         if task_log is None:
@@ -59,12 +59,20 @@ class OnePod(RunKind):
 
 
 class PodView(View):
-    """What the feed has reported about one pod, its events and its pool's nodes."""
+    """What the feed has reported about one pod, its events and its pool's nodes; `silence` as RunKind.view has it."""
 
     _wait: PodWait
 
-    def __init__(self, wait: PodWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
+    def __init__(
+        self,
+        wait: PodWait,
+        pool: GpuPool,
+        feed: Feed,
+        on_pod: OnPod | None = None,
+        silence: Callable[[], Silence | None] | None = None,
+    ) -> None:
         super().__init__(wait, pool, feed, on_pod)
+        self._silence = silence
         self._pods = pods(wait.namespace)
         self._synced = False
         self._pod_events = pod_events(wait.namespace)
@@ -133,7 +141,7 @@ class PodView(View):
 
     def look(self, now: datetime) -> tuple[Progress, datetime]:
         snapshot = self.snapshot(now)
-        return self._wait.step(snapshot, now), self._wait.next_deadline(snapshot)
+        return self._wait.step(snapshot, now), self._wait.next_deadline(snapshot, now)
 
     def snapshot(self, now: datetime) -> PodSnapshot:
         return replace(
@@ -142,6 +150,7 @@ class PodView(View):
             too_large=self._too_large() if self.waits_for_node else None,
             admitted_at=self._queue.admitted_at,
             queued=self._queue.in_words,
+            silence=self._silence() if self._silence else None,
             notes=self._remarks,
         )
 

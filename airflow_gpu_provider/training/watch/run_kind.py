@@ -15,7 +15,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.view import OnPod, View
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RunKind(ABC):
     def view(
         self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
     ) -> View:
-        """Return what the watches show."""
+        """Return what the watches show; `silence` returns for how long it has printed nothing."""
 
     @abstractmethod
     def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> Logs:

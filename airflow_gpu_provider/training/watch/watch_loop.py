@@ -25,7 +25,7 @@ from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch.gang_view import OneGang
@@ -58,12 +58,12 @@ async def follow(
 
     def on_pod(pod: PodState, raw: Json, rank: Rank) -> None:
         logs.follow(pod, raw, rank)
-        gpus.follow(pod, raw)
+        gpus.follow(pod, raw, rank)
 
     watching = watch(
         kind, pool, owner=owner, narrator=narrator, open_access=open_access, on_pod=on_pod, silence=logs.silence
     )
-    progress = await gpus.beside(watching)
+    progress = await gpus.beside(watching, logs.silence)
     await gpus.stop()
     await kind.finish(api, progress, logs, log)
     return progress
@@ -103,7 +103,7 @@ async def watch(
         narrator: Writes what is new to the task's log.
         open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
         on_pod: Called with each state of a pod.
-        silence: Returns for how long no rank of a gang has printed anything.
+        silence: Returns for how long it has printed nothing.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.

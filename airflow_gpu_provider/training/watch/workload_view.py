@@ -22,7 +22,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
 from airflow_gpu_provider.training.watch.object_view import ObjectView, pods_of
 from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted

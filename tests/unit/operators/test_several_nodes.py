@@ -34,10 +34,10 @@ from tests.unit.training.test_pod_placement import a_pool
         ({"nodes": 2, "log_ranks": [0, "1"]}, "Give a rank, or a list of ranks"),
         ({"nodes": 2, "log_ranks": (1, 2)}, r"log_ranks has \[2\]"),
         ({"nodes": 1, "log_ranks": 0}, "for several nodes"),
-        ({"nodes": 1, "hang_timeout": 60}, "for several nodes"),
+        ({"nodes": 1, "hang_timeout": 60, "get_logs": False}, "needs the pods' logs"),
         ({"nodes": 2, "hang_timeout": "60"}, "hang_timeout='60'"),
         ({"nodes": 2, "hang_timeout": float("nan")}, "hang_timeout=nan"),
-        ({"nodes": 2, "hang_timeout": 60, "get_logs": False}, "needs the ranks' logs"),
+        ({"nodes": 2, "hang_timeout": 60, "get_logs": False}, "needs the pods' logs"),
     ],
 )
 def test_refused_when_the_dag_is_parsed(arguments: dict[str, Any], said: str) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuIdle
+from airflow_gpu_provider.errors import GangHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from tests.unit.scaling.pools import NOW
 
@@ -32,7 +34,7 @@ class Api:
         return self._answers[pod]
 
 
-def sampler_of(api: Api, gpus: GpuWatching) -> GpuSampler:
+def sampler_of(api: Api, gpus: GpuWatching, hang_seconds: float | None = None) -> GpuSampler:
     wait = GangWait(
         namespace="default",
         name="train",
@@ -44,6 +46,7 @@ def sampler_of(api: Api, gpus: GpuWatching) -> GpuSampler:
         start_seconds=60,
         deadline=NOW,
         gpus=gpus,
+        hang_seconds=hang_seconds,
     )
     return GpuSampler(cast(Any, api), wait, say=lambda _: None, warn=lambda _: None)
 
@@ -67,7 +70,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_ranks_are_asked_in_turn() -> None:
-    api = Api({"train-0": b"80, 1, 1\n", "train-1": b"20, 1, 1\n"})
+    api = Api({"train-0": b"80, 1, 1, 9\n", "train-1": b"20, 1, 1, 9\n"})
     async with sampler_of(api, GpuWatching()) as sampler:
         for rank in (0, 1, 2):
             shown(sampler, rank, gpus=int(rank < 2))
@@ -79,7 +82,7 @@ async def test_ranks_are_asked_in_turn() -> None:
 
 
 async def test_rank_that_has_ended_is_not_asked() -> None:
-    api = Api({"train-0": b"80, 1, 1\n", "train-1": b"20, 1, 1\n"})
+    api = Api({"train-0": b"80, 1, 1, 9\n", "train-1": b"20, 1, 1, 9\n"})
     async with sampler_of(api, GpuWatching()) as sampler:
         shown(sampler, 0)
         shown(sampler, 1)
@@ -90,9 +93,32 @@ async def test_rank_that_has_ended_is_not_asked() -> None:
         assert api.asked["train-0"] <= asked + 1
 
 
-@pytest.mark.parametrize(("second", "is_idle"), [(b"0, 1, 1\n", True), (b"7, 1, 1\n", False)])
+@pytest.mark.parametrize(
+    ("started", "second", "hangs"),
+    [(2, b"100, 1, 60, 400\n", True), (2, b"100, 1, 380, 400\n", False), (1, b"100, 1, 60, 400\n", False)],
+    ids=["all spin", "one of them computes", "one has not started"],
+)
+async def test_a_gang_hangs_where_the_gpus_of_all_its_ranks_spin(started: int, second: bytes, hangs: bool) -> None:
+    api = Api({"train-0": b"100, 1, 60, 400\n", "train-1": second})
+    silence = Silence(lasts=timedelta(), last_lines={1: "waits", 0: "waits too"})
+
+    async def watch() -> Progress:
+        await until(lambda: api.asked.total() >= 60)
+        return Progress(done=True)
+
+    async with sampler_of(api, GpuWatching(), hang_seconds=0.1) as sampler:
+        for rank in range(started):
+            shown(sampler, rank)
+        error = (await sampler.beside(watch(), lambda: silence)).error
+    assert (type(error) is GangHung) == hangs
+    if error is not None:
+        assert error.details["last_lines"] == {"0": "waits too", "1": "waits"}
+        assert {gpu["rank"] for gpu in error.details["gpus"]} == {0, 1}
+
+
+@pytest.mark.parametrize(("second", "is_idle"), [(b"0, 1, 1, 9\n", True), (b"7, 1, 1, 9\n", False)])
 async def test_a_gang_is_idle_where_all_its_ranks_are(second: bytes, is_idle: bool) -> None:
-    api = Api({"train-0": b"0, 1, 1\n", "train-1": second})
+    api = Api({"train-0": b"0, 1, 1, 9\n", "train-1": second})
     over = Progress(done=True)
 
     async def watch() -> Progress:

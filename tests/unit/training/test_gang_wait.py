@@ -17,7 +17,7 @@ from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
 from airflow_gpu_provider.training.wait.gang_lines import ranks_in_words
 from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait
-from airflow_gpu_provider.training.wait.object_wait import Silence
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.workload_state import WorkloadState
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ import aiohttp
 import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching
+from airflow_gpu_provider.training.wait.hang import LEAST_SAMPLES, Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from tests.unit.scaling.pools import NOW
@@ -49,7 +51,7 @@ class Api:
 
 
 class Sampled:
-    def __init__(self, api: Api, gpus: GpuWatching | None) -> None:
+    def __init__(self, api: Api, gpus: GpuWatching | None, hang_seconds: float | None = None) -> None:
         wait = PodWait(
             namespace="default",
             name="train",
@@ -60,6 +62,7 @@ class Sampled:
             start_seconds=60,
             deadline=NOW,
             gpus=gpus,
+            hang_seconds=hang_seconds,
         )
         self.api = api
         self.said: list[str] = []
@@ -84,7 +87,7 @@ async def never() -> Progress:
 
 
 async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None:
-    seen = Sampled(Api(b"0, 1, 1\n"), GpuWatching(warn_seconds=0.02, end_seconds=0.2))
+    seen = Sampled(Api(b"0, 1, 1, 9\n"), GpuWatching(warn_seconds=0.02, end_seconds=0.2))
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         progress = await asyncio.wait_for(sampler.beside(never()), 60)
@@ -92,8 +95,54 @@ async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None
     assert len(seen.warned) == 1
 
 
+SPINS = b"100, 1, 60, 400\n"
+
+
+async def test_gpus_that_spin_end_the_wait_where_that_is_wanted() -> None:
+    seen = Sampled(Api(SPINS), GpuWatching(), hang_seconds=0.2)
+    silence = Silence(lasts=timedelta(), last_lines={0: "step 7"})
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        progress = await asyncio.wait_for(sampler.beside(never(), lambda: silence), 60)
+    assert type(progress.error) is GpuHung
+    assert "at a draw near that of idle ones (60 W of 400 W each), as in a hang" in progress.error.what
+    (gpu,) = progress.error.details["gpus"]
+    assert gpu == {"rank": 0, "gpu": 0, "percent": 100, "power_w": 60, "power_limit_w": 400}
+    assert seen.api.asked >= LEAST_SAMPLES
+
+
+async def test_gpus_that_spin_are_warned_of_once_by_default() -> None:
+    """And once more where one sample was of work in between, no more: it may come and go all night."""
+    works = b"100, 1, 390, 400\n"
+    seen = Sampled(Api(*[SPINS] * 10, works, *[SPINS] * 20, works), GpuWatching(warn_seconds=0.05))
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.api.asked >= 35)
+    (warning,) = seen.warned
+    assert warning.endswith(": it may hang.")
+    assert not seen.said
+
+
+async def test_a_pod_that_starts_begins_the_time_of_a_hang_again() -> None:
+    seen = Sampled(Api(SPINS), GpuWatching(), hang_seconds=3600)
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.api.asked >= 20)
+        before = sampler._spinning.seconds
+        sampler.follow(pod_that_is("running", "another"), RAW, 1)
+        assert sampler._spinning.seconds == 0 < before
+
+
+async def test_gpus_that_do_not_report_their_power_are_said_once() -> None:
+    seen = Sampled(Api(b"100, 1, [N/A], [N/A]\n"), GpuWatching(), hang_seconds=0.01)
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.api.asked >= 10)
+    assert seen.said == ["Whether pod train hangs cannot be told by its GPUs' power: they do not report it."]
+
+
 async def test_wait_that_ends_by_itself_outranks_it() -> None:
-    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching(end_seconds=0.01))
+    seen = Sampled(Api(b"90, 1, 1, 9\n"), GpuWatching(end_seconds=0.01))
     over = Progress(done=True)
 
     async def watch() -> Progress:
@@ -122,7 +171,7 @@ async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -
 
 async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
     """In an image without NVIDIA's variables; what has answered is asked alone from then on."""
-    api = Api(None, b"5, 1, 1\n")
+    api = Api(None, b"5, 1, 1, 9\n")
     seen = Sampled(api, GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
@@ -133,7 +182,7 @@ async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
 
 async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
     away = ClusterUnreachable("It did not answer.", "Wait.")
-    seen = Sampled(Api(away, away, b"5, 1, 1\n"), GpuWatching())
+    seen = Sampled(Api(away, away, b"5, 1, 1, 9\n"), GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.sampler.use.samples)
@@ -141,7 +190,7 @@ async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
 
 
 async def test_nothing_is_asked_where_nobody_wants_it() -> None:
-    api = Api(b"0, 1, 1\n")
+    api = Api(b"0, 1, 1, 9\n")
     async with Sampled(api, None).sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await asyncio.sleep(0.05)
@@ -152,7 +201,7 @@ async def test_nothing_is_asked_where_nobody_wants_it() -> None:
 async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) -> None:
     answer = PermissionDenied("It was not answered.", "Look.")
     answer.__cause__ = aiohttp.ClientResponseError(cast(Any, None), (), status=status)
-    api = Api(answer, b"5, 1, 1\n")
+    api = Api(answer, b"5, 1, 1, 9\n")
     seen = Sampled(api, GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
@@ -174,7 +223,7 @@ async def test_container_that_has_ended_meanwhile_is_no_failure() -> None:
                 seen.sampler.follow(pod_that_is("terminated", path.rpartition("/")[2]), RAW)
             return said
 
-    seen = Sampled(EndsMeanwhile(None, b"5, 1, 1\n"), GpuWatching())
+    seen = Sampled(EndsMeanwhile(None, b"5, 1, 1, 9\n"), GpuWatching())
     async with seen.sampler as sampler:
         for name in ("train-0", "train-1"):
             sampler.follow(pod_that_is("running", name), RAW)
@@ -184,7 +233,7 @@ async def test_container_that_has_ended_meanwhile_is_no_failure() -> None:
 
 async def test_nothing_is_asked_once_the_wait_is_over() -> None:
     """Nobody hears of the pods' ends then, and their logs may still be followed for a while."""
-    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching())
+    seen = Sampled(Api(b"90, 1, 1, 9\n"), GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.sampler.use.samples)

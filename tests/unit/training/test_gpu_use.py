@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Idleness, Sample, parse
+from airflow_gpu_provider.training.wait.gpu_use import (
+    GPUS_KEPT,
+    GpuUse,
+    GpuWatching,
+    Idleness,
+    Reading,
+    Sample,
+    parse,
+)
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
@@ -17,31 +25,80 @@ UNKNOWN = st.sampled_from(["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU 
 
 
 @pytest.mark.parametrize(
-    ("said", "sample"),
+    ("said", "percent", "is_idle", "memory_mib", "power_w"),
     [
-        ("38, 72704, 410.52\n", Sample(percent=38, is_idle=False, memory_mib=72704, power_w=410.52)),
-        ("0, 1, 16.00\n0, 3, 17.00\n", Sample(percent=0, is_idle=True, memory_mib=3, power_w=33)),
-        ("0, 1, 16.00\n50, 3, [N/A]\n", Sample(percent=25, is_idle=False, memory_mib=3, power_w=None)),
-        ("0, 1, 16.00\n[Unknown Error], 3, 5\n", Sample(percent=0, is_idle=None, memory_mib=3, power_w=21)),
-        ("[N/A], 513, [Not Supported]\n", Sample(percent=None, is_idle=None, memory_mib=513, power_w=None)),
-        (
-            "[N/A], [Insufficient Permissions], 90.1\n",
-            Sample(percent=None, is_idle=None, memory_mib=None, power_w=90.1),
-        ),
-        ("No devices were found\n", None),
-        ('Field "power.draw" is not a valid field to query.\n', None),
-        ("", None),
+        ("38, 72704, 410.52, 700.00\n", 38, False, 72704, 410.52),
+        ("0, 1, 16.00, 72.00\n0, 3, 17.00, 72.00\n", 0, True, 3, 33),
+        ("0, 1, 16.00, 72.00\n50, 3, [N/A], [N/A]\n", 25, False, 3, None),
+        ("0, 1, 16.00, 72.00\n[Unknown Error], 3, 5, 72.00\n", 0, None, 3, 21),
+        ("[N/A], 513, [Not Supported], [N/A]\n", None, None, 513, None),
+        ("[N/A], [Insufficient Permissions], 90.1, 300.00\n", None, None, None, 90.1),
     ],
 )
-def test_what_nvidia_smi_says(said: str, sample: Sample | None) -> None:
-    assert parse(said) == sample
+def test_what_nvidia_smi_says(
+    said: str, percent: float | None, is_idle: bool | None, memory_mib: float | None, power_w: float | None
+) -> None:
+    sample = parse(said)
+    assert sample is not None
+    assert (sample.percent, sample.is_idle, sample.memory_mib, sample.power_w) == (
+        percent,
+        is_idle,
+        memory_mib,
+        power_w,
+    )
+
+
+def test_each_gpu_has_its_own_reading() -> None:
+    sample = parse("120, 1, 16.00, 72.00\n50, [N/A], [N/A], [N/A]\n")
+    assert sample is not None
+    assert sample.gpus == (
+        Reading(percent=100, memory_mib=1, power_w=16, limit_w=72),
+        Reading(percent=50, memory_mib=None, power_w=None, limit_w=None),
+    )
+
+
+@pytest.mark.parametrize("said", ["No devices were found\n", 'Field "power.draw" is not a valid field to query.\n', ""])
+def test_no_line_for_a_gpu_is_no_sample(said: str) -> None:
+    assert parse(said) is None
+
+
+def test_what_each_gpu_did_is_kept_by_rank() -> None:
+    use = GpuUse()
+    for rank, said in (
+        (0, "90, 7, 300, 400\n2, 5, 60, 400\n"),
+        (10, "80, 9, 200, 400\n"),
+        (2, "[N/A], 1, [N/A], [N/A]\n"),
+    ):
+        sample = parse(said)
+        assert sample is not None
+        use = use.plus(sample, rank)
+    told = GpuUse.from_record(use.to_record()).to_json()["gpus"]
+    assert [
+        (each["rank"], each["gpu"], each["mean"], each["power_w_mean"], each["power_limit_w"]) for each in told
+    ] == [
+        (0, 0, 90, 300, 400),
+        (0, 1, 2, 60, 400),
+        (2, 0, None, None, None),
+        (10, 0, 80, 200, 400),
+    ]
+    assert "of the time, each between 2 and 90 %" in use.in_words()
+
+
+def test_a_run_of_many_gpus_keeps_the_first_ones() -> None:
+    sample = parse("50, 1, 300, 400\n" * 8)
+    assert sample is not None
+    use = GpuUse()
+    for rank in range(12):
+        use = use.plus(sample, rank)
+    assert len(use.gpus) == GPUS_KEPT
+    assert use.samples == 12
 
 
 @given(st.lists(st.lists(PERCENTS | UNKNOWN, min_size=1, max_size=8), max_size=30))
 def test_mean_is_that_of_what_the_gpus_said(polls: list[list[int | str]]) -> None:
     use, means = GpuUse(), []
     for gpus in polls:
-        sample = parse("".join(f"{each}, 7, 1\n" for each in gpus))
+        sample = parse("".join(f"{each}, 7, 1, 9\n" for each in gpus))
         assert sample is not None
         use = use.plus(sample)
         if known := [each for each in gpus if isinstance(each, int)]:
@@ -58,7 +115,7 @@ def test_mean_is_that_of_what_the_gpus_said(polls: list[list[int | str]]) -> Non
 
 
 def test_in_words() -> None:
-    use = GpuUse().plus(Sample(percent=38, is_idle=False, memory_mib=72704, power_w=None))
+    use = GpuUse().plus(Sample((Reading(percent=38, memory_mib=72704, power_w=None, limit_w=None),)))
     said = "the GPUs computed 38 % of the time, with at most 71 GiB of a GPU's memory in use (1 sample)"
     assert use.in_words() == said
     assert use.to_json()["power_w_mean"] is None

@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
+    GpuHung,
     OutOfStock,
     PodDeadline,
     PodFailed,
@@ -24,6 +25,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import Taint
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 
@@ -241,11 +243,28 @@ def test_running_pod_has_until_its_deadline() -> None:
     ) in str(WAIT.step(snapshot, at(6 * 3600)).error)
 
 
+@pytest.mark.parametrize(("lasts", "now", "hangs"), [(59, 100, False), (60, 100, True), (3600, 69, False)])
+def test_silence_of_a_pod_counts_from_its_start(lasts: float, now: float, hangs: bool) -> None:
+    wait = replace(WAIT, hang_seconds=60)
+    silence = Silence(lasts=timedelta(seconds=lasts), last_lines={0: "step 7"})
+    seen = PodSnapshot(pod=pod(running(at=10)), silence=silence)
+    progress = wait.step(seen, at(now))
+    assert (type(progress.error) is GpuHung) is hangs
+    assert WAIT.step(seen, at(now)).error is None
+    assert wait.step(replace(seen, silence=None), at(now)).error is None
+    assert wait.step(replace(seen, pod=pod(running(at=10), deleted_at=now - 1)), at(now)).error is None
+    if progress.error is not None:
+        assert progress.error.what == "Pod train-x has printed nothing for 1 min 0 s."
+        assert progress.result is not None
+    else:
+        assert wait.next_deadline(seen, at(now)) == at(max(now - lasts, 10) + 60)
+
+
 @given(seconds=st.floats(0, 30000), full=st.one_of(st.none(), st.floats(0, 5000)))
 def test_step_changes_its_mind_only_at_the_next_deadline(seconds: float, full: float | None) -> None:
     for state in (PENDING, STARTING, pod(running()), pod(running(), deleted_at=50), pod(ended(143))):
         snapshot = PodSnapshot(pod=state, full_at=None if full is None else at(full))
-        now, then = at(seconds), WAIT.next_deadline(PodSnapshot(pod=state, full_at=snapshot.full_at))
+        now, then = at(seconds), WAIT.next_deadline(PodSnapshot(pod=state, full_at=snapshot.full_at), at(seconds))
         before = WAIT.step(snapshot, now)
         if before.error is None and not before.done:
             assert then > now

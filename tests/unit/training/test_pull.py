@@ -151,7 +151,7 @@ def test_an_answer_is_final_once_it_lasts(reason: str, message: str, final_after
         return
     if final_after:
         assert WAIT.step(snapshot, at(final_after - 1)).error is None
-        assert WAIT.next_deadline(snapshot) == at(final_after)
+        assert WAIT.next_deadline(snapshot, at(0)) == at(final_after)
     error = WAIT.step(snapshot, at(final_after)).error
     assert type(error) is PodImageError
     assert not error.retryable
