@@ -100,9 +100,12 @@ class EksGpuPool(GpuPool):
             zones where there is no other node group, the cluster's own, and the plan says so.
         disk_size: The volume of images and pods in GiB. Default 100; Bottlerocket's own 20 with BOTTLEROCKET_*, where
             it is not the root volume (docs/node-images.md). Not with launch_template.
-        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, or disk_size of
-            Bottlerocket, each node group has a launch template that this package makes and deletes with it.
+        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, network, or
+            disk_size of Bottlerocket, each node group has a launch template that this package makes, and deletes with
+            it.
         disk_iops: Of that volume. Default gp3's 3000.
+        network: "efa": nodes have all EFA interfaces of their type, and those of a group are near each other, for
+            trainings on several of them (docs/multi-node.md). Default: one network interface.
         user_data: What nodes read at boot: with AL2023_* nodeadm's NodeConfig, as a dict or in YAML; with
             BOTTLEROCKET_* its settings in TOML. EKS adds its own.
         ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
@@ -136,6 +139,7 @@ class EksGpuPool(GpuPool):
     disk_size: int | None = None
     disk_throughput: int | None = None
     disk_iops: int | None = None
+    network: str | None = None
     user_data: dict[str, object] | str | None = None
     ami_type: str = "AL2023_x86_64_NVIDIA"
     node_role: str | None = None
@@ -240,7 +244,10 @@ class EksGpuPool(GpuPool):
         self._check_reserved_labels()
         self._check_zones()
         self._check_autoscaling()
-        if not is_template([self.ami_type, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]):
+        self._check("network", (None, "efa").__contains__, '"efa", or left out')
+        if not is_template(
+            [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
+        ):
             self._refuse(template_problems(self))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.pools.efa import problems as efa_problems
 from airflow_gpu_provider.pools.node_user_data import problems as user_data_problems
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.eks import EksGpuPool
 
-IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data")
+IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network")
 """The arguments for which a pool's node groups have launch templates of this package's."""
 
 DEFAULT_DISK_GIB = 100
@@ -33,11 +34,13 @@ def problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
     """Yield what cannot work of a rendered pool, each with its fix."""
     given = [name for name in ("disk_size", *IN_TEMPLATES) if getattr(pool, name) is not None]
     if pool.launch_template and given:
-        what = f"{', '.join(given)} and launch_template exclude each other: the template has the disk and the user data"
+        what = f"{', '.join(given)} and launch_template exclude each other: the template says it"
         yield what, "Give one or the other."
     yield from _volume_problems(pool)
     if pool.user_data is not None:
         yield from user_data_problems(pool.user_data, pool.ami_type)
+    if pool.network is not None:
+        yield from efa_problems(pool)
 
 
 def _volume_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:

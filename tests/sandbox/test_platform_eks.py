@@ -1242,6 +1242,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform.cancel_scale_to_zero([GROUP_A])
     account.faults.clear()
     platform.delete(print)
+    platform.delete_remains(print)
 
     assert not account.cloud.refused(key.arn)
     role_record.hold("eks-full.json", request.node.nodeid, account.cloud.policy_uses(key.arn))

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, PermissionDenied, QuotaExceeded
+from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import fractional_gpus, node_versions
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.efa import Fabric, check_subnets, read_fabric
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
@@ -69,6 +70,10 @@ class OwnedGroups(GroupSource):
         offered = offered_types(self._eks.clients.ec2, self._pool, self._subnets)
         return compare_offers(self._pool, self._subnets, offered, cloud="EC2")
 
+    @cached_property
+    def _fabric(self) -> Fabric | None:
+        return read_fabric(self._eks.clients.ec2, self._pool, self._eks.description)
+
     def candidates(self) -> tuple[Candidate, ...]:
         return self._offers.candidates
 
@@ -110,17 +115,14 @@ class OwnedGroups(GroupSource):
         clients = self._eks.clients
         version = self._eks.description["version"]
         newest = node_versions.read_newest(self._pool, version, groups, ssm=clients.ssm, ec2=clients.ec2)
-        named = {str(group["nodegroupName"]): group for group in groups}
-        pairs = [(spec, named[spec.candidate.group]) for spec in specs if spec.candidate.group in named]
-        try:
-            return replace(newest, own=self._eks.templates.differences(pairs))
-        except PermissionDenied as error:
-            why = f"launch templates are not compared: {error.details.get('action', error.what)} is not allowed"
-            return replace(newest, unread=(*newest.unread, why))
+        own, unread = self._eks.templates.compare(specs, groups)
+        return replace(newest, own=own, unread=(*newest.unread, *unread))
 
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
         eks_spec.check_image(self._pool, self._eks.description["version"])
+        if self._fabric:
+            check_subnets(self._fabric, [*self._subnets.values()], self._pool)
         fractional_gpus.check(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
@@ -229,6 +231,7 @@ class OwnedGroups(GroupSource):
                 candidate=candidate,
                 subnet=self._subnets[candidate.zone].id,
                 node_role=role,
+                fabric=self._fabric,
                 min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
             )
             for candidate in candidates

@@ -1,17 +1,19 @@
 """Calls to Amazon EC2 about the launch templates that this package makes for a pool's node groups.
 
 A template has the name of its group, and tags by which it is found when a killed process has left it. It is made before
-its group, gets a version for each change, and is deleted once its group is gone.
+its group, after the placement group that it may name; it gets a version for each change, and is deleted once its group
+is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.answers import has_code, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.aws.placement_groups import PlacementGroups
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import differences, mark, template_name
 from airflow_gpu_provider.platforms.base import Say
@@ -34,6 +36,7 @@ class OwnedTemplates:
     def __init__(self, ec2: AwsService, pool: EksGpuPool) -> None:
         self._ec2 = ec2
         self._pool = pool
+        self._placement_groups = PlacementGroups(ec2, pool)
 
     def ensure(self, spec: GroupSpec, say: Say, group: Mapping[str, Any] | None = None) -> dict[str, str] | None:
         """Return the version that a group is to be made from, in EKS's words; it is made where there is none.
@@ -58,6 +61,8 @@ class OwnedTemplates:
 
     def _make(self, spec: GroupSpec, data: Mapping[str, Any], say: Say) -> dict[str, str]:
         name = template_name(self._pool, spec.candidate.group)
+        if "Placement" in data:
+            self._placement_groups.ensure(name, self._tags(spec), say)
         found = self._find(name)
         if found is None:
             with unless_answered(_TAKEN):  # by another run, just now
@@ -95,19 +100,28 @@ class OwnedTemplates:
         return found
 
     def _request(self, spec: GroupSpec, name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        tags = {
-            **self._pool.tags,
-            POOL_TAG: self._pool.name,
-            CLUSTER_TAG: self._pool.cluster_name,
-            GROUP_TAG: spec.candidate.group,
-        }
-        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+        listed = [{"Key": key, "Value": value} for key, value in self._tags(spec).items()]
         return {
             "LaunchTemplateName": name,
             "VersionDescription": mark(data),
             "LaunchTemplateData": data,
             "TagSpecifications": [{"ResourceType": "launch-template", "Tags": listed}],
         }
+
+    def _tags(self, spec: GroupSpec) -> dict[str, str]:
+        ours = {POOL_TAG: self._pool.name, CLUSTER_TAG: self._pool.cluster_name, GROUP_TAG: spec.candidate.group}
+        return {**self._pool.tags, **ours}
+
+    def compare(
+        self, specs: Iterable[GroupSpec], groups: Iterable[Mapping[str, Any]]
+    ) -> tuple[dict[str, list[Difference]], tuple[str, ...]]:
+        """Return `differences` of those groups that have a spec, and why they are unknown, if so."""
+        named = {str(group["nodegroupName"]): group for group in groups}
+        try:
+            pairs = [(spec, named[spec.candidate.group]) for spec in specs if spec.candidate.group in named]
+            return self.differences(pairs), ()
+        except PermissionDenied as error:
+            return {}, (f"launch templates are not compared: {error.details.get('action', error.what)} is not allowed",)
 
     def differences(self, specs: Collection[tuple[GroupSpec, Mapping[str, Any]]]) -> dict[str, list[Difference]]:
         """Return in what groups with a template of ours were made from another, by group; those alike are left out.
@@ -130,12 +144,13 @@ class OwnedTemplates:
         return differences(found, wanted or {})
 
     def delete_all_but(self, groups: Collection[str], say: Say) -> None:
-        """Delete the pool's templates whose groups are not among these; fine if one is gone."""
+        """Delete the pool's templates, and placement groups, whose groups are not among these; fine if one is gone."""
         for template in self._owned():
             if _tags(template).get(GROUP_TAG) not in groups:
                 with unless_answered(*_GONE):
                     self._ec2.call("delete_launch_template", LaunchTemplateId=template["LaunchTemplateId"])
                     say(f"deleted launch template {template['LaunchTemplateName']}")
+        self._placement_groups.delete_all_but(groups, say)
 
     def _owned(self) -> Iterator[Mapping[str, Any]]:
         """Yield the pool's templates; none where the account may not list them, and so never made one."""

@@ -82,9 +82,16 @@ def _template_questions(pool: EksGpuPool, place: str) -> tuple[Question, ...]:
 
     EKS launches a machine by it in the caller's name before it makes a group.
     """
-    template = f"{place}:launch-template/lt-0"
+    template, placement = f"{place}:launch-template/lt-0", f"{place}:placement-group/new"
     made = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
+    of_efa = (
+        Question(actions=("ec2:CreatePlacementGroup",), resources=(placement,), context=made),
+        Question(
+            actions=("ec2:CreateTags",), resources=(placement,), context={"ec2:CreateAction": "CreatePlacementGroup"}
+        ),
+    )
     return (
+        *(of_efa if pool.network == "efa" else ()),
         Question(actions=("ec2:CreateLaunchTemplate", _NEW_VERSION), resources=(template,), context=made),
         Question(
             actions=("ec2:CreateTags",), resources=(template,), context={"ec2:CreateAction": "CreateLaunchTemplate"}

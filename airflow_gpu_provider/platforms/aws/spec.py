@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
+from airflow_gpu_provider.platforms.aws.efa import Fabric
 from airflow_gpu_provider.platforms.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
@@ -41,7 +42,8 @@ class GroupSpec:
     """One node group of a pool, as it should be.
 
     `subnet` and `node_role` are None where they were not resolved: what the spec leaves to a default is only
-    needed to create a group, and never a difference of one that exists. `min_size` is for an autoscaler to keep.
+    needed to create a group, and never a difference of one that exists. `min_size` is for an autoscaler to keep, and
+    `fabric` the nodes' network.
     """
 
     pool: EksGpuPool
@@ -50,6 +52,7 @@ class GroupSpec:
     subnet: str | None = None
     node_role: str | None = None
     min_size: int = 0
+    fabric: Fabric | None = None
 
     @property
     def labels(self) -> dict[str, str]:
@@ -75,7 +78,8 @@ class GroupSpec:
 
         `group` is DescribeNodegroup's answer where it exists: one that was made with such a template keeps it.
         """
-        return template_data(self.pool, self.candidate, has_one=group is not None and self.has_own_template(group))
+        has_one = group is not None and self.has_own_template(group)
+        return template_data(self.pool, self.candidate, has_one=has_one, fabric=self.fabric)
 
     def has_own_template(self, group: Mapping[str, Any]) -> bool:
         """Return True if a group was made with a launch template of ours."""

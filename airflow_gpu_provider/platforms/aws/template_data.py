@@ -9,9 +9,11 @@ import binascii
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from airflow_gpu_provider.platforms.aws.efa import Fabric
 from airflow_gpu_provider.platforms.owned_groups import Difference
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
@@ -24,16 +26,20 @@ _LONGEST_NAME = 128  # botocore, LaunchTemplateName
 _EC2_S_OWN = ("State",)
 
 
-def template_data(pool: EksGpuPool, candidate: Candidate, *, has_one: bool = False) -> dict[str, Any] | None:
+def template_data(
+    pool: EksGpuPool, candidate: Candidate, *, has_one: bool = False, fabric: Fabric | None = None
+) -> dict[str, Any] | None:
     """Return what a group's launch template of ours is to say; None where the group needs none.
 
     No subnet, role, image or market is in it: EKS takes these from the group alone ("Customize managed nodes with
-    launch templates" in its user guide). Security groups are not, either: EKS then adds the cluster's.
+    launch templates" in its user guide). Security groups are not, either, and EKS then adds the cluster's; only
+    interfaces of our own have to name it.
 
     Args:
         pool: The rendered spec.
         candidate: The group's.
         has_one: The group was made with one. EKS takes it from no group, so it then says what EKS itself would.
+        fabric: The nodes' network, where it is not one plain interface.
     """
     if pool.manage != "full" or not (has_one or needs(pool)):
         return None
@@ -42,6 +48,9 @@ def template_data(pool: EksGpuPool, candidate: Candidate, *, has_one: bool = Fal
         data["BlockDeviceMappings"] = [volume]
     if pool.user_data is not None:
         data["UserData"] = b64encode(as_text(pool.user_data, pool.ami_type).encode()).decode()
+    if fabric:
+        data["NetworkInterfaces"] = fabric.interfaces(candidate.instance_type)
+        data["Placement"] = {"GroupName": template_name(pool, candidate.group)}
     return data
 
 
@@ -117,6 +126,8 @@ def _fields(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         for key in sorted(value):
             if key == "UserData":
                 yield from _of_user_data(value[key])
+            elif key == "NetworkInterfaces":
+                yield from _of_interfaces(value[key])
             elif key not in _EC2_S_OWN:
                 yield from _fields(value[key], key if at in _TRANSPARENT else f"{at}.{key}".lstrip("."))
     elif isinstance(value, list | tuple):
@@ -132,6 +143,12 @@ def _fields(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 _TRANSPARENT = ("MetadataOptions",)
+
+
+def _of_interfaces(interfaces: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield them by their kind and security groups: a machine may have 33."""
+    kinds = Counter((str(each.get("InterfaceType")), *each.get("Groups", ())) for each in interfaces)
+    yield "NetworkInterfaces", ", ".join(f"{count} {' in '.join(kind)}" for kind, count in kinds.items())
 
 
 def _of_user_data(encoded: str) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from airflow_gpu_provider.platforms.aws.type_notes import EFA_INTERFACES
+from airflow_gpu_provider.pools.efa import EFA_INTERFACES
 
 _ON_SOCKETS = re.compile(r"NCCL INFO (?:Using network Socket\b|Channel \S+ .* via NET/Socket)")
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moto.ec2.models import EC2Backend
 from moto.iam.models import IAMBackend
 
 from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.conditions import UnsupportedPolicy
+from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.eks import Eks
 from gpu_sandbox.aws.node_group_creation import OWN_ROLE, OWN_SERVICE
 from gpu_sandbox.aws.policies import Request
@@ -43,6 +43,7 @@ WITHOUT_RESOURCE = {
         "DescribeInstances",
         "DescribeLaunchTemplateVersions",
         "DescribeLaunchTemplates",
+        "DescribePlacementGroups",
         "DescribeRouteTables",
         "DescribeSecurityGroups",
         "DescribeSpotPriceHistory",
@@ -88,6 +89,7 @@ ON_NODE_GROUPS = {
 }
 ON_TEMPLATES = {"CreateLaunchTemplate", "CreateLaunchTemplateVersion", "DeleteLaunchTemplate"}
 """EC2's actions on a launch template."""
+ON_PLACEMENT_GROUPS = {"CreatePlacementGroup", "DeletePlacementGroup"}
 ON_UPDATES = {"DescribeUpdate", "ListUpdates"}
 """On a node group or a cluster, whichever is named."""
 TAGGING = {"ListTagsForResource", "TagResource", "UntagResource"}
@@ -107,6 +109,7 @@ KEYS = {
     "autoscaling:PutScheduledUpdateGroupAction": _LIMITS,
     "autoscaling:UpdateAutoScalingGroup": _LIMITS,
     "ec2:CreateLaunchTemplate": _TAG_KEYS,
+    "ec2:CreatePlacementGroup": _TAG_KEYS,
     "ec2:CreateTags": {"aws:requesttag/", "aws:tagkeys", "ec2:createaction"},
     "ec2:RunInstances": {"ec2:launchtemplate"},
     "eks:CreateNodegroup": _TAG_KEYS,
@@ -138,7 +141,7 @@ class Authorization:
         account_id: str,
         auto_scaling: AutoScaling,
         eks: Eks,
-        ec2: EC2Backend,
+        ec2: Ec2Backend,
         iam: IAMBackend,
     ) -> None:
         self._region = region
@@ -159,8 +162,8 @@ class Authorization:
             return [self._request(action, _EVERYTHING, caller)]
         if service == "autoscaling" and operation in ON_GROUPS:
             return self._of_groups(action, parameters, caller)
-        if service == "ec2" and operation in ON_TEMPLATES:
-            return self._of_templates(action, parameters, caller)
+        if service == "ec2" and operation in ON_TEMPLATES | ON_PLACEMENT_GROUPS:
+            return self._of_what_is_beside_groups(action, parameters, caller)
         if service == "eks":
             return self._of_eks(action, parameters, caller)
         arns: dict[str, Callable[[Parameters], str]] = {
@@ -219,16 +222,24 @@ class Authorization:
 
     # EC2
 
-    def _of_templates(self, action: str, parameters: Parameters, caller: str) -> list[Request]:
-        """A template that is tagged as it is made needs ec2:CreateTags too: "Grant permission to tag resources"."""
-        if action.endswith(":CreateLaunchTemplate"):
-            new = _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:launch-template/*")
-            specifications = parameters.get("TagSpecifications") or ()
-            tags = _of_tags({tag["Key"]: tag["Value"] for each in specifications for tag in each.get("Tags", ())})
-            requests = [self._request(action, new, caller, tags)]
-            named = {**tags, "ec2:CreateAction": "CreateLaunchTemplate"}
-            return [*requests, *([self._request("ec2:CreateTags", new, caller, named)] if tags else [])]
-        return [self._request(action, self._template(parameters), caller)]
+    def _of_what_is_beside_groups(self, action: str, parameters: Parameters, caller: str) -> list[Request]:
+        """What is tagged as it is made needs ec2:CreateTags too: "Grant permission to tag resources"."""
+        operation = action.partition(":")[2]
+        found = self._placement_group(parameters) if operation in ON_PLACEMENT_GROUPS else self._template(parameters)
+        if operation not in ("CreateLaunchTemplate", "CreatePlacementGroup"):
+            return [self._request(action, found, caller)]
+        new = _Resource(arn=found.arn)
+        specifications = parameters.get("TagSpecifications") or ()
+        tags = _of_tags({tag["Key"]: tag["Value"] for each in specifications for tag in each.get("Tags", ())})
+        named = {**tags, "ec2:CreateAction": operation}
+        tagging = [self._request("ec2:CreateTags", new, caller, named)] if tags else []
+        return [self._request(action, new, caller, tags), *tagging]
+
+    def _placement_group(self, parameters: Parameters) -> _Resource:
+        name = str(parameters["GroupName"])
+        found = self._ec2.placement_groups.get(name)
+        arn = f"arn:aws:ec2:{self._region}:{self._account_id}:placement-group/{name}"
+        return _Resource(arn=arn, tags=found.tags if found else {})
 
     def _template(self, parameters: Parameters) -> _Resource:
         wanted = parameters.get("LaunchTemplateId"), parameters.get("LaunchTemplateName")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from moto.eks.models import Cluster
 from moto.moto_api._internal import mock_random
@@ -67,9 +68,17 @@ class ClusterLife:
         group = self._ec2.create_security_group(
             f"eks-cluster-sg-{cluster.name}-{unique}", "EKS created security group", vpc_id=vpc_id
         )
+        self._admit_itself(group.id)
         made = {"vpcId": vpc_id, "clusterSecurityGroupId": group.id}
         cluster.resources_vpc_config = {**cluster.resources_vpc_config, **made}
         self._settles_at[cluster.name] = now + timedelta(seconds=self._timings.cluster_create)
+
+    def _admit_itself(self, group: str) -> None:
+        """The default rules: "View Amazon EKS security group requirements for clusters" of EKS's user guide."""
+        itself = [{"GroupId": group}]
+        rule: dict[str, Any] = {"ip_protocol": "-1", "from_port": None, "to_port": None, "ip_ranges": []}
+        self._ec2.authorize_security_group_ingress(group, **rule, source_groups=itself)
+        self._ec2.authorize_security_group_egress(group, **rule, source_groups=itself)
 
     def update(self, cluster: Cluster, version: str, now: datetime) -> Update:
         """It goes on to another version of Kubernetes: what EKS shows; the one control plane stays what it is."""

@@ -17,7 +17,7 @@ from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateVersi
 from gpu_sandbox.aws.capacity_reservations import CapacityReservations, DescribesReservations
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 from gpu_sandbox.aws.interface import Market
-from gpu_sandbox.aws.launch_templates import LaunchTemplates
+from gpu_sandbox.aws.placement_groups import PlacementGroup, PlacementGroupError, PlacementGroups
 from gpu_sandbox.aws.prices import SPOT_HISTORY, Prices
 from gpu_sandbox.clock import Clock
 
@@ -38,6 +38,7 @@ class Ec2Backend(EC2Backend):
         self.capacity_reservations = CapacityReservations(lambda: self.all_instances(), clock)
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
+        self.placement_groups: dict[str, PlacementGroup] = {}
         super().__init__(region_name, account_id)
 
     def reset(self) -> None:
@@ -94,8 +95,10 @@ class Ec2Backend(EC2Backend):
         tags: dict[str, str],
     ) -> Ec2Instance:
         """One instance, still pending. EC2ClientError if what the request names is not there."""
-        if launch_template is not None:
-            self.get_launch_template(launch_template["LaunchTemplateId"])
+        data = self._get_template_from_args(launch_template).data if launch_template else {}
+        place = (data.get("Placement") or {}).get("GroupName")
+        if place and place not in self.placement_groups:
+            raise PlacementGroupError("Unknown", place)
         reservation = self.run_instances(
             image_id,
             1,
@@ -113,6 +116,8 @@ class Ec2Backend(EC2Backend):
         )
         instance = reservation.instances[0]
         set_state(instance, "pending")
+        if place:
+            self.placement_groups[place].instances.add(instance.id)
         instance.capacity_reservation_id = reserved_by or None  # type: ignore[attr-defined]  # which DescribeInstances tells
         return instance
 
@@ -179,7 +184,7 @@ def _give_reason(instance: Ec2Instance, reason: str | None, now: datetime) -> No
     instance._reason = code if reason else f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
 
 
-class Ec2Response(DescribesReservations, LaunchTemplates):
+class Ec2Response(DescribesReservations, PlacementGroups):
     """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
 
     def __init__(self, prices: Prices) -> None:

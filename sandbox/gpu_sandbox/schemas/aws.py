@@ -54,6 +54,7 @@ _OF_EC2 = frozenset(
         *("InvalidLaunchTemplateId.Malformed", "InvalidLaunchTemplateId.NotFound"),
         *("InvalidLaunchTemplateId.VersionNotFound", "InvalidLaunchTemplateName.AlreadyExistsException"),
         *("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateName.MalformedException"),
+        *("InvalidPlacementGroup.Duplicate", "InvalidPlacementGroup.InUse", "InvalidPlacementGroup.Unknown"),
         *("InvalidAMIID.Malformed", "InvalidAMIID.NotFound", "InvalidAMIID.Unavailable"),
         *("InvalidInstanceID.Malformed", "InvalidInstanceID.NotFound", "InvalidSnapshot.NotFound"),
         *("InvalidInternetGatewayID.NotFound", "InvalidRouteTableID.NotFound", "NatGatewayNotFound"),

@@ -70,11 +70,12 @@ def test_no_more_than_needed(policy: Path) -> None:
 
 def test_the_page_explains_each_statement() -> None:
     page = (IAM.parent / "iam.md").read_text()
-    assert len(POLICIES) == 7
+    assert len(POLICIES) == 8
     assert all(policy.name in page for policy in POLICIES)
     for name in (
         "eks-full.json",
         "eks-owned-templates.json",
+        "eks-efa.json",
         "eks-scale-only.json",
         "eks-doctor.json",
         "eks-prices.json",

@@ -74,6 +74,7 @@ def allows(statement: dict[str, Any], action: str, resource: str, context: dict[
 
 
 WITH_TEMPLATES = pool(instance_types=["g6.xlarge"], disk_throughput=600)
+WITH_EFA = pool(instance_types=["g6.8xlarge"], network="efa")
 SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
 
 
@@ -84,8 +85,9 @@ SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
         (pool(instance_types=["g6.xlarge"]), (BEHIND,), "eks-full.json"),
         (SCALED, (BEHIND, OLD, OWN), "eks-scale-only.json"),
         (WITH_TEMPLATES, (), "eks-full.json eks-launch-template.json eks-owned-templates.json"),
+        (WITH_EFA, (), "eks-full.json eks-launch-template.json eks-owned-templates.json eks-efa.json"),
     ],
-    ids=["no group yet", "groups", "groups of others", "launch templates"],
+    ids=["no group yet", "groups", "groups of others", "launch templates", "EFA"],
 )
 def test_the_documented_policy_allows_all_that_is_asked(
     spec: EksGpuPool, groups: tuple[dict[str, Any], ...], file: str
