@@ -30,6 +30,7 @@ from airflow_gpu_provider.operators.pod_arguments import (
 )
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.efa import interfaces_of_a_pod
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.tasks.pool_operator import seconds_of
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
@@ -215,8 +216,10 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
 
     def _placement(self) -> Placement:
         pool, queue = self.rendered_pool, queue_of(self.queue_name, self.labels)
-        container = self.base_container_name
-        return Placement(pool=pool, gpus=int(self.gpus), base_container=container, shm_size=self.shm_size, queue=queue)
+        gpus, container = int(self.gpus), self.base_container_name
+        efa = interfaces_of_a_pod(pool, gpus) if self.nodes > 1 else 0
+        shm = self.shm_size
+        return Placement(pool=pool, gpus=gpus, base_container=container, shm_size=shm, queue=queue, efa=efa)
 
     # -- what its try calls: see PodHost ---------------------------------------------------------------------
 

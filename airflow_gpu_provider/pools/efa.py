@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.eks import EksGpuPool
+    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 """What EFA's device plugin calls an interface, of which a pod asks for some."""
@@ -56,6 +57,12 @@ def problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
         )
 
 
-def interfaces_of_a_pod(pool: EksGpuPool) -> int:
-    """Return how many interfaces a pod that has a node to itself asks for: those that each of the pool's types has."""
-    return min(EFA_INTERFACES[name] for name in pool.instance_types) if pool.network == "efa" else 0
+def interfaces_of_a_pod(pool: GpuPool, gpus: int) -> int:
+    """Return how many interfaces a rank of a gang asks for: its GPUs' share of what each of the pool's types has.
+
+    Without EFA, 0.
+    """
+    if pool.kind != "eks" or getattr(pool, "network", None) != "efa":
+        return 0
+    of = {name: (EFA_INTERFACES[name], size.gpus if size else None) for name, size in pool.node_sizes.items()}
+    return min(max(1, has * min(gpus, there or gpus) // (there or gpus)) for has, there in of.values())

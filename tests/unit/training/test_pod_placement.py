@@ -231,6 +231,33 @@ def test_more_than_any_machine_has(resource: str, amount: str) -> None:
         placed(a_pod(resources=limits(**{resource: amount})))
 
 
+def test_a_rank_asks_for_its_interfaces_and_huge_pages() -> None:
+    (base,) = placed(a_pod(), efa=4)["spec"]["containers"]
+    for part in ("limits", "requests"):
+        assert base["resources"][part]["vpc.amazonaws.com/efa"] == "4"
+        assert base["resources"][part]["hugepages-2Mi"] == "5120Mi"
+    assert base["resources"]["requests"]["cpu"] == "1", "Kubernetes takes huge pages beside CPU or memory only"
+    assert {"name": "FI_PROVIDER", "value": "efa"} in base["env"]
+
+
+def test_and_for_what_its_user_says_instead() -> None:
+    own = limits(**{"memory": "8Gi", "vpc.amazonaws.com/efa": "1", "hugepages-2Mi": "1Gi"})
+    env = [k8s.V1EnvVar(name="FI_PROVIDER", value="tcp")]
+    (base,) = placed(a_pod(resources=own, env=env), efa=4)["spec"]["containers"]
+    assert base["resources"]["limits"] == {
+        **own.limits,
+        "nvidia.com/gpu": base["resources"]["limits"]["nvidia.com/gpu"],
+    }
+    assert base["resources"]["requests"]["vpc.amazonaws.com/efa"] == "1"
+    assert "cpu" not in base["resources"]["requests"]
+    assert [each["value"] for each in base["env"] if each["name"] == "FI_PROVIDER"] == ["tcp"]
+
+
+def test_one_node_alone_needs_none() -> None:
+    (base,) = placed(a_pod())["spec"]["containers"]
+    assert set(base["resources"]["limits"]) == {"nvidia.com/gpu"}
+
+
 def _gpus(number: str) -> k8s.V1ResourceRequirements:
     return k8s.V1ResourceRequirements(limits={"nvidia.com/gpu": number})
 

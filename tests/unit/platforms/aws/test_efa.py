@@ -50,7 +50,7 @@ def test_each_type_has_all_that_ec2_says_it_has(name: str) -> None:
     interfaces = data["NetworkInterfaces"]
     assert len({(each["NetworkCardIndex"], each["DeviceIndex"]) for each in interfaces}) == len(interfaces)
     with_efa = [each for each in interfaces if each["InterfaceType"].startswith("efa")]
-    assert len(with_efa) == EFA_INTERFACES[name] == interfaces_of_a_pod(spec)
+    assert len(with_efa) == EFA_INTERFACES[name] == interfaces_of_a_pod(spec, spec.gpus_per_node or 1)
     assert {each["NetworkCardIndex"] for each in interfaces} <= set(range(found.cards[name].cards if found else 0))
     assert (interfaces[0]["NetworkCardIndex"], interfaces[0]["DeviceIndex"]) == (0, 0)
     assert interfaces[0]["InterfaceType"] != "efa-only", "the primary one has an address"
@@ -128,5 +128,10 @@ def test_pools_that_cannot_have_it(fields: dict[str, Any], says: str) -> None:
 
 
 def test_a_pod_asks_for_what_each_of_the_pool_s_types_has() -> None:
-    assert interfaces_of_a_pod(pool(instance_types=["p5.48xlarge", "p4d.24xlarge"], network="efa")) == 4
-    assert interfaces_of_a_pod(pool(instance_types=["p5.48xlarge"])) == 0
+    both = pool(instance_types=["p5.48xlarge", "p4d.24xlarge"], network="efa")
+    assert [interfaces_of_a_pod(both, gpus) for gpus in (8, 4, 1)] == [4, 2, 1]
+    assert [interfaces_of_a_pod(pool(instance_types=["p5.48xlarge"], network="efa"), gpus) for gpus in (8, 4)] == [
+        32,
+        16,
+    ]
+    assert interfaces_of_a_pod(pool(instance_types=["p5.48xlarge"]), 8) == 0
