@@ -49,9 +49,8 @@ def test_the_matrix_has_a_node_that_karpenter_takes_at_each_moment_at_which_ther
     assert len(pairs) == len(set(pairs))
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
     begins = [moment.name for moment in MOMENTS.values()].index("train-pod-created")
-    with_nodes = {
-        name for name, moment in [*MOMENTS.items()][begins:] if name not in ("train-waits-for-retry", "gang-suspended")
-    }
+    without = ("train-waits-for-retry", "train-on-budget", "gang-suspended")
+    with_nodes = {name for name, moment in [*MOMENTS.items()][begins:] if name not in without}
     assert {when for when, what in pairs if what == "node-expires"} == with_nodes
 
 

@@ -15,6 +15,9 @@ from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.world import World, insist
 
+MAX_COST = 12.0
+"""What a run with a limit may cost: two minutes of its machine, by `World.list_price`."""
+
 ENDED = frozenset({"success", "failed", "deleted"})
 
 
@@ -119,6 +122,9 @@ class Night:
         }
         for strike in cell.strikes:
             conf |= strike.fault.conf
+        if any(strike.moment.ends_with_money for strike in cell.strikes):
+            conf["max_cost"] = MAX_COST
+            world.list_price(conf)
         if any(strike.moment.holds for strike in cell.strikes):
             world.trainings.hold(pool)
         world.cloud.prepare(pool)
@@ -192,7 +198,8 @@ def play(world: World, cell: Cell, *, attempt: int = 0) -> tuple[Night, bool]:
                 night.wait_for(strike.moment)
                 night.at_strike += [pod for pod in night.pods if not pod.gone]
                 _strike(night, strike.fault, until_the_end)
-                if not any(later.moment.holds for later in cell.strikes[number + 1 :]):
+                goes_on = strike.moment.ends_with_money
+                if not goes_on and not any(later.moment.holds for later in cell.strikes[number + 1 :]):
                     world.trainings.release(night.run.run_id)
             return night, night.wait_for_end()
     finally:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 
+from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP
 from tests.airflow.chaos.cell import Cell, Night
 from tests.airflow.chaos.faults import Ends, Promise, ZeroBy
 from tests.airflow.chaos.pods import PodStory
-from tests.airflow.chaos.world import World
+from tests.airflow.chaos.world import PRICE, World
+from tests.sandbox.ec2_times import instances_of
 
 BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "triggers": 120.0, "janitor": 120.0, "max_runtime": 60.0}
 """Seconds from the run's end, or from when the janitor was started, to zero."""
+
+_ENDS = timedelta(seconds=15)
+"""How long a pod's grace period and a machine's end take in the sandbox."""
 
 _ENDED = {"green": "success", "red": "failed", "deleted": "deleted"}
 
@@ -66,6 +72,18 @@ def broken_promises(night: Night, promise: Promise, *, ended: bool) -> list[str]
     if promise.keeps_pod:
         broken += lost_trainings(night.at_strike, night.pods)
     return broken
+
+
+def overspent(night: Night) -> list[str]:
+    """Say it where a run that is over has cost more than its max_cost and the time in which its pods may stop.
+
+    By the cloud's own times, at the price that it listed when the run asked.
+    """
+    if "max_cost" not in night.conf:
+        return []
+    ran = sum(machine.seconds for machine in instances_of(night.pool, night.world.sandbox.aws))
+    cost, bound = PRICE / 3600 * ran, night.conf["max_cost"] + PRICE / 3600 * (TIME_TO_STOP + _ENDS).total_seconds()
+    return [f"it has cost {cost:.2f}, and may cost {bound:.2f}"] if cost > bound else []
 
 
 def has_trained(pods: list[PodStory]) -> bool:

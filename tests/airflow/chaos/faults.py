@@ -316,6 +316,13 @@ def spot_lost(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def price_rises(world: World, night: Night) -> Iterator[None]:
+    """What Ensure has asked for holds; a run pays no more of its money for what the market does after that."""
+    world.list_price(night.conf, times=2.0)
+    yield
+
+
+@contextmanager
 def one_node_lost(world: World, night: Night) -> Iterator[None]:
     give_up_at = time.monotonic() + 10
     while not world.cloud.interrupt_spot(night.pool, one=True) and time.monotonic() < give_up_at:
@@ -392,6 +399,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=worker_killed,
             promise=Promise(keeps_pod=False),
+            promise_at={"train-on-budget": RED},
             can_meet=lambda moment: moment.in_worker,
             why_not="no worker",
         ),
@@ -558,8 +566,19 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=spot_lost,
             promise=Promise(keeps_pod=False),
+            promise_at={"train-on-budget": RED},
             can_meet=lambda moment: moment.name not in _BEFORE_NODES,
             why_not="no machine yet",
+            conf={"market": "SPOT"},
+        ),
+        Fault(
+            name="price-rises",
+            says="the spot price doubles",
+            hits="run",
+            strike=price_rises,
+            promise=RED,
+            can_meet=lambda moment: moment.ends_with_money,
+            why_not="tests/unit has what a price does to a bill",
             conf={"market": "SPOT"},
         ),
         Fault(

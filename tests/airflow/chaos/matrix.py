@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from gpu_sandbox.airflow_api import AirflowApiError
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell, MomentMissed, Night, in_words, play
-from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, promise_of, wait_for_zero
+from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, overspent, promise_of, wait_for_zero
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import Promise
 from tests.airflow.chaos.world import World, insist
@@ -120,6 +120,8 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Outcome:
         promise = promise_of(cell)
         zero = _zero(world, promise, night, ended)
         broken = broken_promises(night, promise, ended=ended)
+        if zero.seconds is not None:
+            broken += overspent(night)
         return Row(
             number=cell.number,
             seed=cell.seed,

@@ -100,6 +100,7 @@ class Moment:
         met_by: The faults that are tried at it, by their names; None: all that can meet it.
         follows: The moment at which `brought_by` brings this one about; "": it comes by itself.
         keeps_pod: Whether a training that runs at it may be owed to go on.
+        ends_with_money: Whether nothing but the run's max_cost ends its training.
     """
 
     name: str
@@ -113,11 +114,12 @@ class Moment:
     follows: str = ""
     brought_by: Callable[[Look], None] | None = None
     keeps_pod: bool = True
+    ends_with_money: bool = False
 
     @property
     def of_gang(self) -> bool:
         """Whether it is one of a training on two nodes."""
-        return self.met_by is not None
+        return self.met_by == MEET_GANGS
 
 
 MEET_GANGS = frozenset(
@@ -220,6 +222,18 @@ MOMENTS: Mapping[str, Moment] = {
             task=TRAIN,
             has_come=lambda look: look.state(TRAIN) == "up_for_retry",
             dag_id="chaos_retried",
+        ),
+        Moment(
+            name="train-on-budget",
+            says="the training of a run with max_cost runs, its task in a worker, and goes on until the money is used",
+            task=TRAIN,
+            has_come=lambda look: look.trains and look.is_running(TRAIN),
+            dag_id="chaos_budget",
+            holds=True,
+            in_worker=True,
+            met_by=frozenset({"worker-killed", "spot-lost", "price-rises"}),
+            keeps_pod=False,
+            ends_with_money=True,
         ),
         Moment(
             name="gang-suspended",

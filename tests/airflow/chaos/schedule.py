@@ -21,6 +21,9 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("train-deferred", "api-server-down"),
     ("train-deferred", "spot-lost"),
     ("train-in-worker", "scheduler-killed"),
+    ("train-on-budget", "worker-killed"),
+    ("train-on-budget", "spot-lost"),
+    ("train-on-budget", "price-rises"),
     ("gang-suspended", "job-controller-away"),
     ("gang-half-up", "one-node-lost"),
     ("gang-running", "task-cleared"),
@@ -157,8 +160,8 @@ def drawn(count: int, *, seed: int = 0) -> list[Cell]:
 def _draw(number: int, seed: int) -> Cell:
     dice = random.Random(seed)
     platform: Platform = "gke" if dice.random() < _ON_GKE else "eks"
-    # GKE's own device plugin leaves the installing task so little to do that nobody sees it run.
-    can_be = [strike for strike in meetings() if platform == "eks" or strike.when != "plugin-runs"]
+    # GKE's own device plugin leaves the installing task so little to do that nobody sees it run; and AWS lists prices.
+    can_be = [each for each in meetings() if platform == "eks" or each.when not in ("plugin-runs", "train-on-budget")]
     strikes = [_draw_strike(dice, can_be)]
     if dice.random() < _SECOND_STRIKE:
         later = [strike for strike in can_be if _may_follow(strikes[0], strike)]

@@ -42,6 +42,8 @@ QUICK_TO_MISS = {
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
 }
 PARALLELISM = 12
+PRICE = 360.0
+"""USD an hour of a machine in nights whose money ends: ten cents a second."""
 
 
 HAS_PLUGIN = {"example.com/device-plugin": "there"}
@@ -141,6 +143,12 @@ class World:
                 self._shortages[shortage] -= 1
                 if not self._shortages[shortage]:
                     self.sandbox.faults.remove(shortage)
+
+    def list_price(self, conf: Mapping[str, Any], *, times: float = 1.0) -> None:
+        """Have AWS list PRICE for a night's machine, in both markets, or so many times that."""
+        prices = self.sandbox.aws.prices
+        prices.set_on_demand(conf["instance_type"], PRICE * times)
+        prices.set_spot(conf["instance_type"], conf["zone"], PRICE * times)
 
     @contextmanager
     def without_permission(self) -> Iterator[None]:

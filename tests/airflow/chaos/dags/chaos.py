@@ -101,6 +101,7 @@ def night(
     deferrable: bool = True,
     fails: int = 0,
     nodes: int = 1,
+    max_cost: str | None = None,
     training: dict[str, Any] | None = None,
     **fields: Any,
 ) -> DAG:
@@ -108,6 +109,7 @@ def night(
 
     fails: so many of the training's first tries fail.
     nodes: what the training runs on.
+    max_cost: what the block may cost.
     training: more arguments of the training's task.
     """
     if not plugin and PLATFORM == "eks" and not PROVISIONER:
@@ -125,6 +127,7 @@ def night(
         gpu_nodes(
             pool(**fields),
             nodes=nodes,
+            max_cost=max_cost,
             group_id="gpus",
             install_device_plugin=plugin,
             ensure_args={"timeout": PATIENCE},
@@ -158,6 +161,10 @@ gang_half_up = night(
     nodes=2,
     training={"pod_template_dict": {"spec": {"initContainers": [RANK_1_WAITS], "containers": [{"name": "base"}]}}},
 )
+if PLATFORM == "eks" and not PROVISIONER:
+    on_budget = night(
+        "chaos_budget", deferrable=False, max_cost="{{ dag_run.conf['max_cost'] }}", price_per_hour="list"
+    )
 # What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
 bystander = night("chaos_bystander", max_runtime=timedelta(days=30))
 
