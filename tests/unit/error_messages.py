@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from google.api_core.exceptions import Forbidden
@@ -39,6 +39,8 @@ SHOWN: Mapping[str, str] = {
     "ObjectRejected": "as invalid",
     "ResourceQuotaExceeded": "is exhausted",
     "PoolDrift": "was set up by",
+    "GangHung": "as in a hang",
+    "GpuHung": "as in a hang",
     "GroupFailed": "has no usable node group",
     "GroupNotFound": "has no node group",
     "QuotaExceeded": "the account's quota",
@@ -59,6 +61,10 @@ SHOWN: Mapping[str, str] = {
     "PoolNotReleased": "is not back to its size",
     "BlockFailed": "Tasks failed",
 }
+
+
+# Methods that make an error of what they are given.
+MADE_BY: Mapping[str, Collection[str]] = {"hung": ("GpuHung", "GangHung")}
 
 
 def table() -> str:
@@ -100,20 +106,24 @@ def _message(cls: type[GpuError]) -> tuple[str, str]:
 def _written() -> dict[str, list[tuple[str, str]]]:
     names = {cls.__name__ for cls in errors.error_types()}
     found: dict[str, list[tuple[str, str]]] = {}
-    for file in sorted((ROOT / "airflow_gpu_provider").rglob("*.py")):
-        module = ast.parse(file.read_text())
-        known = _assigned_once(module)
+    modules = [ast.parse(file.read_text()) for file in sorted((ROOT / "airflow_gpu_provider").rglob("*.py"))]
+    constants = {name: value for name, value in _assigned_once(*modules).items() if name.isupper()}
+    for module in modules:
+        known = constants | _assigned_once(module)
         for node in ast.walk(module):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
-                what, fix = (_text(each, known) for each in (*node.args, ast.Constant(""))[:2])
-                if what != ANY:
-                    found.setdefault(node.func.id, []).append((what, fix))
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            what, fix = (_text(each, known) for each in (*node.args, ast.Constant(""))[:2])
+            if what != ANY:
+                for name in MADE_BY.get(called, {called} & names):
+                    found.setdefault(name, []).append((what, fix))
     return found
 
 
-def _assigned_once(module: ast.Module) -> dict[str, ast.expr]:
+def _assigned_once(*modules: ast.Module) -> dict[str, ast.expr]:
     found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(module):
+    for node in (node for module in modules for node in ast.walk(module)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found.setdefault(node.targets[0].id, []).append(node.value)
     return {name: values[0] for name, values in found.items() if len(values) == 1}
