@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperatorLink
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 if TYPE_CHECKING:
-    from airflow.sdk.types import Operator
+    from airflow.sdk.types import Operator, TaskInstanceKey
 
 
 class RunNodesLink(BaseOperatorLink):
@@ -18,7 +18,7 @@ class RunNodesLink(BaseOperatorLink):
 
     name = "GPU nodes"
 
-    def get_link(self, operator: Operator, *, ti_key: Any) -> str:
+    def get_link(self, operator: Operator, *, ti_key: TaskInstanceKey) -> str:
         """Return the tab's page below Airflow's `[api] base_url`."""
         from airflow.providers.common.compat.sdk import conf
 
@@ -38,7 +38,7 @@ class NodeGroupsLink(BaseOperatorLink):
 
     name = "Node groups"
 
-    def get_link(self, operator: Operator, *, ti_key: Any) -> str:
+    def get_link(self, operator: Operator, *, ti_key: object) -> str:
         """Return the page of the operator's (rendered) pool."""
         pool = getattr(operator, "gpu_pool", None)  # a mapped task that could not be made has none
         return pool.console_url if isinstance(pool, GpuPool) else ""
@@ -52,7 +52,7 @@ class KueueQueueLink(BaseOperatorLink):
 
     name = "Kueue queue"
 
-    def get_link(self, operator: Operator, *, ti_key: Any) -> str:
+    def get_link(self, operator: Operator, *, ti_key: object) -> str:
         """Return the queue's page: /local-queue/:namespace/:queueName of kueue's cmd/kueueviz/frontend."""
         from airflow.providers.common.compat.sdk import conf
 
