@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -15,6 +15,7 @@ from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.platforms.group_update import GroupUpdate
     from airflow_gpu_provider.platforms.refusals import Refusals
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
@@ -126,33 +127,6 @@ class LaunchFailure:
         """The cloud's error code where the message has one, else its first sentence."""
         match = _CODE.search(self.message)
         return match[0] if match else self.message.split(". ")[0].rstrip(".")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupUpdate:
-    """What the cloud does to a group whose status is "updating".
-
-    Attributes:
-        name: The operation's name.
-        kind: What it is, in the cloud's word: UPGRADE_NODES, say.
-        since: When it began; None where the cloud does not tell it.
-        what_to_do: For people: how to look at it, and to end it.
-        takes: For how long it may take a machine before it is said to take long.
-    """
-
-    name: str
-    kind: str
-    since: datetime | None = None
-    what_to_do: str = ""
-    takes: timedelta = timedelta(hours=1)
-
-    def is_long(self, now: datetime) -> bool:
-        """Return True if it takes longer than one machine should."""
-        return self.since is not None and now - self.since > self.takes
-
-    def __str__(self) -> str:
-        since = f" since {self.since:%Y-%m-%d %H:%MZ}" if self.since else ""
-        return f"{self.name}, {self.kind}{since}"
 
 
 @dataclass(frozen=True, kw_only=True)

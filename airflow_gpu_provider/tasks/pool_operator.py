@@ -7,7 +7,7 @@ that an operator sets in its **kwargs would win over them. So what has a default
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, cached_property, wraps
@@ -190,7 +190,7 @@ def leave_error(ti: Any, error: GpuError) -> None:
     ti.xcom_push(key=ERROR, value=record)
 
 
-def check_pools(task_id: str, gpu_pools: Any) -> None:
+def check_pools(task_id: str, gpu_pools: Iterable[object]) -> None:
     """Refuse gpu_pools that are no list of pools; raises PoolSpecError."""
     if isinstance(gpu_pools, GpuPool):
         raise PoolSpecError(f"{task_id}: gpu_pools is the pool {gpu_pools.name}.", "Give a list: gpu_pools=[...].")

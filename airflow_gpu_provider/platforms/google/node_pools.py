@@ -11,12 +11,13 @@ from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
-from airflow_gpu_provider.platforms.base import GroupUpdate, Say
+from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.platforms.google.clients import Gke
 from airflow_gpu_provider.platforms.google.errors import error_of_operation
 from airflow_gpu_provider.platforms.google.instance_groups import path_of
 from airflow_gpu_provider.platforms.google.instances import parse_time
 from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, NodePoolSpec, labels_of
+from airflow_gpu_provider.platforms.group_update import GroupUpdate
 from airflow_gpu_provider.pools import GkeGpuPool
 
 _READ = "container.clusters.get"
