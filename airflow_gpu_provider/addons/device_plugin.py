@@ -18,7 +18,7 @@ from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
@@ -228,7 +228,9 @@ class GpusWait(Record):
         missing = [node for node in nodes if node.gpus == 0]
         lines = tuple(self._line(node, snapshot) for node in nodes)
         if not missing:
-            return Progress(done=True, lines=lines, result={"nodes": {node.name: node.gpus for node in nodes}})
+            phases = [phase("GPUs allocatable", self.started, now)] if nodes else []
+            result = {"nodes": {node.name: node.gpus for node in nodes}, "timeline": phases}
+            return Progress(done=True, lines=lines, result=result)
         if now < self.deadline:
             return Progress(lines=lines)
         stuck = missing[0]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.tasks.links import LINKS
+from airflow_gpu_provider.tasks.metrics import time_phases
+from airflow_gpu_provider.tasks.phase_spans import span_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class InstallDevicePluginOperator(PoolOperator):
         dry_run: Log what would be done, change nothing. Default False.
 
     Returns:
-        `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs}}`.
+        `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs},
+        "timeline": [...]}`; the timeline has how long it took until they were allocatable.
 
     Raises:
         PoolSpecError: `options` or `config` is invalid; the message says why.
@@ -203,4 +206,6 @@ class InstallDevicePluginOperator(PoolOperator):
         self._stop.check()
         nodes = ", ".join(f"{name}: {gpus}" for name, gpus in result["nodes"].items())
         self.log.info("Allocatable GPUs of pool %s: %s", self.gpu_pool.name, nodes or "none, it has no node yet")
+        time_phases(self, result.get("timeline", ()))
+        span_phases(result.get("timeline", ()))
         return result

@@ -27,6 +27,7 @@ _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = ("ON_DEMAND", "SPOT", "PREEMPTIBLE")
+_OF_LATER_RELEASES = ("image_streaming", "secondary_boot_disks", "placement")
 # The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
 SHAPE = (
     "location_policy",
@@ -43,9 +44,7 @@ SHAPE = (
     "reservation_affinity",
     "flex_start",
     "shielded_instance_config",
-    "image_streaming",
-    "secondary_boot_disks",
-    "placement",
+    *_OF_LATER_RELEASES,
 )
 _MARGIN = timedelta(minutes=15)
 
@@ -250,7 +249,9 @@ class GkeGpuPool(GpuPool):
         lifetime = self.node_lifetime
         seconds = lifetime.total_seconds() if lifetime else None
         not_in_groups = ("use_internal_ip", "use_dns_endpoint", "gcp_conn_id", "impersonation_chain")
-        fields = {key: value for key, value in super()._group_fields().items() if key not in not_in_groups}
+        unset = {name for name in _OF_LATER_RELEASES if not getattr(self, name)}  # as in groups that are there
+        left_out = {*not_in_groups, *unset}
+        fields = {key: value for key, value in super()._group_fields().items() if key not in left_out}
         return {**fields, "max_run_duration": seconds}
 
     # -- validation ------------------------------------------------------------------------------------------

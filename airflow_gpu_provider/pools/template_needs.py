@@ -11,7 +11,7 @@ from airflow_gpu_provider.pools.node_user_data import problems as user_data_prob
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.eks import EksGpuPool
 
-IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network")
+IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network", "fast_start")
 """The arguments for which a pool's node groups have launch templates of this package's."""
 
 DEFAULT_DISK_GIB = 100
@@ -26,13 +26,17 @@ def needs(pool: EksGpuPool) -> tuple[str, ...]:
     Bottlerocket's volume for images is one: EKS's own diskSize is that of the other volume.
     """
     volume = ("disk_size",) if pool.has_image_volume and pool.disk_size is not None else ()
-    found = (*volume, *(name for name in IN_TEMPLATES if getattr(pool, name) is not None))
+    found = (*volume, *_given(pool, *IN_TEMPLATES))
     return found if pool.manage == "full" else ()
+
+
+def _given(pool: EksGpuPool, *names: str) -> list[str]:
+    return [name for name in names if getattr(pool, name) not in (None, False)]
 
 
 def problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
     """Yield what cannot work of a rendered pool, each with its fix."""
-    given = [name for name in ("disk_size", *IN_TEMPLATES) if getattr(pool, name) is not None]
+    given = _given(pool, "disk_size", *IN_TEMPLATES)
     if pool.launch_template and given:
         what = f"{', '.join(given)} and launch_template exclude each other: the template says it"
         yield what, "Give one or the other."

@@ -25,8 +25,6 @@ SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
 DEFAULT_REGION = "us-west-2"
 DEFAULT_ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 _GIB = 2**30
-_GP3 = 125.0
-"""MiB that a gp3 volume writes a second, unless it is told more ("Amazon EBS General Purpose SSD volumes")."""
 
 
 class EksCluster:
@@ -135,7 +133,7 @@ class EksCluster:
         return ()
 
     def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
-        from gpu_sandbox.aws.node_images import node_image
+        from gpu_sandbox.aws.node_images import GP3_MIB, node_image
         from gpu_sandbox.nodes import NodeSpec
         from gpu_sandbox.nodes.image_transfers import image_rate
 
@@ -161,7 +159,7 @@ class EksCluster:
             os_image=image.system,
             device_plugin_builtin=image.has_plugin,
             driver_seconds=0.0 if image.has_driver else None,
-            image_bytes_per_second=image_rate(_GP3),
+            image_bytes_per_second=image_rate(instance.disk_mib_per_second or GP3_MIB),
             **hardware,
         )
 

@@ -84,6 +84,22 @@ def test_a_group_is_made_from_it(account: Account, pools: Pools) -> None:
     assert [node.disk_gib for node in account.events.of("launched")] == [200]
 
 
+def test_a_fast_start_is_by_the_types_disks(account: Account, pools: Pools) -> None:
+    types = ["g6.xlarge", "g6.4xlarge", "p3.2xlarge"]
+    platform = pools.ready(instance_types=types, fast_start=True)
+    assert platform.plan(0).is_empty
+    platform.grow({group.name: 1 for group in platform.observe()})
+    account.advance(LAUNCH)
+    launched = account.events.of("launched")
+    assert {node.instance_type: node.disk_mib_per_second for node in launched} == dict.fromkeys(types, 600)
+    for group in platform.observe():
+        platform.release(group.live)
+    account.advance(END)
+    on_disks, *on_volumes = sorted(upgraded(account, pools.platform(instance_types=types)), reverse=True)
+    assert "UserData spec.featureGates.FastImagePull is True, wanted None" in on_disks
+    assert on_volumes == ["/dev/xvda Throughput is 600, wanted None"] * 2
+
+
 def test_without_need_there_is_none(account: Account, pools: Pools) -> None:
     pools.ready()
     assert templates(account) == {}

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.platforms.aws.efa import Fabric
+from airflow_gpu_provider.platforms.aws.fast_start import started_fast
 from airflow_gpu_provider.platforms.owned_groups import Difference
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
@@ -43,6 +44,7 @@ def template_data(
     """
     if pool.manage != "full" or not (has_one or needs(pool)):
         return None
+    pool = started_fast(pool, candidate.instance_type)
     data: dict[str, Any] = {"MetadataOptions": _metadata(pool)}
     if volume := _volume(pool):
         data["BlockDeviceMappings"] = [volume]

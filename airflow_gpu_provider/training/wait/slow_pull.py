@@ -38,8 +38,11 @@ def remedies(pool: GpuPool) -> list[str]:
     found = ["gpu_nodes(prefetch=[...]) begins it when the node joins"]
     if isinstance(pool, GkeGpuPool) and not pool.image_streaming and pool.manage == "full":
         found.append("image_streaming=True starts containers before their images are all there")
-    if isinstance(pool, EksGpuPool) and (disks := [name for name in pool.instance_types if has_local_disk(name)]):
-        found.append(f"{', '.join(disks)} {'have' if len(disks) > 1 else 'has'} a local NVMe")
+    if isinstance(pool, EksGpuPool) and not pool.fast_start:
+        disks = [name for name in pool.instance_types if has_local_disk(name)]
+        have = f"{', '.join(disks)} {'have' if len(disks) > 1 else 'has'} a local NVMe" if disks else ""
+        by = "fast_start=True makes images go to a faster disk" if pool.manage == "full" else ""
+        found += filter(None, [", ".join(filter(None, (by, have)))])
     return found
 
 

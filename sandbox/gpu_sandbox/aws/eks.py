@@ -178,6 +178,7 @@ class Eks(EKSBackend):
             **(request | {"scaling_config": scaling, "ami_type": self._creation.ami_type(request)}),
         )
         data = self._creation.launch_template_data(group.launch_template) if group.launch_template else {}
+        group.use_disk(data)
         if data.get("InstanceType"):
             group.instance_types = []
         group.release_version = data.get("ImageId") or request["release_version"] or self._newest_release(group)

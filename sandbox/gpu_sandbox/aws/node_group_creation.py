@@ -214,6 +214,7 @@ class NodeGroupCreation:
         """Have a group's next machines made from another version of its template: the user's, or EKS's own."""
         if template:
             group.use_volumes(self.volumes(template))
+            group.use_disk(self.launch_template_data(template))
         own = asg.ec2_launch_template
         policy = deepcopy(asg.mixed_instances_policy)
         if own is None or policy is None:

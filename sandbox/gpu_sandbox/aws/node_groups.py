@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.eks.models import Cluster, Nodegroup
 from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws.interface import AwsTimings
-from gpu_sandbox.aws.node_images import Volumes, image_disk_gib
+from gpu_sandbox.aws.node_images import Volumes, image_disk_gib, image_disk_mib
 from gpu_sandbox.aws.registration import Registration, kubernetes_taint
 
 Status = Literal["CREATING", "ACTIVE", "UPDATING", "DELETING", "CREATE_FAILED", "DELETE_FAILED", "DEGRADED"]
@@ -53,6 +54,7 @@ class NodeGroup(Nodegroup):
         self._disk_gib = int(self.disk_size) if self.launch_template is None else None
         self.disk_size = self._disk_gib  # type: ignore[assignment]
         self.use_volumes(volumes)
+        self.use_disk({})
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
         self.resources: dict[str, Any] = {}
         self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
@@ -66,6 +68,12 @@ class NodeGroup(Nodegroup):
     def use_volumes(self, volumes: Volumes) -> None:
         """Give the nodes that are launched from now on the volumes of a version of a template."""
         self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=self._disk_gib, volumes=volumes)
+
+    def use_disk(self, data: Mapping[str, Any]) -> None:
+        """Give them the disk for images that a version of a template, with this data, makes of it."""
+        types = [INSTANCE_TYPES.get(name, {}) for name in self.instance_types or ()]
+        has_local_disk = bool(types) and all(each.get("InstanceStorageInfo") for each in types)
+        self.image_disk_mib = image_disk_mib(self.ami_type, data, has_local_disk=has_local_disk)
 
     @property
     def has_asg(self) -> bool:
@@ -95,6 +103,7 @@ class NodeGroup(Nodegroup):
             taints=tuple(kubernetes_taint(taint) for taint in self.taints),
             ami_type=self.ami_type,
             disk_gib=self.image_disk_gib,
+            disk_mib_per_second=self.image_disk_mib,
         )
 
 

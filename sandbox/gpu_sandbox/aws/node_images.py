@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from gpu_sandbox.aws.user_data import node_configs, text_of
 
 Volumes = Mapping[str, int]
 """Sizes in GiB that a launch template gives, by the device's name."""
 IMAGES_OWN_GIB = 20
+GP3_MIB = 125.0
+"""What a gp3 volume writes a second, unless it is told more ("Amazon EBS General Purpose SSD volumes")."""
+_LOCAL_MIB = 600.0
 _KEPLER = ("p2.", "g2.")
 
 
@@ -41,6 +47,23 @@ def node_image(ami_type: str | None, instance_type: str, *, kubernetes: str) -> 
         return NodeImage(system=f"Bottlerocket OS 1.50.0 ({variant})", has_driver=has_driver, has_plugin=nvidia)
     system = "Amazon Linux 2" if ami_type.startswith("AL2_") else "Amazon Linux 2023.9.20251117"
     return NodeImage(system=system, has_driver=has_driver)
+
+
+def image_disk_mib(ami_type: str, data: Mapping[str, Any], *, has_local_disk: bool) -> float:
+    """Return how many MiB a second the disk for images writes, by the data of a group's launch template.
+
+    With nodeadm's RAID0 images go to the machine's own disks; what FastImagePull asks of a disk is what they are taken
+    to write (awslabs/amazon-eks-ami, nodeadm).
+    """
+    if has_local_disk and any(_strategy(each) == "RAID0" for each in node_configs(text_of(data.get("UserData")))):
+        return _LOCAL_MIB
+    device = "/dev/xvdb" if ami_type.startswith("BOTTLEROCKET") else "/dev/xvda"
+    volumes = {each.get("DeviceName"): each.get("Ebs") or {} for each in data.get("BlockDeviceMappings") or ()}
+    return float(volumes.get(device, {}).get("Throughput") or GP3_MIB)
+
+
+def _strategy(config: Mapping[str, Any]) -> object:
+    return ((config.get("spec") or {}).get("instance") or {}).get("localStorage", {}).get("strategy")
 
 
 def image_disk_gib(ami_type: str, *, disk_gib: int | None, volumes: Volumes) -> int:

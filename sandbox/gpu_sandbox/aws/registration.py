@@ -37,6 +37,7 @@ class Registration:
     taints: tuple[Taint, ...] = ()
     ami_type: str | None = None
     disk_gib: int | None = None
+    disk_mib_per_second: float | None = None
 
 
 def kubernetes_taint(taint: Mapping[str, str]) -> Taint:
@@ -123,4 +124,5 @@ def _describe(instance: Ec2Instance, *, registration: Registration, asg_name: st
         taints=registration.taints,
         ami_type=registration.ami_type,
         disk_gib=registration.disk_gib,
+        disk_mib_per_second=registration.disk_mib_per_second,
     )

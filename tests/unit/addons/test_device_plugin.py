@@ -117,14 +117,16 @@ def at(seconds: float) -> datetime:
 def test_no_node_is_nothing_to_wait_for() -> None:
     progress = WAIT.step(snapshot(), at(0))
     assert progress.done
-    assert progress.result == {"nodes": {}}
+    assert progress.result == {"nodes": {}, "timeline": []}
 
 
 def test_every_node_is_waited_for() -> None:
     ready = replace(NODE, name="n2", gpus=4)
     assert not WAIT.step(snapshot(NODE, ready), at(1)).done
-    progress = WAIT.step(snapshot(replace(NODE, gpus=1), ready), at(1))
-    assert progress.result == {"nodes": {"n1": 1, "n2": 4}}
+    progress = WAIT.step(snapshot(replace(NODE, gpus=1), ready), at(7))
+    began = START.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    phases = [{"phase": "GPUs allocatable", "at": began, "seconds": 7.0}]
+    assert progress.result == {"nodes": {"n1": 1, "n2": 4}, "timeline": phases}
 
 
 def test_nodes_on_their_way_out_are_not_waited_for() -> None:

@@ -12,6 +12,7 @@ from airflow_gpu_provider.training.wait.slow_pull import slow_pull
 from tests.unit.pools.test_gke import pool as gke
 
 EKS = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
+GKES = ("image_streaming=True",)
 OWN = KubernetesGpuPool(name="gpu", nodes=("a",), gpus_per_node=1)
 
 
@@ -37,8 +38,10 @@ def test_nothing_is_said_of_a_short_one(waited: float, pulled: float) -> None:
 @pytest.mark.parametrize(
     ("pool", "remedies"),
     [
-        (EKS, ["prefetch=", "local NVMe"]),
-        (replace(EKS, instance_types=("p3.2xlarge",)), ["prefetch="]),
+        (EKS, ["prefetch=", "fast_start=True", "local NVMe"]),
+        (replace(EKS, instance_types=("p3.2xlarge",)), ["prefetch=", "fast_start=True"]),
+        (replace(EKS, fast_start=True), ["prefetch="]),
+        (replace(EKS, manage="scale", node_groups=("g",)), ["prefetch=", "local NVMe"]),
         (gke(), ["prefetch=", "image_streaming=True"]),
         (gke(image_streaming=True), ["prefetch="]),
         (OWN, ["prefetch="]),
@@ -46,4 +49,4 @@ def test_nothing_is_said_of_a_short_one(waited: float, pulled: float) -> None:
 )
 def test_only_what_the_pool_can_have_is_advised(pool: GpuPool, remedies: list[str]) -> None:
     told = slow_pull(phases(waited=60, pulled=300), pool)
-    assert [each for each in ("prefetch=", "local NVMe", "image_streaming=True") if each in told] == remedies
+    assert [each for each in ("prefetch=", "fast_start=True", "local NVMe", *GKES) if each in told] == remedies

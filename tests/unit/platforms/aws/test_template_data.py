@@ -57,7 +57,9 @@ def test_ec2_and_eks_take_it_and_only_pools_that_need_it_have_one(pool: EksGpuPo
     assert not ParamValidator().validate(data, SHAPE).has_errors()
     check_fits(data, pool)
     check_template_data(data)
-    request = spec(**{name: getattr(pool, name) for name in (*needs(pool), "ami_type")}).create_request({"id": "lt-1"})
+    request = spec(**{name: getattr(pool, name) for name in (*needs(pool), "ami_type", "disk_size")}).create_request(
+        {"id": "lt-1"}
+    )
     assert "diskSize" not in request, "EKS refuses it beside a template"
 
 
