@@ -31,6 +31,7 @@ from airflow_gpu_provider.operators.pod_arguments import (
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.efa import interfaces_of_a_pod
+from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.tasks.pool_operator import seconds_of
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
@@ -152,6 +153,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         check_queue_name(queue_name, self.labels)
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
+            queue = queue_of(queue_name, self.labels if isinstance(self.labels, Mapping) else None)
+            check_nodes_come(self.gpu_pool, nodes=self.nodes, gpus=gpus, queue=queue)
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)

@@ -11,6 +11,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
@@ -27,6 +28,7 @@ from airflow_gpu_provider.training.place.manifest import (
     check_namespace,
     is_still_text,
     named,
+    queue_in,
     read_manifest,
     with_queue,
 )
@@ -203,5 +205,6 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
         for gpus in gpus_asked(manifest):
             if isinstance(pool, GpuPool) and pool.is_rendered:
                 check_gpus(pool, gpus)
+                check_nodes_come(pool, nodes=1, gpus=gpus, queue=queue_in(manifest))
     except PoolSpecError as error:
         raise PoolSpecError(f"Task {given['task_id']}: {error.what}", error.fix, **error.details) from error

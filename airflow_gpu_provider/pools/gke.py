@@ -14,6 +14,7 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools import gke_machines
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.queued_nodes import QUEUED_TAINT
 from airflow_gpu_provider.pools.values import Taint, are_some_of, as_constant, as_constants, as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -43,6 +44,7 @@ SHAPE = (
     "exclude_upgrades",
     "reservation_affinity",
     "flex_start",
+    "queued_provisioning",
     "shielded_instance_config",
     *_OF_LATER_RELEASES,
 )
@@ -99,6 +101,8 @@ class GkeGpuPool(GpuPool):
             reservation is of one zone: name that in node_locations. Default: GKE's own choice.
         flex_start: Have GKE obtain the machines by flex-start, which waits for capacity and provides it for seven days
             at most: with scaling="autoscaler" only. Default False.
+        queued_provisioning: With flex_start, for GpuPodOperator(nodes=...): have GKE obtain all machines of a gang at
+            once, or none, by a ProvisioningRequest: see docs/gke.md. Default False.
         shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
             organization policies may require it. Default: GKE's own, which is no secure boot.
         image_streaming: Have containers start before their images are all there: for images in Artifact Registry, nodes
@@ -142,6 +146,7 @@ class GkeGpuPool(GpuPool):
     exclude_upgrades: bool = True
     reservation_affinity: dict[str, Any] = field(default_factory=dict)
     flex_start: bool = False
+    queued_provisioning: bool = False
     shielded_instance_config: dict[str, Any] = field(default_factory=dict)
     image_streaming: bool = False
     secondary_boot_disks: Sequence[str] = ()
@@ -195,7 +200,8 @@ class GkeGpuPool(GpuPool):
     @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         own = super().parsed_taints
-        return own if GPU_TAINT in own else (GPU_TAINT, *own)
+        gkes = (GPU_TAINT, QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
+        return (*(taint for taint in gkes if taint not in own), *own)
 
     @property
     def console_url(self) -> str:
@@ -295,7 +301,7 @@ class GkeGpuPool(GpuPool):
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()
         self._check_zones()
-        self._check_driver()
+        self._refuse(gke_machines.driver_problems(self.driver, self.image_type))
         self._check_sharing()
         self._check_lifetime()
         self._check_capacity()
@@ -319,13 +325,6 @@ class GkeGpuPool(GpuPool):
         if self.gpu_sharing and not is_template(self.gpu_sharing):
             self._refuse(gke_machines.sharing_problems(self.gpu_sharing))
 
-    def _check_driver(self) -> None:
-        if self.driver == "latest" and str(self.image_type).upper().startswith("UBUNTU"):
-            raise self._error(
-                f'driver="latest" does not work with image_type={self.image_type!r}: GKE installs it on COS alone',
-                'Leave driver out, or use image_type="COS_CONTAINERD".',
-            )
-
     def _check_partition(self) -> None:
         size = self.gpu_partition_size
         if not size:
@@ -343,7 +342,10 @@ class GkeGpuPool(GpuPool):
             self._refuse(gke_machines.lifetime_problems(*lifetime))
 
     def _check_capacity(self) -> None:
-        self._check("flex_start", lambda value: isinstance(value, bool), "True or False")
+        for name in ("flex_start", "queued_provisioning"):
+            self._check(name, lambda value: isinstance(value, bool), "True or False")
+        if self.queued_provisioning:
+            self._refuse(gke_machines.queued_problems(self.flex_start, self.gpu_sharing, self.placement))
         if not is_template(self.shielded_instance_config):
             self._refuse(gke_machines.shielded_problems(self.shielded_instance_config))
         if is_template(self.reservation_affinity) or is_template(self.capacity_types):

@@ -202,6 +202,15 @@ def start_problems(streaming: bool, disks: Sequence[str], *, image: str) -> Iter
             yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
 
 
+def driver_problems(driver: str, image: str) -> Iterator[tuple[str, str]]:
+    """Yield that GKE does not install a pool's driver on its image."""
+    if driver == "latest" and str(image).upper().startswith("UBUNTU"):
+        yield (
+            f'driver="latest" does not work with image_type={image!r}: GKE installs it on COS alone',
+            'Leave driver out, or use image_type="COS_CONTAINERD".',
+        )
+
+
 def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a pool's reservation_affinity, and what to do about it."""
     if not affinity:
@@ -277,3 +286,17 @@ def flex_start_problems(
             f"flex-start machines live for at most {LONGEST_FLEX_START.days} days",
             "Lower max_run_duration or max_runtime, and leave min_nodes out.",
         )
+
+
+def queued_problems(flex_start: bool, sharing: Mapping[str, Any], placement: str | None) -> Iterator[tuple[str, str]]:
+    """Yield what does not work with queued provisioning, and what to do about it; the rest is flex-start's.
+
+    GKE, "Run a large-scale workload with flex-start with queued provisioning"; that there is no compact placement:
+    GoogleCloudPlatform/cluster-toolkit, modules/compute/gke-node-pool/main.tf.
+    """
+    if not flex_start:
+        yield "queued_provisioning is a kind of flex-start", "Set flex_start=True."
+    if sharing:
+        yield "with queued_provisioning each rank of a gang takes a whole node", "Leave gpu_sharing out."
+    if placement:
+        yield "GKE takes no compact placement with queued_provisioning", "Leave placement out."

@@ -12,6 +12,8 @@ from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_N
 from airflow_gpu_provider.cluster.compute_classes import COMPUTE_CLASS
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP, PLURAL
+from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -51,6 +53,7 @@ class Rule:
 def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
     """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
     wanted = (*_of_every_run(pod_namespace), *_of_plugins(pool), *_of_autoscaling(pool), *_of_provisioners(pool))
+    wanted += (*_of_queued_nodes(pool, pod_namespace),)
     if pool.manage != "scale":
         return wanted
     return tuple(replace(rule, roles="scale-only.yaml") if rule.roles in _OF_OWNED else rule for rule in wanted)
@@ -106,6 +109,19 @@ def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
         yield Rule(group="cloud.google.com", resource="computeclasses", verbs=("get",))
     if provisioner == "karpenter":
         yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
+
+
+def _of_queued_nodes(pool: GpuPool, pod_namespace: str) -> Iterator[Rule]:
+    if not provisioning_class(pool):
+        return
+    own = {
+        "roles": "queued-provisioning.yaml",
+        "only_for": "GpuPodOperator(nodes=...), whose nodes are asked for by it",
+    }
+    verbs = ("get", "create", "delete")
+    yield Rule(group=API_GROUP, resource=PLURAL, verbs=("list",), **own)
+    yield Rule(group=API_GROUP, resource=PLURAL, verbs=verbs, namespace=pod_namespace, **own)
+    yield Rule(group="", resource="podtemplates", verbs=verbs, namespace=pod_namespace, **own)
 
 
 def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:

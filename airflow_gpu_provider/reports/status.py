@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.scaling.apply.admission import admission
+from airflow_gpu_provider.scaling.apply.admission import Admission, admission, requests_of
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
@@ -269,15 +269,14 @@ def gang_rows(api: ApiClient, snapshot: PoolSnapshot) -> tuple[GangRow, ...]:
     if not any(lease.gang for lease in snapshot.leases):
         return ()
     try:
-        jobs = list_gang_jobs(api, snapshot.pool.name)
+        jobs = [job for job in list_gang_jobs(api, snapshot.pool.name) if not job.over]
+        found = admission(snapshot, jobs, requests=requests_of(api, snapshot.pool))
     except PermissionDenied:
         return ()
-    return tuple(_rows(snapshot, [job for job in jobs if not job.over]))
+    return tuple(_rows(snapshot, jobs, found))
 
 
-def _rows(snapshot: PoolSnapshot, jobs: Iterable[GangJob]) -> Iterator[GangRow]:
-    jobs = tuple(jobs)
-    found = admission(snapshot, jobs)
+def _rows(snapshot: PoolSnapshot, jobs: Iterable[GangJob], found: Admission) -> Iterator[GangRow]:
     next_in = {str(job): zone for job, zone in found.admit}
     for job in jobs:
         name = str(job)

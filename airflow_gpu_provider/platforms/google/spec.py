@@ -25,6 +25,7 @@ from airflow_gpu_provider.platforms.google.settings_in_words import (
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.gke import GPU_TAINT
+from airflow_gpu_provider.pools.queued_nodes import QUEUED_TAINT
 from airflow_gpu_provider.pools.values import CLOUD_EFFECTS, Taint
 
 POOL_LABEL = "airflow-gpu-provider-pool"
@@ -94,6 +95,7 @@ class NodePoolSpec:
             **({"maintenance_policy": self._maintenance_policy()} if self._is_excluded else {}),
             # GKE takes a flex-start node pool only without auto-repair.
             **({"management": {"auto_upgrade": self.is_in_channel}} if self.pool.flex_start else {}),
+            **({"queued_provisioning": {"enabled": True}} if self.pool.queued_provisioning else {}),
             **({"placement_policy": {"type_": self.pool.placement.upper()}} if self.pool.placement else {}),
         }
 
@@ -124,7 +126,9 @@ class NodePoolSpec:
             "image_type": pool.image_type,
             "oauth_scopes": list(_OAUTH_SCOPES),
             "labels": pool.labels,
-            "taints": [taint for taint in self.taints if taint != _in_gke_s_spelling(GPU_TAINT)],
+            "taints": [
+                _in_gke_s_spelling(each) for each in pool.parsed_taints if each not in (GPU_TAINT, QUEUED_TAINT)
+            ],
             "resource_labels": self.resource_labels,
             "tags": list(pool.tags),
         }
@@ -195,6 +199,8 @@ class NodePoolSpec:
         optional = {"disk_type": pool.disk_type, "service_account": pool.service_account}
         pairs += [(name, config.get(name), wanted) for name, wanted in optional.items() if wanted]
         pairs.append(("flex_start", bool(config.get("flex_start")), pool.flex_start))
+        is_queued = bool((found.get("queued_provisioning") or {}).get("enabled"))
+        pairs.append(("queued_provisioning", is_queued, pool.queued_provisioning))
         if affinity := self._reservation_affinity():
             found_affinity = config.get("reservation_affinity") or {}
             pairs.append(("reservation_affinity", {key: found_affinity.get(key) for key in affinity}, affinity))
@@ -273,9 +279,7 @@ def labels_of(node_pool: Mapping[str, Any]) -> dict[str, str]:
 def market_of(node_pool: Mapping[str, Any]) -> str:
     """Return the capacity type of a node pool."""
     config = node_pool.get("config") or {}
-    if config.get("spot"):
-        return "SPOT"
-    return "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
+    return "SPOT" if config.get("spot") else "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
 
 
 def is_excluded_from_upgrades(node_pool: Mapping[str, Any]) -> bool:

@@ -101,12 +101,17 @@ class GangJob:
         )
 
 
+def gangs_of(pool_name: str) -> str:
+    """Select the Jobs of a pool's gangs, and what belongs to them."""
+    return f"{POOL_LABEL}={pool_name},{GANG_LABEL}"
+
+
 def list_gang_jobs(api: ApiClient, pool_name: str, run: str | None = None) -> tuple[GangJob, ...]:
     """Return the gangs of a pool, in all namespaces, oldest first; what has no size is left out.
 
     With `run` those of one run: the hash of its DemandKey.
     """
-    selector = f"{POOL_LABEL}={pool_name},{GANG_LABEL}" + (f",{RUN_LABEL}={run}" if run else "")
+    selector = gangs_of(pool_name) + (f",{RUN_LABEL}={run}" if run else "")
     found = []
     for raw in list_items(api, "/apis/batch/v1/jobs", resource="jobs", labelSelector=selector):
         with suppress(ValueError):

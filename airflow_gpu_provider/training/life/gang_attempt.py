@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from kubernetes.client import ApiClient
 
@@ -14,6 +15,7 @@ from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
+from airflow_gpu_provider.scaling.apply.admission import requests_of
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.training.life.collect import read_result, result_of_gone
@@ -24,6 +26,7 @@ from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, as_v1
 from airflow_gpu_provider.training.place.indexed_job import indexed_job
+from airflow_gpu_provider.training.place.node_request import ask_for_nodes
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.first_failure import of_rank
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
@@ -75,16 +78,21 @@ class GangAttempt(ObjectAttempt[int]):
         template = self._host.build_pod()
         self.pod = self._cluster.api.sanitize_for_serialization(template)
         self._host.show_pod(template)
+        placement = self._settings.placement
+        if not placement.queue:
+            # Where there is no such kind, it would wait for nothing.
+            known = partial(requests_of, self._cluster.api, placement.pool)
+            call_with_retries(known, within=CREATE_WITHIN, say=self.log.warning)
         if self.owns_demand:
             check_namespace(self._cluster.api, self.pod["metadata"]["namespace"], creates_pods=False)
             call_with_retries(self._want_nodes, within=CREATE_WITHIN, say=self.log.warning)
-        placement = self._settings.placement
         job = indexed_job(
             self.pod,
             nodes=self._settings.nodes,
             gpus=placement.gpus,
             base_container=placement.base_container,
         )
+        ask_for_nodes(job, placement.pool)
         meta = self._find_or_create(job)["metadata"]
         self._host.push("job_name", meta["name"])
         self._host.push("pod_namespace", meta["namespace"])

@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.pools.run_budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
@@ -236,6 +237,7 @@ class TaskAttempt(ABC):
 
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, own.gpus)
+            check_nodes_come(self._cluster.pool, nodes=self._settings.nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._run, self.owner, self.deadlines))
 

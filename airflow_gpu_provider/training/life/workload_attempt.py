@@ -7,6 +7,7 @@ from kubernetes.client import ApiClient
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import EndUnknown, GpuError
+from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
@@ -15,6 +16,7 @@ from airflow_gpu_provider.training.life.run import WorkloadHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskWorkloads
 from airflow_gpu_provider.training.log.object_logs import EACH
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
+from airflow_gpu_provider.training.place.manifest import queue_in
 from airflow_gpu_provider.training.place.manifest_placement import place_workload, training_pods
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 
@@ -36,6 +38,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
 
         def once() -> Manifest:
             manifest = self._host.named_manifest
+            check_nodes_come(self._cluster.pool, nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
 

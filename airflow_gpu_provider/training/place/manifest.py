@@ -13,7 +13,7 @@ import yaml
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.kinds import Manifest, PodTemplate, kind_of, templates_of
+from airflow_gpu_provider.training.place.kinds import Json, Manifest, PodTemplate, kind_of, templates_of
 from airflow_gpu_provider.training.place.queue_name import check_queue_name
 
 FILES = (".yaml", ".yml", ".json")
@@ -49,6 +49,11 @@ def read_manifest(manifest: object) -> Manifest:
     check_metadata(read)
     check_templates(read, templates_of(copy.deepcopy(read)))
     return read
+
+
+def queue_in(manifest: Json) -> str:
+    """Return the Kueue LocalQueue that a manifest names; empty for none."""
+    return str(((manifest.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL, ""))
 
 
 def with_queue(manifest: Manifest, queue_name: str | None) -> Manifest:

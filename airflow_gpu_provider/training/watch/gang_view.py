@@ -21,6 +21,7 @@ from airflow_gpu_provider.cluster.watched import (
 )
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
@@ -170,13 +171,14 @@ class GangView(ObjectView[int]):
             queued=self._queue.in_words or self.pool_updates.gangs.get(self._gang, ""),
             is_queued=is_queued,
             queued_at=self._queued_at if self._knows_nodes else now,
+            no_capacity=self.pool_updates.gang_shortages.get(self._gang) or self.pool_updates.no_capacity,
             silence=self._silence() if self._silence else None,
         )
 
     def _waits_its_turn(self) -> bool:
-        """Return True if it is not admitted although the pool has enough nodes, or Kueue decides its turn."""
+        """Return True if it is not admitted although the pool has enough nodes for it, or Kueue decides its turn."""
         if self._object is None or not self._object.is_suspended:
             return False
         if not self.is_admitted_here:
             return not self._queue.is_absent
-        return len(self._nodes.ready()) >= self._wait.nodes
+        return not provisioning_class(self._pool) and len(self._nodes.ready()) >= self._wait.nodes

@@ -13,6 +13,8 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.place.kinds import KINDS
+from tests.unit.pools.test_gke import FLEX_START
+from tests.unit.pools.test_gke import pool as gke_pool
 from tests.unit.training.manifests import a
 
 GPU = "nvidia.com/gpu"
@@ -152,3 +154,11 @@ def test_what_is_still_to_be_rendered_is_not_judged(limits: list[dict[str, Any]]
     manifest = with_limits(a("Job"), *limits)
     manifest["metadata"]["namespace"] = "{{ params.team }}"
     workload(manifest, namespace="ml")
+
+
+def test_nodes_that_come_by_requests_are_not_for_workloads_but_in_a_queue() -> None:
+    requested = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-highgpu-8g"])
+    with pytest.raises(PoolSpecError, match="come only by ProvisioningRequests"):
+        workload(a("Job"), gpu_pool=requested)
+    workload(a("Job"), gpu_pool=requested, queue_name="team-a")
+    workload(queued(a("Job"), "team-a"), gpu_pool=requested)

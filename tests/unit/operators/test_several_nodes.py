@@ -13,6 +13,8 @@ from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.tasks.pool_operator import seconds_of
+from tests.unit.pools.test_gke import FLEX_START
+from tests.unit.pools.test_gke import pool as gke_pool
 from tests.unit.training.test_pod_placement import a_pool
 
 
@@ -80,3 +82,27 @@ def test_no_hang_timeout_is_none_or_zero() -> None:
         60,
         60,
     ]
+
+
+QUEUED = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-highgpu-8g"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"gpus": 8}, "come only by ProvisioningRequests .* Give nodes="),
+        ({"gpus": 4, "nodes": 2}, "gpus=4, but nodes of pool train-gpu have 8: .* Give gpus=8"),
+    ],
+)
+def test_nodes_that_come_by_requests_are_for_whole_gangs(arguments: dict[str, Any], said: str) -> None:
+    with DAG("d"), pytest.raises(PoolSpecError, match=said):
+        GpuPodOperator(task_id="train", gpu_pool=QUEUED, image="i", **arguments)
+
+
+def test_whole_gangs_and_what_kueue_asks_for_get_them() -> None:
+    with DAG("d"):
+        GpuPodOperator(task_id="gang", gpu_pool=QUEUED, image="i", gpus=8, nodes=2)
+        GpuPodOperator(task_id="pod", gpu_pool=QUEUED, image="i", gpus=1, queue_name="team-a")
+        GpuPodOperator(
+            task_id="labelled", gpu_pool=QUEUED, image="i", gpus=1, labels={"kueue.x-k8s.io/queue-name": "team-a"}
+        )

@@ -95,6 +95,17 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "reservation_affinity": RESERVED}, "Leave one of flex_start and reservation_affinity out."),
         ({**FLEX_START, "max_run_duration": timedelta(days=8)}, "at most 7 days"),
         ({**FLEX_START, "min_nodes": 1}, "leave min_nodes out"),
+        ({"queued_provisioning": True}, "Set flex_start=True."),
+        ({**FLEX_START, "queued_provisioning": "yes"}, "True or False"),
+        ({**FLEX_START, "queued_provisioning": True, "placement": "compact"}, "Leave placement out."),
+        (
+            {
+                **FLEX_START,
+                "queued_provisioning": True,
+                "gpu_sharing": {"strategy": "TIME_SHARING", "max_shared_clients": 2},
+            },
+            "Leave gpu_sharing out.",
+        ),
         ({"exclude_upgrades": "yes"}, "True or False"),
         ({"image_streaming": "yes"}, "True or False"),
         ({"image_streaming": True, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
@@ -287,6 +298,14 @@ def test_gkes_own_taint_is_always_there() -> None:
     assert pool().parsed_taints == (gpu,)
     assert pool(taints=()).parsed_taints == (gpu,)
     assert len(pool(taints=["team=ml:NoExecute"]).parsed_taints) == 2
+
+
+def test_gkes_taint_of_queued_nodes_is_the_pools_too() -> None:
+    queued = pool(**FLEX_START, queued_provisioning=True)
+    assert {taint.key for taint in queued.parsed_taints} == {"nvidia.com/gpu", "cloud.google.com/gke-queued"}
+    assert {"key": "cloud.google.com/gke-queued", "operator": "Equal", "value": "true", "effect": "NoSchedule"} in (
+        placement(queued, gpus=1).tolerations
+    )
 
 
 def test_takes_reservations_flex_start_and_secure_boot() -> None:

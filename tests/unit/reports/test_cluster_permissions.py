@@ -10,6 +10,8 @@ import yaml
 
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.reports.cluster_permissions import Rule, rules, to_install_a_plugin
+from tests.unit.pools.test_gke import FLEX_START
+from tests.unit.pools.test_gke import pool as gke_pool
 
 ROLES = Path(__file__).parents[3] / "docs" / "rbac"
 EKS: dict[str, Any] = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 1}
@@ -53,7 +55,10 @@ def granted(file: str) -> set[tuple[str, str, str, str]]:
     return found
 
 
-ALL_RULES = dict.fromkeys([*to_install_a_plugin(), *(rule for pool in POOLS for rule in rules(pool, "default"))])
+QUEUED = gke_pool(**FLEX_START, queued_provisioning=True)
+ALL_RULES = dict.fromkeys(
+    [*to_install_a_plugin(), *(rule for pool in (*POOLS, QUEUED) for rule in rules(pool, "default"))]
+)
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=str)
@@ -70,5 +75,7 @@ def test_a_pool_is_asked_about_what_its_kind_needs() -> None:
     )
     assert scaled - direct == {("configmaps", "autoscaler.yaml")}
     assert {roles for _, roles in of_others} == {"scale-only.yaml"}
+    queued = {(rule.resource, rule.roles) for rule in rules(QUEUED, "default")}
+    assert queued - direct == {(name, "queued-provisioning.yaml") for name in ("provisioningrequests", "podtemplates")}
     assert {resource for resource, _ in brought - direct} == {"nodepools", "nodeclaims", "ec2nodeclasses"}
     assert {resource for resource, _ in by_class - direct} == {"computeclasses"}

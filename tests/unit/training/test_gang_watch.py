@@ -14,8 +14,9 @@ import pytest
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
-from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
+from airflow_gpu_provider.errors import OutOfStock, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
@@ -23,6 +24,8 @@ from airflow_gpu_provider.training.watch.gang_view import GangView, OneGang
 from airflow_gpu_provider.training.watch.watch_loop import watch
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
+from tests.unit.pools.test_gke import FLEX_START
+from tests.unit.pools.test_gke import pool as gke_pool
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_watch import raw_node
 from tests.unit.training.test_pod_watch_orders import DONE_WITHIN
@@ -160,6 +163,26 @@ def test_gang_is_late_for_its_nodes_only_once_they_are_known() -> None:
     assert wait.step(view.snapshot(now), now).error is None
     view.take([Change(resource=nodes, kind="synced")], now)
     assert type(wait.step(view.snapshot(now), now).error) is PodDeadline
+
+
+def test_gang_whose_nodes_are_requested_is_late_though_others_nodes_are_there() -> None:
+    """Those are of other requests, and its wait is for capacity, which is what the error says."""
+    requested = gke_pool(**FLEX_START, queued_provisioning=True)
+    cluster = Cluster(2)
+    (nodes,) = pool_nodes(requested.node_selector)
+    long_ago, now = START - timedelta(hours=1), datetime.now(UTC)
+    meta = {**cluster.server.read(JOB)["metadata"], "creationTimestamp": f"{long_ago:%Y-%m-%dT%H:%M:%SZ}"}
+    wait = cluster.wait(now)
+    view = GangView(wait, requested, cast("Feed", None))
+    changes = [Change(resource=gangs("ml"), kind="present", raw={"metadata": meta, "spec": {"suspend": True}})]
+    changes += [Change(resource=nodes, kind="present", raw=raw_node(f"n{n}")) for n in range(2)]
+    view.take([*changes, Change(resource=nodes, kind="synced")], now)
+    short = OutOfStock("ProvisioningRequest train: Provisioned=False.", "Widen.")
+    view.pool_updates = PoolUpdates(gang_shortages={"ml/train": short})
+    error = wait.step(view.snapshot(now), now).error
+    assert type(error) is OutOfStock
+    assert "got no 2 nodes in 10 min" in error.what
+    assert "Provisioned=False" in error.what
 
 
 def test_the_first_failure_is_found_among_many() -> None:

@@ -37,6 +37,8 @@ def answered(wanted: NodePoolSpec, **changes: Any) -> dict[str, Any]:
     config = found.config
     config.labels["cloud.google.com/gke-boot-disk"] = "pd-balanced"
     config.taints.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"})
+    if found.queued_provisioning.enabled:
+        config.taints.append({"key": "cloud.google.com/gke-queued", "value": "true", "effect": "NO_SCHEDULE"})
     config.resource_labels["goog-gke-node-pool-provisioning-model"] = "on-demand"
     for name, value in changes.items():
         setattr(config, name, value)
@@ -60,6 +62,7 @@ EVERY_FIELD: dict[str, Any] = {
 }
 
 
+QUEUED: dict[str, Any] = {**FLEX_START, "queued_provisioning": True}
 WITH_RESERVATION: dict[str, Any] = {
     "reservation_affinity": RESERVED,
     "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": False},
@@ -67,7 +70,7 @@ WITH_RESERVATION: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, EVERY_FIELD, WITH_RESERVATION, FLEX_START, FAST, {"min_nodes": 1}, {"driver": "latest"}]
+    "fields", [{}, EVERY_FIELD, WITH_RESERVATION, FLEX_START, QUEUED, FAST, {"min_nodes": 1}, {"driver": "latest"}]
 )
 def test_what_was_created_is_as_wanted(fields: dict[str, Any]) -> None:
     wanted = spec(**fields)
@@ -169,6 +172,17 @@ def test_where_machines_stand_and_what_disks_they_have_is_for_good() -> None:
     assert {each.field: each.update for each in found} == {"placement": None, "secondary_boot_disks": None}
     by_address = "https://www.googleapis.com/compute/v1/projects/ml/global/images/train-cache"
     assert spec(**{**FAST, "secondary_boot_disks": [by_address]}).differences(answered(spec(**FAST))) == []
+
+
+def test_queued_provisioning_is_said_as_gke_takes_it_and_is_for_good() -> None:
+    made = spec(**QUEUED).node_pool()
+    assert made["queued_provisioning"] == {"enabled": True}
+    assert made["config"]["taints"] == [], "GKE adds its own"
+    assert "queued_provisioning" not in spec(**FLEX_START).node_pool()
+    (difference,) = (
+        each for each in spec(**QUEUED).differences(answered(spec(**FLEX_START))) if each.field == "queued_provisioning"
+    )
+    assert difference.update is None
 
 
 def test_gke_is_kept_from_upgrading_nodes_in_mid_run() -> None:
