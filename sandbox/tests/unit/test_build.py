@@ -19,6 +19,9 @@ from gpu_sandbox.errors import BuildFailed, GoMissing
 GO = """#!/bin/sh
 [ "$1" = env ] && { echo "$STAND_IN_VERSION"; exit; }
 [ "$1" = mod ] && { echo "{\\"Dir\\": \\"$STAND_IN_MODULE\\", \\"Sum\\": \\"h1:released\\"}"; exit; }
+echo "$*" >> "$STAND_IN_LOG.calls"
+[ "$1" = list ] && exit
+case "$*" in *net/http*) exit;; esac
 echo built >> "$STAND_IN_LOG"
 [ "$GOTOOLCHAIN $GOFLAGS $CGO_ENABLED" = "local -mod=readonly 0" ] || exit 9
 echo "go: downloading k8s.io/kubernetes v1.36.3" >&2
@@ -60,6 +63,14 @@ def test_it_is_compiled_once(tmp_path: Path, cache: Path) -> None:
     assert builds(tmp_path) == 1
     assert lines[0].startswith("compiling the Kubernetes 1.36.3 control plane with Go 1.26, once")
     assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [binary.name]
+
+
+def test_gos_own_packages_are_compiled_as_the_build_wants_them_while_modules_are_downloaded(tmp_path: Path) -> None:
+    build.control_plane_binary()
+    *meanwhile, last = (tmp_path / "builds.calls").read_text().splitlines()
+    listed, first = sorted(meanwhile, reverse=True)
+    assert listed == "list -deps ./."
+    assert last.startswith(first.removesuffix(" net/http/pprof html/template") + " -ldflags"), "else for nothing"
 
 
 def test_it_is_compiled_anew_when_its_sources_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
