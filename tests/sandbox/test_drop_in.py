@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.secret import Secret
@@ -82,6 +83,9 @@ CASES: dict[str, dict[str, Any]] = {
     "skip_on_another_code": {"cmds": ["sh", "-c", "exit 8"], "skip_on_exit_code": 9},
     "fails": {"cmds": ["sh", "-c", "echo hello and goodbye; exit 1"]},
 }
+
+SHAPES_THE_POD = {"env_vars", "secrets", "configmaps"}
+"""By day they do not defer: that the pod is the same either way is tests/unit/operators/test_drop_in.py's to hold."""
 
 
 class Calls(KubernetesPodOperatorCallback):
@@ -191,15 +195,35 @@ def _container_lines(log: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield line.strip()
 
 
-@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_it_is_seen_to_do_the_same(case: str, deferrable: bool, pool: EksGpuPool, core: client.CoreV1Api) -> None:
+@pytest.fixture(scope="module")
+def seen_without_deferring() -> dict[str, dict[str, Any]]:
+    """What was seen of a case's KubernetesPodOperator that does not defer: both ways are compared with it."""
+    return {}
+
+
+def _cases() -> Iterator[ParameterSet]:
+    for case in sorted(CASES):
+        for deferrable in (False, True):
+            marks = pytest.mark.nightly if deferrable and case in SHAPES_THE_POD else ()
+            yield pytest.param(case, deferrable, marks=marks, id=f"{case}-{'deferred' if deferrable else 'blocking'}")
+
+
+@pytest.mark.parametrize(("case", "deferrable"), _cases())
+def test_it_is_seen_to_do_the_same(
+    case: str,
+    deferrable: bool,
+    pool: EksGpuPool,
+    core: client.CoreV1Api,
+    seen_without_deferring: dict[str, dict[str, Any]],
+) -> None:
     arguments = {"task_id": "train", "image": "busybox:1.36", "callbacks": Calls, **CASES[case]}
-    theirs = seen_of(KubernetesPodOperator(**arguments, deferrable=deferrable), core)
-    ours = seen_of(GpuPodOperator(**arguments, deferrable=deferrable, gpu_pool=pool), core)
+    if case not in seen_without_deferring:
+        seen_without_deferring[case] = seen_of(KubernetesPodOperator(**arguments, deferrable=False), core)
+    theirs = {**seen_without_deferring[case]}
     if deferrable:
         # KubernetesPodOperator's own says less once it defers: no init containers, no log_formatter (docs/drop-in.md).
-        theirs["log"] = seen_of(KubernetesPodOperator(**arguments, deferrable=False), core)["log"]
+        theirs = seen_of(KubernetesPodOperator(**arguments, deferrable=True), core) | {"log": theirs["log"]}
+    ours = seen_of(GpuPodOperator(**arguments, deferrable=deferrable, gpu_pool=pool), core)
     if theirs["end"] == "fails":
         # KubernetesPodOperator leaves it out where it raises (docs/drop-in.md).
         theirs["callbacks"] = sorted({*theirs["callbacks"], "on_pod_cleanup"})

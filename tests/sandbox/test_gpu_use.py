@@ -17,6 +17,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.ways import BLOCKING_BY_DAY, DEFERRED_BY_DAY
 
 OWN = {"PATH": "/tmp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """In which a training's own nvidia-smi comes first."""
@@ -50,7 +51,7 @@ def playing(line: str, *, asked: int) -> str:
     return f"echo 0 > /tmp/n; {make}\nwhile [ $(cat /tmp/n) -lt {asked} ]; do sleep 0.1; done; sleep 1"
 
 
-@pytest.mark.parametrize("deferrable", [True, False])
+@DEFERRED_BY_DAY
 def test_use_that_varies(pool: EksGpuPool, deferrable: bool) -> None:
     """Samples of 10, 30, 50, 70, 10, ... percent are 40 on average; with 40 of them, within 2 points."""
     script = playing("$(( n % 4 * 20 + 10 )), $(( n * 100 )), [N/A], [N/A]", asked=40)
@@ -135,7 +136,7 @@ def two(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     return with_nodes(eks_pool(gpu_sandbox, "use-of-two", max_nodes=2), nodes=2)
 
 
-@pytest.mark.parametrize("deferrable", [True, False])
+@BLOCKING_BY_DAY
 def test_ranks_are_asked_in_turn(two: EksGpuPool, deferrable: bool) -> None:
     script = playing("$(( AIRFLOW_GPU_NODE_RANK * 40 + 20 )), 1000, 70, 72", asked=10)
     operator, context = train(two, script, nodes=2, deferrable=deferrable)

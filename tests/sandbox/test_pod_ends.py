@@ -32,7 +32,7 @@ from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
-from tests.sandbox.ways import BOTH_WAYS
+from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS
 
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 AWAY = ClusterUnreachable("The API server was away.")
@@ -300,7 +300,7 @@ def test_failure_at_once_tells_its_timeline_once(pool: EksGpuPool) -> None:
 # -- the next pod ----------------------------------------------------------------------------------------------
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_next_pod_waits_until_the_last_one_is_gone(pool: EksGpuPool, core: client.CoreV1Api, deferrable: bool) -> None:
     """Its handler of SIGTERM writes a checkpoint, which the next one is to find."""
     slow = ["sh", "-c", "trap 'sleep 5; exit 143' TERM; while :; do sleep 0.1; done"]

@@ -37,7 +37,7 @@ from tests.sandbox.running import (
     told_to_stop,
     watched_until,
 )
-from tests.sandbox.ways import BOTH_WAYS
+from tests.sandbox.ways import DEFERRED_BY_DAY
 
 FOREVER = ["sh", "-c", "trap 'exit 143' TERM; while :; do sleep 0.1; done"]
 SAVES_FOR_A_WHILE = ["sh", "-c", "trap 'sleep 4; exit 143' TERM; while :; do sleep 0.1; done"]
@@ -63,11 +63,23 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
     assert not list_demand(core.api_client, pool.name)
 
 
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def now() -> Iterator[None]:
     """Nothing is waited for that only a real night has to wait for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def seconds_of_a_night(pool: EksGpuPool) -> float:
+    """How long it takes on this machine until a pod's own node has come and gone."""
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    began = time.monotonic()
+    run(pod(pool, "true", task_id="up", deferrable=False))
+    eventually(lambda: not nodes(core), seconds=SOON)
+    return time.monotonic() - began
 
 
 def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:
@@ -97,14 +109,11 @@ def switch_of(pool: EksGpuPool) -> datetime:
 
 
 @pytest.mark.parametrize("head_start", [2.0, 0.0], ids=["timer in the release", "timer in the wait"])
-def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.CoreV1Api, head_start: float) -> None:
+def test_execution_timeout_of_a_blocking_task(
+    pool: EksGpuPool, seconds_of_a_night: float, api: client.CoreV1Api, head_start: float
+) -> None:
     """Airflow's timer, which counts from `execute`, may end the wait, or what comes after the pod's own deadline."""
-    up = pod(pool, "true", task_id="up", deferrable=False)  # finds out how long a node takes on this machine
-    began = time.monotonic()
-    run(up)
-    eventually(lambda: not nodes(api), seconds=SOON)
-    timeout = timedelta(seconds=2 * (time.monotonic() - began) + 10)
-
+    timeout = timedelta(seconds=2 * seconds_of_a_night + 10)
     task = pod(pool, *SAVES_FOR_A_WHILE, deferrable=False, execution_timeout=timeout)
     context = context_of(task, start_date=datetime.now(UTC) - timedelta(seconds=head_start))
     with pytest.raises((PodDeadline, AirflowTaskTimeout)):
@@ -174,7 +183,7 @@ def test_deferred_task_that_is_marked_failed(
     eventually(lambda: not nodes(api), seconds=SOON)
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_pod_that_is_kept_while_a_sidecar_runs_on(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     sidecar = k8s.V1Container(name="side", image="busybox:1.36", command=["sh", "-c", "while :; do sleep 0.1; done"])
     task = pod(

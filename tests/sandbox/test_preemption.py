@@ -30,7 +30,7 @@ from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
-from tests.sandbox.ways import BOTH_WAYS
+from tests.sandbox.ways import BLOCKING_BY_DAY, DEFERRED_BY_DAY
 
 TIMES = int(os.environ.get("GPU_TEST_SPOT_LOSSES", "1"))
 EPOCHS = 40
@@ -203,7 +203,7 @@ def undisturbed() -> dict[str, Any]:
     return result
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 @pytest.mark.parametrize("_time", range(TIMES))
 def test_spot_loss_in_the_middle_loses_no_epoch(
     gpu_sandbox: Sandbox,
@@ -290,7 +290,7 @@ def test_log_of_an_evicted_attempt_is_in_the_tasks_log(core: client.CoreV1Api, p
     assert said.index("attempt 1, step 3") < said.index("[base] saved") < said.index("was preempted")
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_attempts_know_their_number_and_share_a_run_id(
     gpu_sandbox: Sandbox, core: client.CoreV1Api, pool: EksGpuPool, deferrable: bool
 ) -> None:
@@ -320,7 +320,7 @@ def test_attempts_know_their_number_and_share_a_run_id(
     assert left.metadata.annotations["airflow-gpu-provider/attempt"] == "3"
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_preemptions_are_bounded(
     gpu_sandbox: Sandbox, core: client.CoreV1Api, pool: EksGpuPool, deferrable: bool
 ) -> None:

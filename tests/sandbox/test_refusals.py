@@ -37,6 +37,7 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.kubeconfig import access_of
 from tests.sandbox import aws_identity
 from tests.sandbox.running import context_of, eventually, line_of, may_list, run, until_allowed
+from tests.sandbox.ways import DEFERRED_BY_DAY
 
 GROUP = "refusals-airflow"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -313,7 +314,7 @@ def test_no_pod_is_created_whose_result_a_role_keeps(
 # -- waits -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deferrable", [True, False])
+@DEFERRED_BY_DAY
 def test_a_training_outlives_a_time_without_permission(
     pool: EksGpuPool, namespace: str, ask: Ask, gpu_sandbox: Sandbox, deferrable: bool
 ) -> None:
@@ -328,16 +329,15 @@ def test_a_training_outlives_a_time_without_permission(
         ask("POST", RBAC, BINDING)
 
     with capture_logs() as told, meanwhile(take_away_and_give_back, after=0):
-        command = ["sh", "-c", "sleep 15; echo trained"]
-        run(train(pool, namespace=namespace, deferrable=deferrable, cmds=command))
+        run(train(pool, namespace=namespace, deferrable=deferrable, cmds=["sh", "-c", "sleep 15; echo trained"]))
 
 
-@pytest.mark.parametrize("arguments", [{}, {"deferrable": False, "poke_interval": 1}], ids=["deferred", "poke"])
-def test_a_scale_down_outlives_a_time_without_permission(pool: EksGpuPool, ask: Ask, arguments: dict[str, Any]) -> None:
+@DEFERRED_BY_DAY
+def test_a_scale_down_outlives_a_time_without_permission(pool: EksGpuPool, ask: Ask, deferrable: bool) -> None:
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
     ask("DELETE", f"{RBAC}/{GROUP}")
     with meanwhile(lambda: ask("POST", RBAC, BINDING), after=10):
-        result = run(ScaleDownSensor(task_id="zero", gpu_pool=pool, **arguments))
+        result = run(ScaleDownSensor(task_id="zero", gpu_pool=pool, deferrable=deferrable, poke_interval=1))
     assert (result["nodes"], result["desired"]) == (0, 0)
 
 

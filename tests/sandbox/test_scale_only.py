@@ -48,6 +48,7 @@ from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_it_reports
+from tests.sandbox.ways import DEFERRED_BY_DAY
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-scaler"
@@ -252,7 +253,7 @@ def eks_pool(sandbox: Sandbox, **changes: Any) -> EksGpuPool:
 
 
 @pytest.mark.usefixtures("scaler", "plugin_of_the_owner")
-@pytest.mark.parametrize("kind", ["node_groups", "asg_names"])
+@pytest.mark.parametrize("kind", ["node_groups", pytest.param("asg_names", marks=pytest.mark.nightly)])
 def test_two_nights_leave_a_group_of_others_as_it_was(gpu_sandbox: Sandbox, owner: Eks, kind: str) -> None:
     name = f"terraform-{kind.replace('_', '-')}"
     asg = owner.node_group(name) if kind == "node_groups" else owner.auto_scaling_group(name)
@@ -328,7 +329,7 @@ def _attempt(pod: client.V1Pod) -> str:
 
 
 @pytest.mark.usefixtures("scaler", "plugin_of_the_owner")
-@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+@DEFERRED_BY_DAY
 def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     owner: Eks,
     gpu_sandbox: Sandbox,
