@@ -96,7 +96,7 @@ def test_the_emptiest_zone_comes_first(in_use: list[str]) -> None:
 
 
 def test_a_plain_group_has_one_type_on_demand() -> None:
-    plan = plan_of(subnets=[("s", "z")], mixed_instances_policy=None, template_type="g5.xlarge", template_market="")
+    plan = plan_of(subnets=[("s", "z")], mixed_instances_policy=None, template_type="g5.xlarge", template={})
     assert (plan.instance_types, plan.market(3, []), plan.fleet) == (("g5.xlarge",), "on-demand", False)
 
 
