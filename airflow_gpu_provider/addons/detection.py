@@ -111,6 +111,20 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
     return servers
 
 
+def daemon_sets_on(
+    pool: GpuPool, daemon_sets: Iterable[dict[str, Any]], nodes: list[dict[str, Any]], words: Mapping[Kind, str]
+) -> list[Server]:
+    """Return the DaemonSets that run, or may, on the pool's nodes, of those with a word in their names or images."""
+    pictures = _pictures(pool, nodes, discovery=False)
+    found = [
+        Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
+        for one in daemon_sets
+        for kind, word in words.items()
+        if word in _words(one)
+    ]
+    return [server for server in found if server.serves is not False]
+
+
 def _brings_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> bool:
     """Return True if the image of the nodes that are there, or else of those to come, has a device plugin."""
     if nodes:

@@ -35,8 +35,8 @@ class InstallDevicePluginOperator(PoolOperator):
 
     It checks first: if a device plugin already serves the pool's nodes - a DaemonSet from NVIDIA or eksctl, the GPU
     Operator, GKE, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this pool's
-    nodes only. A second run changes nothing. Then it waits until the GPUs are allocatable on the existing nodes; with
-    no node yet it is done, and the plugin starts on each node that joins.
+    nodes only; with network="efa" so is EFA's. A second run changes nothing. Then it waits until the GPUs are
+    allocatable on the existing nodes; with no node yet it is done, and the plugin starts on each node that joins.
 
     Args:
         gpu_pool: The pool.
@@ -48,6 +48,8 @@ class InstallDevicePluginOperator(PoolOperator):
             "nvidia.com/gpu", "replicas": 4}]}}}; kept in a ConfigMap. Default none.
         driver_image: Image of the driver installer on a GKE pool with driver="daemonset". Default: the one included in
             GKE's node image.
+        efa_image: Image of EFA's device plugin on an EKS pool with network="efa", with its tag. Default: that of AWS's
+            chart.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
         namespace: The DaemonSet's namespace. Default kube-system, where its priority is allowed.
         timeout: How long to wait for the GPUs. Default 10 minutes.
@@ -64,7 +66,7 @@ class InstallDevicePluginOperator(PoolOperator):
         GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options", "config")
+    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "efa_image", "options", "config")
     _doing = "installed the device plugin of {pool}"
     operator_extra_links = LINKS
     ui_color = "#d9f2d9"
@@ -78,6 +80,7 @@ class InstallDevicePluginOperator(PoolOperator):
         options: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         driver_image: str | None = None,
+        efa_image: str | None = None,
         container_resources: Mapping[str, Any] | None = None,
         namespace: str = NAMESPACE,
         timeout: float | timedelta = timedelta(minutes=10),
@@ -93,6 +96,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.options = dict(options or {})
         self.config = dict(config) if config else None
         self.driver_image = driver_image
+        self.efa_image = efa_image
         self.container_resources = self._by_keyword("container_resources", container_resources, None)
         self.namespace = self._by_keyword("namespace", namespace, NAMESPACE)
         self.wait_timeout = duration("timeout", timeout)
@@ -123,6 +127,7 @@ class InstallDevicePluginOperator(PoolOperator):
             change, name = "unchanged", str(server)
             self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
         self._install_driver(api)
+        self._install_efa(api)
         return {"pool": self.gpu_pool.name, "served_by": name, "change": change}, ServerClock(api).now()
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
@@ -131,6 +136,20 @@ class InstallDevicePluginOperator(PoolOperator):
 
         changes = {server_side_apply(api, each, dry_run=self.plan_only) for each in plugin.manifests()}
         return changes.pop() if len(changes) == 1 else "configured"
+
+    def _install_efa(self, api: ApiClient) -> None:
+        from airflow_gpu_provider.addons import efa_plugin
+        from airflow_gpu_provider.cluster.apply import server_side_apply
+
+        if not efa_plugin.is_wanted(self.gpu_pool):
+            return
+        server = efa_plugin.look(api, self.gpu_pool)
+        if server is not None:
+            self.log.info("EFA interfaces of pool %s are handed out by %s", self.gpu_pool.name, server)
+            return
+        manifest = efa_plugin.manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
+        change = server_side_apply(api, manifest, dry_run=self.plan_only)
+        self.log.info("EFA's device plugin %s: %s", manifest["metadata"]["name"], change)
 
     def _install_driver(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.device_plugin import driver_manifest

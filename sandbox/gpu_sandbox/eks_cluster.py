@@ -147,6 +147,7 @@ class EksCluster:
                 "gpu_product": known.gpu.product,
                 "gpu_memory_mib": known.gpu.memory_gib * 1024,
             }
+        hardware["efa_interfaces"] = instance.efa_interfaces
         if instance.disk_gib:
             hardware["disk_bytes"] = instance.disk_gib * _GIB
         image = node_image(instance.ami_type, instance.instance_type, kubernetes=version)

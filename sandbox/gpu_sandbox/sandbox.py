@@ -495,6 +495,7 @@ def default_images() -> tuple[Image, ...]:
         Image(pattern="busybox*"),
         Image(pattern="alpine*"),
         Image(pattern="nvcr.io/nvidia/k8s-device-plugin:*", kind="device-plugin"),
+        Image(pattern="*/eks/aws-efa-k8s-device-plugin:*", kind="efa-plugin"),
     )
 
 

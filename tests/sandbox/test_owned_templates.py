@@ -209,6 +209,19 @@ def test_somebody_else_s_template_of_that_name_is_left_alone(account: Account, p
     assert templates(account) == {f"{CLUSTER}/{GROUP_A}": 1}
 
 
+def test_who_may_not_read_its_versions_goes_on_with_what_there_is(
+    account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools.ready(**FAST)
+    files, lacking = ("eks-full.json", "eks-owned-templates.json"), ["ec2:DescribeLaunchTemplateVersions"]
+    policy = documented_roles.policy(*files, without=lacking, **account.placeholders)
+    key = account.cloud.add_identity("airflow", policy=policy)
+    connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
+    plan = pools.platform(disk_throughput=700).plan(0)
+    assert not [change for change in plan.changes if change.action == "upgrade"]
+    assert plan.unread == ("launch templates are not compared: ec2:DescribeLaunchTemplateVersions is not allowed",)
+
+
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     request: pytest.FixtureRequest, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,11 +165,13 @@ class Eks(EKSBackend):
         self._creation.make_own_role()
         if request["launch_template"]:
             request["launch_template"] = self._creation.resolved(request["launch_template"])
+        template = request["launch_template"]
+        data = self._creation.launch_template_data(template) if template else {}
         group = NodeGroup(
             cluster=cluster,
             now=self.clock.utc_now(),
             timings=self._around.timings,
-            volumes=self._creation.volumes(request["launch_template"]),
+            template=data,
             cluster_name=cluster_name,
             nodegroup_name=nodegroup_name,
             account_id=self.account_id,
@@ -177,8 +179,6 @@ class Eks(EKSBackend):
             aws_partition=self.partition,
             **(request | {"scaling_config": scaling, "ami_type": self._creation.ami_type(request)}),
         )
-        data = self._creation.launch_template_data(group.launch_template) if group.launch_template else {}
-        group.use_disk(data)
         if data.get("InstanceType"):
             group.instance_types = []
         group.release_version = data.get("ImageId") or request["release_version"] or self._newest_release(group)

@@ -42,6 +42,7 @@ class Instance:
     """Of the volume for images and pods; None for an instance of a self-managed Auto Scaling group."""
     disk_mib_per_second: float | None = None
     """What the disk for images writes; None for an instance of a self-managed Auto Scaling group."""
+    efa_interfaces: int = 0
     joins_as: Instance | None = None
     """What its kubelet registers with, where EKS adds the rest only afterwards: see Registration."""
 

@@ -156,12 +156,6 @@ class NodeGroupCreation:
         template = version.template
         return {"id": template.id, "name": template.name, "version": str(version.number)}
 
-    def volumes(self, launch_template: Mapping[str, str] | None) -> dict[str, int]:
-        """Return the sizes in GiB that a user's template gives to volumes, by the device's name."""
-        data = self.launch_template_data(launch_template) if launch_template else {}
-        sizes = {each.get("DeviceName"): (each.get("Ebs") or {}).get("VolumeSize") for each in _mappings(data)}
-        return {device: int(size) for device, size in sizes.items() if device and size}
-
     def ami_type(self, request: Mapping[str, Any]) -> str:
         """Return what EKS says of a group: CUSTOM where the template names the AMI, by default AL2023 without GPUs."""
         template = request.get("launch_template")
@@ -213,8 +207,7 @@ class NodeGroupCreation:
     def use_version(self, group: NodeGroup, asg: AutoScalingGroup, template: Mapping[str, str] | None) -> None:
         """Have a group's next machines made from another version of its template: the user's, or EKS's own."""
         if template:
-            group.use_volumes(self.volumes(template))
-            group.use_disk(self.launch_template_data(template))
+            group.use_template(self.launch_template_data(template))
         own = asg.ec2_launch_template
         policy = deepcopy(asg.mixed_instances_policy)
         if own is None or policy is None:
@@ -248,11 +241,6 @@ class NodeGroupCreation:
             {},
         )
         return {"LaunchTemplateId": template.id, "Version": "1"}
-
-
-def _mappings(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = data.get("BlockDeviceMappings") or ()
-    return found
 
 
 def _asg_tags(group: NodeGroup) -> dict[str, str]:

@@ -13,7 +13,7 @@ from moto.eks.models import Cluster, Nodegroup
 from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws.interface import AwsTimings
-from gpu_sandbox.aws.node_images import Volumes, image_disk_gib, image_disk_mib
+from gpu_sandbox.aws.node_images import image_disk_gib, image_disk_mib
 from gpu_sandbox.aws.registration import Registration, kubernetes_taint
 
 Status = Literal["CREATING", "ACTIVE", "UPDATING", "DELETING", "CREATE_FAILED", "DELETE_FAILED", "DEGRADED"]
@@ -46,15 +46,14 @@ class NodeGroup(Nodegroup):
     """moto's node group, with states that pass."""
 
     def __init__(
-        self, *, cluster: Cluster, now: datetime, timings: AwsTimings, volumes: Volumes, **fields: Any
+        self, *, cluster: Cluster, now: datetime, timings: AwsTimings, template: Mapping[str, Any], **fields: Any
     ) -> None:
         super().__init__(**fields)
         self.cluster = cluster
         self.created_at = self.modified_at = now
         self._disk_gib = int(self.disk_size) if self.launch_template is None else None
         self.disk_size = self._disk_gib  # type: ignore[assignment]
-        self.use_volumes(volumes)
-        self.use_disk({})
+        self.use_template(template)
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
         self.resources: dict[str, Any] = {}
         self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
@@ -65,12 +64,14 @@ class NodeGroup(Nodegroup):
         self.settles_at = now + timedelta(seconds=timings.nodegroup_create)
         self.gives_up_at = now + timedelta(seconds=timings.nodegroup_create_timeout)
 
-    def use_volumes(self, volumes: Volumes) -> None:
-        """Give the nodes that are launched from now on the volumes of a version of a template."""
+    def use_template(self, data: Mapping[str, Any]) -> None:
+        """Give the nodes that are launched from now on what a version of the user's template says; {} for none."""
+        mappings = data.get("BlockDeviceMappings") or ()
+        sizes = {each.get("DeviceName"): (each.get("Ebs") or {}).get("VolumeSize") for each in mappings}
+        volumes = {str(device): int(size) for device, size in sizes.items() if device and size}
         self.image_disk_gib = image_disk_gib(self.ami_type, disk_gib=self._disk_gib, volumes=volumes)
-
-    def use_disk(self, data: Mapping[str, Any]) -> None:
-        """Give them the disk for images that a version of a template, with this data, makes of it."""
+        interfaces = data.get("NetworkInterfaces") or ()
+        self.efa_interfaces = sum(str(each.get("InterfaceType")).startswith("efa") for each in interfaces)
         types = [INSTANCE_TYPES.get(name, {}) for name in self.instance_types or ()]
         has_local_disk = bool(types) and all(each.get("InstanceStorageInfo") for each in types)
         self.image_disk_mib = image_disk_mib(self.ami_type, data, has_local_disk=has_local_disk)
@@ -104,6 +105,7 @@ class NodeGroup(Nodegroup):
             ami_type=self.ami_type,
             disk_gib=self.image_disk_gib,
             disk_mib_per_second=self.image_disk_mib,
+            efa_interfaces=self.efa_interfaces,
         )
 
 

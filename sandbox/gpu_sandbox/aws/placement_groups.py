@@ -60,7 +60,7 @@ class PlacementGroups(LaunchTemplates):
             if name not in self._groups:
                 raise PlacementGroupError("Unknown", name)
         found = [each for each in self._groups.values() if not names or each.name in names]
-        shown = [self._shown(each) for each in found if all(_has(each, *one) for one in filters.items())]
+        shown = [self._shown(each) for each in found if all(_has(each, name, list(of)) for name, of in filters.items())]
         return ActionResult({"PlacementGroups": shown})
 
     def delete_placement_group(self) -> ActionResult:

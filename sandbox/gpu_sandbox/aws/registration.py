@@ -38,6 +38,7 @@ class Registration:
     ami_type: str | None = None
     disk_gib: int | None = None
     disk_mib_per_second: float | None = None
+    efa_interfaces: int = 0
 
 
 def kubernetes_taint(taint: Mapping[str, str]) -> Taint:
@@ -125,4 +126,5 @@ def _describe(instance: Ec2Instance, *, registration: Registration, asg_name: st
         ami_type=registration.ami_type,
         disk_gib=registration.disk_gib,
         disk_mib_per_second=registration.disk_mib_per_second,
+        efa_interfaces=registration.efa_interfaces,
     )

@@ -64,6 +64,8 @@ def of(
     """The program and its arguments. Raises ContainerStartError when neither pod nor image names one."""
     if image.kind == "device-plugin":
         return device_plugin.command(variables, node_has_gpus=home.node.gpus_usable)
+    if image.kind == "efa-plugin":
+        return device_plugin.IDLE_COMMAND
     if image.kind == "driver":
         return device_plugin.driver_command(is_init=record.is_init and not record.is_sidecar)
     asked = [*(container.get("command") or ()), *(container.get("args") or ())]

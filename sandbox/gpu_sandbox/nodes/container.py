@@ -291,6 +291,8 @@ class ContainerRunner:
             process.signal(signal.SIGKILL)  # stopped while it was being started
         if image.kind == "device-plugin":
             self._home.node.device_plugin_started(self, variables)
+        if image.kind == "efa-plugin":
+            self._home.node.efa_plugin_started(self)
         if image.kind == "driver" and not record.is_init:
             self._home.node.driver_installed()
         self._watch_memory(process)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from gpu_sandbox.nodes import clock
 
 _IDLE = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
+IDLE_COMMAND = ["sh", "-c", _IDLE]
+"""A plugin that does what it does until it is told to end."""
 _FAIL = "exit 1"
 _DRIVER_DONE = "echo 'NVIDIA driver installed (simulated)'; "
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_sandbox.nodes import clock, device_plugin, gpus, quantities
 from gpu_sandbox.nodes.api import STRATEGIC_MERGE_PATCH, Api
+from gpu_sandbox.nodes.efa import EfaPlugins
 from gpu_sandbox.nodes.errors import ApiError
 from gpu_sandbox.nodes.image_transfers import ImageTransfers
 from gpu_sandbox.nodes.spec import NodeSpec
@@ -59,6 +60,7 @@ class Node:
         self._ready_since = clock.seconds_text(clock.now())
         self._plugins: list[ContainerRunner] = []
         self._ever_registered = False
+        self._efa = EfaPlugins(spec.efa_interfaces)
         self._driver_loaded = spec.driver_seconds == 0
         self._shutting_down = False
         self._requests: dict[str, dict[str, Decimal]] = {}
@@ -210,14 +212,14 @@ class Node:
         }
         if self._ever_registered or self._registered:
             capacity[gpus.RESOURCE] = str(len(self.gpus))
-        return capacity
+        return capacity | self._efa.capacity()
 
     def allocatable(self) -> dict[str, str]:
         """What pods may ask for now."""
         amounts = self._capacity()
         if gpus.RESOURCE in amounts and not self._registered:
             amounts[gpus.RESOURCE] = "0"
-        return amounts
+        return amounts | self._efa.allocatable()
 
     def shut_down(self) -> None:
         """The machine shuts down: not Ready any more, and no new pods."""
@@ -251,8 +253,15 @@ class Node:
         runner.logs[-1].write("stderr", device_plugin.start_log(registered=self._registered, failing=failing))
         self._registration_may_have_changed()
 
+    def efa_plugin_started(self, runner: ContainerRunner) -> None:
+        """A container of EFA's device plugin runs on this node."""
+        self._efa.started(runner)
+        self._status_changed(self)
+
     def device_plugin_ended(self, runner: ContainerRunner) -> None:
-        """A container has ended; if it was a device plugin its GPUs are no longer allocatable."""
+        """A container has ended; if it was a device plugin what it handed out is no longer allocatable."""
+        if self._efa.ended(runner):
+            self._status_changed(self)
         if runner in self._plugins:
             self._plugins.remove(runner)
             self._registration_may_have_changed()

@@ -36,6 +36,8 @@ class NodeSpec:
     GPUs are allocatable without a plugin pod. ``driver_seconds`` is how long after the Node NVIDIA's driver is there;
     None means never, until a container of an image of kind ``driver`` installs it on the node.
     ``disk_bytes`` is the size of the filesystem for images and pods.
+    ``efa_interfaces`` are handed out as vpc.amazonaws.com/efa while a container of an image of kind ``efa-plugin`` runs
+    on the node; with any, the driver has set huge pages aside.
     ``nvidia_is_apart``: NVIDIA's programs and libraries are mounted at /usr/local/nvidia and no variable is set, as by
     GKE's device plugin; otherwise nvidia-smi is in every container's PATH, as by NVIDIA's container toolkit.
     ``one_gpu_only`` is what the device plugin says to a container that asks for several GPUs; empty: it gives them.
@@ -51,6 +53,7 @@ class NodeSpec:
     cpus: int = 4
     memory_bytes: int = 16 * 2**30
     disk_bytes: int = 80 * 2**30
+    efa_interfaces: int = 0
     gpus: int = 0
     gpu_product: str = "NVIDIA-L4"
     gpu_memory_mib: int = 23034
@@ -87,7 +90,7 @@ class Image:
     """
 
     pattern: str
-    kind: Literal["host", "device-plugin", "driver"] = "host"
+    kind: Literal["host", "device-plugin", "driver", "efa-plugin"] = "host"
     folder: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     path_prefix: str = ""
