@@ -185,7 +185,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         nodes = counts.wanted()
         counts.fewest()
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
-            return self._bring_nothing()
+            return _bring_nothing(self.log, self.gpu_pool.name)
         reconciler = self._call_with_retries(lambda: self._open(context))
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
@@ -216,16 +216,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             return None
         check_max_cost(self.gpu_pool, most := as_amount(self.max_cost))
         return most
-
-    def _bring_nothing(self) -> dict[str, Any]:
-        self.log.warning(
-            "Pool %s: all tasks of the block have already started or ended, so no nodes are added. Either the DAG file "
-            "was changed during the run, or only this task was cleared. A task that is retried requests its own "
-            "node.",
-            self.gpu_pool.name,
-        )
-        counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
-        return {"pool": self.gpu_pool.name, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
     def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
@@ -260,7 +250,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
 
-        ends_by, nodes = run_ends_by(context), counts.wanted()
+        ends_by, nodes, longest = run_ends_by(context), counts.wanted(), self.give_up_after or self.wait_timeout
         max_cost = self._most
 
         def want() -> tuple[Outcome, datetime, datetime | None]:
@@ -268,7 +258,13 @@ class EnsureGpuPoolOperator(PoolOperator):
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
             outcome = reconciler.want(
-                key, nodes, until, gang=counts.of_one_zone, over_quota=over_quota, max_cost=max_cost
+                key,
+                nodes,
+                until,
+                gang=counts.of_one_zone,
+                over_quota=over_quota,
+                max_cost=max_cost,
+                waits_until=min(filter(None, (now + longest, latest))),
             )
             return outcome, now, latest
 
@@ -278,7 +274,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods else self.wait_for,
             started=now,
-            deadline=now + (self.give_up_after or self.wait_timeout),
+            deadline=now + longest,
             nodes=nodes,
             at_least=counts.fewest(),
             all_or_nothing=self.all_or_nothing,
@@ -350,6 +346,16 @@ class EnsureGpuPoolOperator(PoolOperator):
         time_phases(self, result["timeline"])
         span_phases(result["timeline"])
         return {**result, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []}
+
+
+def _bring_nothing(log: Any, pool: str) -> dict[str, Any]:
+    log.warning(
+        "Pool %s: all tasks of the block have already started or ended, so no nodes are added. Either the DAG file was"
+        " changed during the run, or only this task was cleared. A task that is retried requests its own node.",
+        pool,
+    )
+    counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
+    return {"pool": pool, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:

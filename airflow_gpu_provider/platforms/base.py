@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
     from airflow_gpu_provider.platforms.group_update import GroupUpdate
     from airflow_gpu_provider.platforms.refusals import Refusals
+    from airflow_gpu_provider.platforms.reserved import Reserved
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
@@ -153,6 +154,7 @@ class Group:
         owned: This package created it. Another is left as it was found, but for its size.
         update: What an "updating" group waits for; None where the cloud does not tell it.
         left_suspended: A process of this package suspended its launches for a moment, and died over it.
+        reserved: The reservation that its machines are of, where they are of one.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Group:
     owned: bool = True
     update: GroupUpdate | None = None
     left_suspended: bool = False
+    reserved: Reserved | None = None
 
     @property
     def live(self) -> tuple[Machine, ...]:

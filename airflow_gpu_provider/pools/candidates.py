@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
-"""The last two are those of external groups alone, whose owner has reserved the machines."""
+Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE", "RESERVED", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
+"""The last three are reserved: RESERVED machines are billed as those on demand, those of a block are paid ahead."""
 
 MARKETS: tuple[Market, ...] = get_args(Market)
 
@@ -20,6 +20,8 @@ class Candidate:
     zone: str
     instance_type: str
     market: Market
+    reservation: str = ""
+    """The cloud's name of what its machines are reserved by; empty where they are not, or the group says so itself."""
 
     def __str__(self) -> str:
         return f"{self.machine} in {self.zone}" if self.zone else self.machine
@@ -37,11 +39,15 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Preferences:
-    """What a pool's machines may be, each in order of preference; `zones` is empty where the spec names none."""
+    """What a pool's machines may be, each in order of preference; `zones` is empty where the spec names none.
+
+    Which machines `reservations` are of, the cloud alone knows: candidates of the market RESERVED are not listed.
+    """
 
     markets: Sequence[Market]
     types: Sequence[str]
     zones: Sequence[str]
+    reservations: Sequence[str] = ()
 
     def candidates(self, zones: Iterable[str], group_name: Callable[[str, str, Market], str]) -> tuple[Candidate, ...]:
         """Return the candidates over `zones`, the most preferred first; zones vary first, then types, then markets.
@@ -54,6 +60,7 @@ class Preferences:
         return tuple(
             Candidate(group=group_name(zone, name, market), zone=zone, instance_type=name, market=market)
             for market in self.markets
+            if market != "RESERVED"
             for name in self.types
             for zone in zones
         )
@@ -61,16 +68,24 @@ class Preferences:
     def include(self, candidate: Candidate) -> bool:
         """Return True if the spec still wants machines there; a group of an earlier spec may be elsewhere."""
         is_zone_wanted = not self.zones or candidate.zone in self.zones
-        return candidate.instance_type in self.types and candidate.market in self.markets and is_zone_wanted
+        is_reserved = candidate.reservation in self.reservations if candidate.reservation else True
+        is_market_wanted = _market(candidate) in self.markets and is_reserved
+        return candidate.instance_type in self.types and is_market_wanted and is_zone_wanted
 
     def rank(self, candidate: Candidate) -> tuple[Any, ...]:
         """Return a key that sorts candidates in order of preference; what the spec does not name comes last."""
         return (
-            _index(self.markets, candidate.market),
+            _index(self.markets, _market(candidate)),
+            _index(self.reservations, candidate.reservation),
             _index(self.types, candidate.instance_type),
             _index(self.zones, candidate.zone),
             candidate.zone,
         )
+
+
+def _market(candidate: Candidate) -> str:
+    """Return what a spec calls the market of a candidate: all that is reserved is RESERVED."""
+    return "RESERVED" if candidate.reservation else candidate.market
 
 
 def _index(order: Sequence[str], value: str) -> int:

@@ -13,6 +13,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.eks_reservations import problems as reservation_problems
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.template_needs import IN_TEMPLATES
 from airflow_gpu_provider.pools.template_needs import problems as template_problems
@@ -29,11 +30,12 @@ GPU_FAMILY = re.compile(r"(g|gr|p)\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 # botocore, LaunchTemplateSpecification: a number, $Latest or $Default.
 _TEMPLATE = re.compile(r"[\w().\-/]{3,128}(:([1-9]\d*|\$Latest|\$Default))?")
-_MARKETS = ("ON_DEMAND", "SPOT")
+_MARKETS = ("RESERVED", "ON_DEMAND", "SPOT")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
 # The fields that shape a node group; the device plugin's operator also learns from ami_type what nodes have.
 SHAPE = (
     "capacity_types",
+    "reservations",
     "zones",
     "subnets",
     "disk_size",
@@ -94,7 +96,9 @@ class EksGpuPool(GpuPool):
         region: AWS region, like "us-west-2".
         instance_types: EC2 types with NVIDIA GPUs, in order of preference. With manage="scale" they may be left out,
             and a run then gives nodes= instead of gpus=; where they are given, the groups' types have to be among them.
-        capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
+        capacity_types: "RESERVED", "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
+        reservations: Ids of On-Demand Capacity Reservations and Capacity Blocks, in order of preference, for
+            "RESERVED": those of the pool's types and zones are used (docs/reservations.md). None is bought.
         zones: Availability zones, in order of preference. Default: those of the subnets.
         subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
             zones where there is no other node group, the cluster's own, and the plan says so.
@@ -136,6 +140,7 @@ class EksGpuPool(GpuPool):
     region: str
     instance_types: Sequence[str] = ()
     capacity_types: Sequence[Market] = ("ON_DEMAND",)
+    reservations: Sequence[str] = ()
     zones: Sequence[str] = ()
     subnets: Sequence[str] = ()
     disk_size: int | None = None
@@ -200,11 +205,17 @@ class EksGpuPool(GpuPool):
     @property
     def preferences(self) -> Preferences:
         """What machines may be: capacity types, instance types and zones."""
-        return Preferences(markets=self.capacity_types, types=self.instance_types, zones=self.zones)
+        markets, names = self.capacity_types, self.reservations
+        return Preferences(markets=markets, types=self.instance_types, zones=self.zones, reservations=names)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
-        """Return the pool's candidates over `zones`, the most preferred first."""
+        """Return the pool's candidates over `zones`, the most preferred first; without those of reservations."""
         return self.preferences.candidates(zones, self._group_name)
+
+    def reserved_candidate(self, reservation: str, zone: str, instance_type: str, market: Market) -> Candidate:
+        """Return the candidate of a reservation."""
+        group = f"{self._group_name(zone, instance_type, market)}-{reservation}"
+        return Candidate(group=group, zone=zone, instance_type=instance_type, market=market, reservation=reservation)
 
     def _group_name(self, zone: str, instance_type: str, market: Market) -> str:
         zone_suffix = zone.removeprefix(self.region).strip("-")
@@ -213,12 +224,12 @@ class EksGpuPool(GpuPool):
 
     def _group_fields(self) -> dict[str, Any]:
         """Leave out what an earlier release had not, where it is not set: its groups have the hash without."""
-        found = super()._group_fields()
-        return {name: value for name, value in found.items() if value not in (None, False) or name not in IN_TEMPLATES}
+        unset = {name for name in (*IN_TEMPLATES, "reservations") if not getattr(self, name)}
+        return {name: value for name, value in super()._group_fields().items() if name not in unset}
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("instance_types", "zones", "subnets", "node_groups", "asg_names"):
+        for name in ("instance_types", "reservations", "zones", "subnets", "node_groups", "asg_names"):
             self._set(name, as_tuple(getattr(self, name)))
         self._set("capacity_types", as_constants(self.capacity_types))
         for name in ("disk_size", "disk_throughput", "disk_iops"):
@@ -232,10 +243,12 @@ class EksGpuPool(GpuPool):
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
         if "CAPACITY_BLOCK" in self.capacity_types:
             raise self._error(
-                "capacity_types: this package creates no groups for Capacity Blocks, which need a launch template",
-                'Create one and name it in node_groups, with manage="scale" (docs/groups-of-others.md).',
+                "capacity_types: a Capacity Block is one of the pool's reservations",
+                'Name it in reservations, and "RESERVED" here (docs/reservations.md).',
             )
-        self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
+        self._check(
+            "capacity_types", partial(are_some_of, _MARKETS), "RESERVED, ON_DEMAND, SPOT, or some of them, in order"
+        )
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
         if self.launch_template is not None:
             wanted = "a launch template's name or id, with :3, :$Latest or :$Default where a version is meant"
@@ -253,6 +266,8 @@ class EksGpuPool(GpuPool):
             [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
         ):
             self._refuse(template_problems(self))
+        if not is_template([self.reservations, self.capacity_types, self.launch_template, self.scaling]):
+            self._refuse(reservation_problems(self))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 
@@ -344,7 +359,14 @@ class EksGpuPool(GpuPool):
         for zone in self.zones:
             if not zone.startswith(self.region) or zone == self.region:
                 raise self._error(f"zone {zone!r} is not in region {self.region}")
-        for candidate in self.candidates(self.zones or (f"{self.region}a",)):
+        zones = self.zones or (f"{self.region}a",)
+        reserved = (
+            self.reserved_candidate(name, zone, kind, "RESERVED")
+            for name in self.reservations
+            for zone in zones
+            for kind in self.instance_types
+        )
+        for candidate in (*self.candidates(zones), *reserved):
             if not is_template(candidate.group) and len(candidate.group) > _MAX_GROUP_NAME:
                 raise PoolSpecError(
                     f"Pool {self.name}: the node group's name {candidate.group} is longer than EKS allows.",

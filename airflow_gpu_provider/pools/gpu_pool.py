@@ -146,11 +146,11 @@ class GpuPool(ABC):
         return tuple(Taint.parse(text) for text in self.taints)
 
     def price(self, market: str) -> float | None:
-        """Return what a node on `market` costs per hour, or None where the spec has no price."""
+        """Return what a node on `market` costs per hour, RESERVED as on demand; None where the spec has no price."""
         prices = self.price_per_hour
-        if isinstance(prices, str):
-            return None
-        return prices.get(market) if isinstance(prices, dict) else prices
+        if not isinstance(prices, dict):
+            return None if isinstance(prices, str) else prices
+        return prices.get(market, prices.get("ON_DEMAND") if market == "RESERVED" else None)
 
     @property
     def has_list_prices(self) -> bool:

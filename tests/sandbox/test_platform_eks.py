@@ -638,7 +638,10 @@ class TestWhere:
         platform = pools.platform(zones=[], subnets=[])
         plan = platform.plan(1)
         assert [c.zone for c in platform._source.candidates()] == [A, B]
-        assert {zone: subnet.id for zone, subnet in platform._source._subnets.items()} == {A: others[1], B: others[0]}
+        assert {zone: subnet.id for zone, subnet in platform._source._places.subnets.items()} == {
+            A: others[1],
+            B: others[0],
+        }
         assert not [line for line in plan.lines() if "!" in line]
 
     def test_what_this_package_made_is_no_example(self, account: Account, pools: Pools) -> None:
@@ -668,9 +671,9 @@ class TestWhere:
         platform = pools.platform(subnets=[])
         cluster = {**platform._eks.description, "resourcesVpcConfig": {"subnetIds": [public, private]}}
         platform._eks.__dict__["description"] = cluster
-        assert platform._source._subnets[A].id == private
+        assert platform._source._places.subnets[A].id == private
         # What the user names is taken as it stands.
-        assert pools.platform(subnets=[public, private])._source._subnets[A].id == public
+        assert pools.platform(subnets=[public, private])._source._places.subnets[A].id == public
 
     def test_a_zone_without_a_subnet(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="none of the subnets of cluster k8s-ml is in us-west-2d"):

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
-from airflow_gpu_provider.platforms.aws import fractional_gpus
+from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.platforms.aws import fractional_gpus, reservations
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
+from airflow_gpu_provider.platforms.aws.reservations import Reservation, target_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, issues
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
@@ -24,6 +25,8 @@ from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.candidates import Market
 from airflow_gpu_provider.pools.eks import GPU_FAMILY
 from airflow_gpu_provider.pools.values import taints_from_cloud
+
+_UNREAD = "capacity reservations are not read: ec2:DescribeCapacityReservations is not allowed (docs/iam.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ class ExternalGroups(GroupSource):
         eks.make_marks = lambda: LeaseMarks(eks.access.api_client())  # external groups are not tagged
         self._known: list[str] = []
         self._templates: dict[frozenset[tuple[str, str]], Mapping[str, Any]] = {}
+        self._targets: dict[str, str] = {}
+        """The reservation that each group's template targets, by group, as last seen."""
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(map(self._candidate, self._read()))
@@ -76,10 +81,16 @@ class ExternalGroups(GroupSource):
         read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
         self._check_tags(named)
-        groups = tuple(map(self._group, named))
+        self._targets = self._targets_of(named)
+        reserved = self._read_reservations()
+        groups = self._judged(named, reserved)
         affordable = candidates_with_room([group for group in groups if group.name not in left_out])
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
-        return Plan(pool=self._pool.name, grow=grow, notes=notes)
+        unread = () if reserved is not None else (_UNREAD,)
+        of_them = (
+            () if reserved is None else reservations.notes(self._targets.values(), reserved, self._eks.scaling.now())
+        )
+        return Plan(pool=self._pool.name, grow=grow, notes=(*notes, *of_them), unread=unread)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
         """Do nothing: others own the groups."""
@@ -147,7 +158,26 @@ class ExternalGroups(GroupSource):
     # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
-        return tuple(map(self._group, self._read()))
+        # Reservations before groups: an instance that is launched in between is not missed in both.
+        before, known = self._targets, self._read_reservations()
+        named = self._read()
+        self._targets = self._targets_of(named)
+        return self._judged(named, known if before == self._targets else self._read_reservations())
+
+    def _targets_of(self, named: Sequence[_Named]) -> dict[str, str]:
+        found = {each.name: target_of(self._template(each.asg)) for each in named}
+        return {group: id_ for group, id_ in found.items() if id_}
+
+    def _read_reservations(self) -> dict[str, Reservation] | None:
+        """Return the reservations that groups target; None where the account may not read them: EC2 then says no."""
+        try:
+            return reservations.read(self._eks.clients.ec2, set(self._targets.values()))
+        except PermissionDenied:
+            return None
+
+    def _judged(self, named: Sequence[_Named], found: Mapping[str, Reservation] | None) -> tuple[Group, ...]:
+        groups = tuple(map(self._group, named))
+        return groups if found is None else reservations.judge(groups, self._targets, found, self._eks.scaling.now())
 
     def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
         """Return the groups' own smallest sizes, by name: below those AWS does not go."""
@@ -236,6 +266,8 @@ def candidate(
     """Return where a group's machines come from."""
     types = machine_types(asg, node_group, template)
     market: Market = node_group.get("capacityType", "ON_DEMAND") if node_group else _market(asg, template)
+    if market == "ON_DEMAND" and target_of(template):
+        market = "RESERVED"
     zones = sorted(asg.get("AvailabilityZones", []))
     return Candidate(group=name, zone=", ".join(zones), instance_type=types[0] if types else "", market=market)
 

@@ -30,6 +30,7 @@ _OUT_OF_STOCK = (
     "InsufficientReservedInstanceCapacity",
     "ReservationCapacityExceeded",
     "UnfulfillableCapacity",
+    "sufficient compatible and available capacity",
     "no spot capacity available",
     "do not have sufficient",
     "is not supported in your requested Availability Zone",
@@ -101,7 +102,10 @@ def instance_end(instance: Mapping[str, Any]) -> MachineEnd | None:
     if state not in _ENDING:
         return None
     why = reason.get("Message") or instance.get("StateTransitionReason") or "no reason given"
-    return MachineEnd(why=f"EC2: {state}, {why}", taken_back=reason.get("Code") in _TAKEN_BACK)
+    code = reason.get("Code") or ""
+    # A block that ends takes its instances; AWS documents no code for it.
+    of_block = instance.get("InstanceLifecycle") == "capacity-block" and code.startswith("Server.")
+    return MachineEnd(why=f"EC2: {state}, {why}", taken_back=of_block or code in _TAKEN_BACK)
 
 
 def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> str:

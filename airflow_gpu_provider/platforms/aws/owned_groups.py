@@ -18,16 +18,18 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_cha
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.efa import Fabric, check_subnets, read_fabric
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
-from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
+from airflow_gpu_provider.platforms.aws.network import security_notes, subnet_notes
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
+from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates, ReservedNow
+from airflow_gpu_provider.platforms.aws.reserved_groups import market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.owned_groups import Offers, by_reason, compare_offers
+from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
@@ -47,54 +49,44 @@ class OwnedGroups(GroupSource):
     def __init__(self, eks: EksCluster, owner: str) -> None:
         self._eks = eks
         self._pool = eks.pool
+        self._places = OwnedCandidates(eks)
         self._order: tuple[str, ...] = ()  # of the groups, as last observed
         self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
 
     # -- where its groups can be -----------------------------------------------------------------------------
 
     @cached_property
-    def _subnets(self) -> dict[str, Subnet]:
-        """The subnet of each zone, by zone."""
-        if self._pool.subnets:
-            return zone_subnets(self._eks.clients.ec2, self._pool, of_nodes=(), of_cluster=())
-        return zone_subnets(
-            self._eks.clients.ec2,
-            self._pool,
-            of_nodes={subnet for group in self._eks.groups.neighbours for subnet in group.get("subnets", ())},
-            of_cluster=self._eks.description["resourcesVpcConfig"]["subnetIds"],
-            has_ipv6_pods=self._eks.description.get("kubernetesNetworkConfig", {}).get("ipFamily") == "ipv6",
-        )
-
-    @cached_property
-    def _offers(self) -> Offers:
-        offered = offered_types(self._eks.clients.ec2, self._pool, self._subnets)
-        return compare_offers(self._pool, self._subnets, offered, cloud="EC2")
-
-    @cached_property
     def _fabric(self) -> Fabric | None:
         return read_fabric(self._eks.clients.ec2, self._pool, self._eks.description)
 
     def candidates(self) -> tuple[Candidate, ...]:
-        return self._offers.candidates
+        return self._places.all()
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
     def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         names = self._eks.groups.names()
         groups = self._eks.groups.read(names)
-        candidates = [each for each in self.candidates() if each.group not in left_out]
-        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
+        reserved = self._places.reserved_now()
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, reserved)
+        candidates = [each for each in self._places.useful(reserved, groups) if each.group not in left_out]
         stale_tags = {group.name: reported(group.stale_tags) for group in observed}
         specs = self._specs(candidates, groups)
         changes = eks_spec.changes(specs, groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
-        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        grow = growth_notes(self._pool, nodes, reserved.open(candidates), observed, datetime.now(UTC))
         newest, upgrades, behind = self._compare_versions(specs, groups, observed)
         return Plan(
             pool=self._pool.name,
             changes=(*changes, *upgrades),
             grow=grow,
-            notes=(*self._notes(candidates, groups), *behind, *to_know, *eks_spec.limit_notes(names, changes)),
+            notes=(
+                *reserved.notes,
+                *self._notes(candidates, groups),
+                *behind,
+                *to_know,
+                *eks_spec.limit_notes(names, changes),
+            ),
             unread=newest.unread,
         )
 
@@ -122,7 +114,7 @@ class OwnedGroups(GroupSource):
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
         eks_spec.check_image(self._pool, self._eks.description["version"])
         if self._fabric:
-            check_subnets(self._fabric, [*self._subnets.values()], self._pool)
+            check_subnets(self._fabric, [*self._places.subnets.values()], self._pool)
         fractional_gpus.check(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
@@ -229,7 +221,7 @@ class OwnedGroups(GroupSource):
                 pool=self._pool,
                 owner=self._owner,
                 candidate=candidate,
-                subnet=self._subnets[candidate.zone].id,
+                subnet=self._places.subnets[candidate.zone].id,
                 node_role=role,
                 fabric=self._fabric,
                 min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
@@ -239,11 +231,11 @@ class OwnedGroups(GroupSource):
 
     def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
         to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
-        subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
+        subnets = [subnet for zone, subnet in self._places.subnets.items() if zone in to_come]
         return (
             *subnet_notes(subnets, self._pool),
             *self._security_notes(),
-            *self._offers.notes,
+            *self._places.notes,
             *type_notes(self._pool),
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
             *self._disk_notes(candidates),
@@ -291,11 +283,16 @@ class OwnedGroups(GroupSource):
     def observe(self) -> tuple[Group, ...]:
         order = {name: number for number, name in enumerate(self._order)}
         names = sorted(self._eks.groups.of_pool(), key=lambda name: order.get(name, len(order)))
+        reserved = self._places.reserved_now()  # before groups: an instance launched in between is not missed in both
         groups, states = self._eks.look(names)
-        return self._observe({name: raw for name, raw in groups.items() if is_owned(raw, self._pool)}, states)
+        owned = {name: raw for name, raw in groups.items() if is_owned(raw, self._pool)}
+        return self._observe(owned, reserved, states)
 
     def _observe(
-        self, groups: Mapping[str, Mapping[str, Any]], states: Mapping[str, AsgState] | None = None
+        self,
+        groups: Mapping[str, Mapping[str, Any]],
+        reserved: ReservedNow,
+        states: Mapping[str, AsgState] | None = None,
     ) -> tuple[Group, ...]:
         """Return node groups with their Auto Scaling side, which is read where it is not given.
 
@@ -307,15 +304,16 @@ class OwnedGroups(GroupSource):
         found = [self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values()]
         found.sort(key=lambda group: self._pool.preferences.rank(group.candidate))
         self._order = tuple(group.name for group in found)
-        return tuple(found)
+        return reserved.judge(found)
 
     def _group(self, raw: Mapping[str, Any], state: AsgState) -> Group:
         asg, pool = state.asg, self._pool
         candidate = Candidate(
             group=raw["nodegroupName"],
             zone=raw["tags"].get(ZONE_TAG) or next(iter(asg.get("AvailabilityZones", [])), ""),
-            instance_type=next(iter(raw.get("instanceTypes", [])), ""),
-            market=raw.get("capacityType", "ON_DEMAND"),
+            instance_type=next(iter(types_of(raw)), ""),
+            market=market_of(raw),
+            reservation=reservation_of(raw),
         )
         group = group_of(candidate, raw, state)
         is_wanted = pool.preferences.include(candidate)

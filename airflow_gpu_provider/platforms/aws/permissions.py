@@ -73,7 +73,11 @@ def questions(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),
         Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
-        *(_template_questions(pool, f"arn:{partition}:ec2:{region}:{account}") if needs(pool) else ()),
+        *(
+            _template_questions(pool, f"arn:{partition}:ec2:{region}:{account}")
+            if needs(pool) or pool.reservations
+            else ()
+        ),
     )
 
 

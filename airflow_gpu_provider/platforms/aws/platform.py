@@ -18,6 +18,7 @@ from airflow_gpu_provider.platforms.aws.group_state import instance_end, instanc
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
+from airflow_gpu_provider.platforms.aws.reserved_groups import types_of
 from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
@@ -80,7 +81,7 @@ class EksPlatform(CloudPlatform):
     def update_autoscaler_tags(self, groups: Collection[str]) -> None:
         for name, raw in self._eks.groups.owned().items():
             if name in groups and (asg := asg_name(raw)):
-                self._eks.write_autoscaler_tags(asg, raw["instanceTypes"][0])
+                self._eks.write_autoscaler_tags(asg, types_of(raw)[0])
 
     # -- sizes and the switch --------------------------------------------------------------------------------
 

@@ -21,8 +21,9 @@ def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate])
     """Return them; what AWS does not say is unknown, with the reason."""
     types: dict[str, list[str]] = {"ON_DEMAND": [], "SPOT": []}
     for each in candidates:
-        if each.instance_type not in (*types.get(each.market, ()), ""):
-            types.setdefault(each.market, []).append(each.instance_type)
+        market = "ON_DEMAND" if each.market == "RESERVED" else each.market
+        if each.instance_type not in (*types.get(market, ()), ""):
+            types.setdefault(market, []).append(each.instance_type)
     on_demand = _on_demand(clients, pool, types["ON_DEMAND"]) if types["ON_DEMAND"] else Unknown(why="")
     spot = _spot(clients, pool, types["SPOT"]) if types["SPOT"] else Unknown(why="")
 
@@ -31,7 +32,7 @@ def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate])
             return Unknown(why="the group's instance type is not known")
         if candidate.market == "SPOT":
             return spot if isinstance(spot, Unknown) else _in_zones(spot, candidate)
-        if candidate.market == "ON_DEMAND":
+        if candidate.market in ("ON_DEMAND", "RESERVED"):
             return on_demand if isinstance(on_demand, Unknown) else on_demand[candidate.instance_type]
         return Unknown(why="reserved capacity is paid for ahead of time")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
 from airflow_gpu_provider.platforms.aws.efa import Fabric
+from airflow_gpu_provider.platforms.aws.reserved_groups import RESERVATION_TAG, types_of
 from airflow_gpu_provider.platforms.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
@@ -63,7 +64,14 @@ class GroupSpec:
     def tags(self) -> dict[str, str]:
         """The user's tags and ours."""
         ours = {POOL_TAG: self.pool.name, SPEC_TAG: self.pool.spec_hash, ZONE_TAG: self.candidate.zone}
-        return {**self.pool.tags, **ours, **({OWNER_TAG: self.owner} if self.owner else {})}
+        of, kind = self.candidate.reservation, self.candidate.instance_type
+        reserved = {RESERVATION_TAG: f"{of} {kind}"} if of else {}
+        return {**self.pool.tags, **ours, **reserved, **({OWNER_TAG: self.owner} if self.owner else {})}
+
+    @property
+    def capacity_type(self) -> str:
+        """The group's market in EKS's words: what an On-Demand Capacity Reservation gives is on demand."""
+        return "ON_DEMAND" if self.candidate.market == "RESERVED" else self.candidate.market
 
     @property
     def taints(self) -> list[dict[str, str]]:
@@ -98,13 +106,14 @@ class GroupSpec:
             "scalingConfig": {"minSize": self.min_size, "desiredSize": self.min_size, "maxSize": pool.max_nodes},
             "subnets": [self.subnet],
             "nodeRole": self.node_role,
-            "instanceTypes": [self.candidate.instance_type],
-            "capacityType": self.candidate.market,
+            "capacityType": self.capacity_type,
             "labels": self.labels,
             "taints": self.taints,
             "tags": self.tags,
             "updateConfig": {"maxUnavailable": 1, "updateStrategy": UPDATE_STRATEGY},
         }
+        if self.capacity_type != "CAPACITY_BLOCK":  # whose template has the type
+            request["instanceTypes"] = [self.candidate.instance_type]
         if pool.ami_type != "CUSTOM":  # EKS refuses the word next to a template that names the AMI
             request["amiType"] = pool.ami_type
         if template:
@@ -136,8 +145,8 @@ class GroupSpec:
     def _immutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
         pool = self.pool
         pairs: list[tuple[str, Any, Any]] = [
-            ("instance type", ", ".join(group.get("instanceTypes", [])), self.candidate.instance_type),
-            ("capacity type", group.get("capacityType", "ON_DEMAND"), self.candidate.market),
+            ("instance type", ", ".join(types_of(group)), self.candidate.instance_type),
+            ("capacity type", group.get("capacityType", "ON_DEMAND"), self.capacity_type),
         ]
         if pool.ami_type != "CUSTOM":
             pairs.append(("ami_type", group.get("amiType"), pool.ami_type))
@@ -151,7 +160,8 @@ class GroupSpec:
             pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
         elif not self.has_own_template(group):
             found = (group.get("launchTemplate") or {}).get("name")
-            pairs.append(("launch_template", found, f"one of its own, for {', '.join(needs(pool))}"))
+            whys = (*needs(pool), *(("reservations",) if self.candidate.reservation else ()))
+            pairs.append(("launch_template", found, f"one of its own, for {', '.join(whys)}"))
         return fixed_differences(pairs)
 
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:

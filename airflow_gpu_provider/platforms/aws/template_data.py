@@ -32,9 +32,9 @@ def template_data(
 ) -> dict[str, Any] | None:
     """Return what a group's launch template of ours is to say; None where the group needs none.
 
-    No subnet, role, image or market is in it: EKS takes these from the group alone ("Customize managed nodes with
-    launch templates" in its user guide). Security groups are not, either, and EKS then adds the cluster's; only
-    interfaces of our own have to name it.
+    No subnet, role, image or market is in it, but for a Capacity Block's: EKS takes these from the group alone
+    ("Customize managed nodes with launch templates" in its user guide). Security groups are not, either, and EKS then
+    adds the cluster's; only interfaces of our own have to name it.
 
     Args:
         pool: The rendered spec.
@@ -42,18 +42,39 @@ def template_data(
         has_one: The group was made with one. EKS takes it from no group, so it then says what EKS itself would.
         fabric: The nodes' network, where it is not one plain interface.
     """
-    if pool.manage != "full" or not (has_one or needs(pool)):
+    if pool.manage != "full" or not (has_one or needs(pool) or candidate.reservation):
         return None
     pool = started_fast(pool, candidate.instance_type)
-    data: dict[str, Any] = {"MetadataOptions": _metadata(pool)}
+    data: dict[str, Any] = {"MetadataOptions": _metadata(pool), **_reserved(candidate)}
     if volume := _volume(pool):
         data["BlockDeviceMappings"] = [volume]
     if pool.user_data is not None:
         data["UserData"] = b64encode(as_text(pool.user_data, pool.ami_type).encode()).decode()
     if fabric:
         data["NetworkInterfaces"] = fabric.interfaces(candidate.instance_type)
-        data["Placement"] = {"GroupName": template_name(pool, candidate.group)}
+        # A block's machines are close together by themselves, and a reservation is of one placement group, or of none.
+        if not candidate.reservation:
+            data["Placement"] = {"GroupName": template_name(pool, candidate.group)}
     return data
+
+
+def _reserved(candidate: Candidate) -> dict[str, Any]:
+    """Return what targets the candidate's reservation.
+
+    A Capacity Block's template has the type too, and its market; that of an on-demand reservation must not (EKS user
+    guide, "Create a managed node group with Capacity Blocks"; awslabs/awsome-distributed-ai#1263).
+    """
+    if not candidate.reservation:
+        return {}
+    target = {"CapacityReservationTarget": {"CapacityReservationId": candidate.reservation}}
+    if candidate.market != "CAPACITY_BLOCK":
+        return {"CapacityReservationSpecification": target}
+    market = {"MarketType": "capacity-block"}
+    return {
+        "CapacityReservationSpecification": target,
+        "InstanceMarketOptions": market,
+        "InstanceType": candidate.instance_type,
+    }
 
 
 def _volume(pool: EksGpuPool) -> dict[str, Any] | None:

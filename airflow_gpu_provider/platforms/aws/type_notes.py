@@ -18,11 +18,11 @@ def type_notes(pool: EksGpuPool) -> tuple[str, ...]:
 
 def _reservation_notes(pool: EksGpuPool) -> list[str]:
     rare = [name for name in pool.instance_types if _BLOCK_FAMILIES.match(name)]
-    if not rare or "ON_DEMAND" not in pool.capacity_types:
+    if not rare or "ON_DEMAND" not in pool.capacity_types or pool.reservations:
         return []
     return [
-        f"{', '.join(rare)} are rarely available on demand: reserve a Capacity Block, and name its group in node_groups"
-        ' with manage="scale" (docs/groups-of-others.md), or have an open capacity reservation in the pool\'s zones'
+        f"{', '.join(rare)} are rarely available on demand: reserve a Capacity Block, and name it in reservations"
+        " (docs/reservations.md), or have an open capacity reservation in the pool's zones"
     ]
 
 

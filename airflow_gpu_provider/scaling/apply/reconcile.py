@@ -22,6 +22,7 @@ from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
+from airflow_gpu_provider.scaling.decide.awaited_reservation import until_it_begins
 from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
@@ -123,6 +124,7 @@ class Reconciler(PoolAccess):
         gang: int = 0,
         over_quota: Collection[str] | None = None,
         max_cost: float | None = None,
+        waits_until: datetime | None = None,
     ) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
@@ -133,6 +135,7 @@ class Reconciler(PoolAccess):
             gang: So many of the nodes must be in one zone.
             over_quota: What `Platform.groups_over_quota` has returned for it; None if nobody asked.
             max_cost: It ends when that is used, if this is before `until`.
+            waits_until: A reservation that begins by then is waited for; None: none is.
 
         Raises:
             PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was written.
@@ -152,10 +155,12 @@ class Reconciler(PoolAccess):
             lease = replace(lease, gang=gang, over_quota=seen, budget=budget)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease)).within_quota().within_price()
+            lease = until_it_begins(snapshot, lease, waits_until)
+            snapshot = replace(snapshot, leases=(*others, lease))
 
             def write() -> None:
                 write_demand(self.api, lease, check=lock.check)
-                self.ledger.begin(key, before.now, until, prices)
+                self.ledger.begin(key, before.now, lease.until, prices)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 

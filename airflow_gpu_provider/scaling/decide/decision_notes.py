@@ -31,6 +31,7 @@ def notes(
     short = wanted - counted - sum(placed.values())
     lines = [str(each) for lease in snapshot.leases for each in lease.unreadable]
     lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    lines += _not_reserved(snapshot, is_short=bool(placed) or short > 0)
     if wanted and not snapshot.groups and _long_wanted(snapshot):
         lines.append(
             f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
@@ -70,6 +71,15 @@ def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) 
     elif over:
         name, first = min(over.items(), key=lambda item: item[1].until)
         yield f"nothing is left to try; {candidates[name]} is next, at {first.until:%H:%M}Z"
+
+
+def _not_reserved(snapshot: PoolSnapshot, *, is_short: bool) -> Iterator[str]:
+    """Yield why reservations give no machine, where nodes are missing, and where their machines are to be empty."""
+    for group in snapshot.groups:
+        if group.reserved and group.live and group.reserved.has_ended:
+            yield f"{group.name} is emptied, and nodes come elsewhere: {group.reserved.why_not}"
+        elif group.reserved and group.reserved.why_not and is_short:
+            yield f"no {group.candidate}: {group.reserved.why_not}"
 
 
 def _refusals_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterator[str]:
@@ -120,6 +130,8 @@ def why_released(each: MachineStatus) -> str:
     """Return why a machine is released."""
     if each.overdue:
         return f"the time of its run is over; pod {each.overdue[0]} ends with it"
+    if each.is_ending:
+        return "what is reserved for it ends"
     if each.node and each.node.bad_gpu:
         return f"a GPU of it is broken ({each.node.bad_gpu})"
     if each.state == "broken" and each.node:

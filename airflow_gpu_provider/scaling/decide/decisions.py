@@ -33,6 +33,7 @@ SWITCH_MARGIN = timedelta(minutes=15)
 FORGET_AFTER = timedelta(days=1)
 """How long an expired lease that was never released is kept, for inspection."""
 
+_SWITCH_LEAD = timedelta(seconds=30)  # no cloud takes a switch for a moment that has passed when it reads it
 _SWITCH_SLACK = timedelta(minutes=5)  # a switch that is late by no more than this is not moved
 
 
@@ -134,7 +135,10 @@ def switch_time(snapshot: PoolSnapshot) -> datetime | None:
 
 
 def _switch_after(until: datetime) -> datetime:
-    at = until + SWITCH_MARGIN
+    return _next_minute(until + SWITCH_MARGIN)
+
+
+def _next_minute(at: datetime) -> datetime:
     minute = at.replace(second=0, microsecond=0)
     return at if at == minute else minute + timedelta(minutes=1)
 
@@ -291,7 +295,22 @@ def _switches(
         return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, even when no process looks at the pool.
     in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
-    return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
+    wanted = {group.name: _no_later_than_reserved(group, at, snapshot.now) for group in in_use}
+    return {g.name: wanted[g.name] for g in in_use if not _is_right(g.switch_at, wanted[g.name])}, ()
+
+
+def _no_later_than_reserved(group: Group, at: datetime, now: datetime) -> datetime:
+    """Return when the cloud is to scale a group to zero: at `at`, or sooner, when what is reserved for it ends.
+
+    The cloud drains its nodes then, with time for their pods to save what they have; a training goes on elsewhere.
+    """
+    reserved = group.reserved
+    if reserved is None or reserved.ends_at is None or at <= reserved.ends_at:
+        return at
+    if not reserved.has_ended:
+        return reserved.ends_at.replace(second=0, microsecond=0)
+    soon = _next_minute(now + _SWITCH_LEAD)
+    return group.switch_at if group.switch_at and now < group.switch_at <= soon else soon
 
 
 def _sooner(groups: Sequence[Group], machines: tuple[MachineStatus, ...], now: datetime) -> dict[str, datetime]:

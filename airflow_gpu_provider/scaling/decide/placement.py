@@ -32,6 +32,7 @@ def place(
     """
     over = passed_over(groups, now)
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
+    open_groups = [group for group in open_groups if not (group.reserved and group.reserved.why_not)]
     placed: Counter[str] = Counter(gangs or {})
     total = missing + placed.total()
     for group in open_groups:

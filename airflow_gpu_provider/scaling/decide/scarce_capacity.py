@@ -129,8 +129,9 @@ def tried_in_words(times: int) -> str:
 class Tried:
     """The outcome for one candidate in a wait.
 
-    `times` is how many launches failed; 0 if it was skipped because of an earlier failure. `at`, `why` and `reason`,
-    the short form of `why`, are those of the newest failure.
+    `times` is how many launches failed; 0 if it was skipped because of an earlier failure, or what is reserved for it
+    gives no machine (`kind` is then "reserved" where that is for good). `at`, `why` and `reason`, the short form of
+    `why`, are those of the newest failure.
     """
 
     group: Group
@@ -142,8 +143,15 @@ class Tried:
     quota: str | None
 
     def __str__(self) -> str:
+        if self.is_reserved:
+            return f"{self.group.candidate} (not tried)"
         often = tried_in_words(self.times) if self.times else "not tried"
         return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z)"
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether its reservation is why it was not tried."""
+        return not self.times and self.group.reserved is not None and self.why == self.group.reserved.why_not
 
     @property
     def cause(self) -> tuple[str, ...]:
@@ -185,12 +193,14 @@ def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
     over = backoff.passed_over(snapshot.groups, snapshot.now)
     since -= _CLOCKS_APART
     found = []
-    for group in snapshot.groups:
+    for number, group in enumerate(snapshot.groups):
         failures = [each for each in group.failures if each.at >= since]
         own = [group.launch_failure] if group.launch_failure else []
         remembered = [over[group.name].failure] if group.name in over else []
         newest = next(iter([*failures[-1:], *(each for each in own if each.at >= since), *remembered]), None)
         if newest is None:
+            later = any(each.live for each in snapshot.groups[number + 1 :])
+            found += [_not_reserved(snapshot, group)] if _gives_none(group) and (later or not group.live) else []
             continue
         times = len(failures) or len([each for each in own if each.at >= since])
         found.append(
@@ -205,6 +215,17 @@ def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
             )
         )
     return tuple(found)
+
+
+def _gives_none(group: Group) -> bool:
+    return group.reserved is not None and bool(group.reserved.why_not)
+
+
+def _not_reserved(snapshot: PoolSnapshot, group: Group) -> Tried:
+    reserved = group.reserved
+    why, is_over = (reserved.why_not, reserved.is_over) if reserved else ("", True)
+    kind = "reserved" if is_over else "out_of_stock"
+    return Tried(group=group, times=0, at=snapshot.now, why=why, reason=why, kind=kind, quota=None)
 
 
 def in_words(found: Sequence[Tried]) -> str:

@@ -78,14 +78,15 @@ def no_capacity(
         have: A sentence about the existing nodes.
         more_time_by: The argument that would give it more time.
     """
-    if any(each.kind == "out_of_stock" for each in found):
+    kinds = {each.kind for each in found}
+    if "out_of_stock" in kinds or kinds == {"reserved"}:
         return OutOfStock(
             f"{have} No capacity for {scarce_capacity.in_words(found)}.",
             f"{how_to_widen(snapshot.pool)}, or give it more time{f' with {more_time_by}' if more_time_by else ''}.",
             pool=snapshot.pool.name,
             tried=[each.to_result() for each in found],
         )
-    return quota_exceeded(snapshot, found) if any(each.kind == "quota" for each in found) else None
+    return quota_exceeded(snapshot, found) if "quota" in kinds else None
 
 
 def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -39,6 +39,7 @@ class MachineStatus:
             it is in another pool.
         holders: The pods for which it must stay.
         overdue: The pods that still run there although their run's time has passed.
+        is_ending: What is reserved for it ends: the cloud takes it, and it is emptied before that.
     """
 
     machine: Machine
@@ -46,11 +47,12 @@ class MachineStatus:
     state: State
     holders: tuple[Pod, ...] = ()
     overdue: tuple[Pod, ...] = ()
+    is_ending: bool = False
 
     @property
     def counts(self) -> bool:
-        """Whether it serves demand, now or soon. A machine that only overdue pods use does not."""
-        return self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
+        """Whether it serves demand, now or soon. A machine that only overdue pods use does not, nor one that ends."""
+        return not self.is_ending and self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
 
     @property
     def is_there(self) -> bool:
@@ -96,9 +98,12 @@ def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
         if pod.node and pod.holds_node(snapshot.now):
             pods.setdefault(pod.node, []).append(pod)
     found = []
-    for machine in (machine for group in snapshot.groups for machine in group.live):
-        node = nodes.get(machine.id)
-        found.append(_supply_of(snapshot, machine, node, pods.get(node.name, ()) if node else ()))
+    for group in snapshot.groups:
+        is_ending = group.reserved is not None and group.reserved.has_ended
+        for machine in group.live:
+            node = nodes.get(machine.id)
+            status = _supply_of(snapshot, machine, node, pods.get(node.name, ()) if node else ())
+            found.append(replace(status, is_ending=is_ending))
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFaile
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.scaling.decide import scarce_capacity
+from airflow_gpu_provider.scaling.decide.awaited_reservation import awaited, line
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.shortage import (
@@ -106,11 +107,13 @@ class NodesWait(Record):
         return scarce_capacity.more_time(snapshot, lease, self.latest)
 
     def _rest(self, snapshot: PoolSnapshot, lease: DemandLease, resume_at: datetime) -> Progress:
-        """Return the state of the wait between two attempts."""
+        """Return the state of the wait between two attempts, or for a reservation that is to begin."""
         nodes = self.nodes or 1
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))
-        if snapshot.now >= resume_at:
+        if not lease.attempts and (group := awaited(snapshot, self.deadline)):
+            return Progress(lines=(line(group),))
+        if snapshot.now >= resume_at or not lease.attempts:
             return Progress(ask=scarce_capacity.try_again(snapshot, lease, nodes, self.latest))
         times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"
         return Progress(lines=(f"not all {nodes} nodes came in {times}; the next begins at {resume_at:%H:%M:%S}Z",))
@@ -125,7 +128,7 @@ class NodesWait(Record):
         A quota is waited for if the user asked for it, and while machines of the pool itself are terminating.
         """
         found = scarce_capacity.tried(snapshot, self.started)
-        kinds = {each.kind for each in found}
+        kinds = {each.kind for each in found} - {"reserved"}
         is_met = any(each.times for each in found) and kinds <= {"quota", "refused"}
         if not is_met or not scarce_capacity.nothing_can_come(snapshot, lease, missing):
             return None
@@ -205,7 +208,7 @@ class NodesWait(Record):
         return {**self._result(snapshot, list(usable_nodes(snapshot))), "timeline": []}
 
     def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
-        got = own_lease(snapshot, self.key).nodes
+        got, found = own_lease(snapshot, self.key).nodes, scarce_capacity.tried(snapshot, self.started)
         market = {g.name: g.candidate.market for g in snapshot.groups}
         group_of = {m.id: g for g in snapshot.groups for m in g.machines}
         nodes = []
@@ -228,7 +231,7 @@ class NodesWait(Record):
             "gpus": sum(node.gpus for node in usable),
             "wanted": self.nodes or got,
             "got": got,
-            "tried": [each.to_result() for each in scarce_capacity.tried(snapshot, self.started) if each.times],
+            "tried": [each.to_result() for each in found if each.times or each.is_reserved],
             "timeline": self._timeline(snapshot, usable),
         }
 

@@ -70,7 +70,7 @@ def test_no_more_than_needed(policy: Path) -> None:
 
 def test_the_page_explains_each_statement() -> None:
     page = (IAM.parent / "iam.md").read_text()
-    assert len(POLICIES) == 8
+    assert len(POLICIES) == 9
     assert all(policy.name in page for policy in POLICIES)
     for name in (
         "eks-full.json",
@@ -79,6 +79,7 @@ def test_the_page_explains_each_statement() -> None:
         "eks-scale-only.json",
         "eks-doctor.json",
         "eks-prices.json",
+        "eks-reservations.json",
     ):
         for statement in statements(IAM / name):
             assert statement["Sid"] in page

@@ -56,8 +56,8 @@ def test_interfaces_are_those_that_ec2_tells(name: str) -> None:
     assert EFA_INTERFACES.get(name) == told
 
 
-def test_capacity_blocks_are_for_groups_of_others() -> None:
-    with pytest.raises(PoolSpecError, match=r"creates no groups for Capacity Blocks.*manage=\"scale\""):
+def test_capacity_blocks_are_named_as_reservations() -> None:
+    with pytest.raises(PoolSpecError, match=r"a Capacity Block is one of the pool's reservations.*in reservations"):
         pool(instance_types=["p5.48xlarge"], capacity_types=["CAPACITY_BLOCK"])
 
 
