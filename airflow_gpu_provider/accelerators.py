@@ -286,6 +286,20 @@ def gce_machine_types() -> tuple[str, ...]:
     return (*_GCE, *without)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpusOfMachine:
+    """The GPUs of a machine type: `gpus` of model `gpu`."""
+
+    gpu: Gpu
+    gpus: int
+
+
+def gpu_of_machine(name: str) -> GpusOfMachine | None:
+    """Return what GPUs a machine type of either cloud has of its own, or None where the catalogue knows of none."""
+    machine = instance_type(name) or gce_machine_type(name)
+    return None if machine is None or machine.gpu is None else GpusOfMachine(gpu=machine.gpu, gpus=machine.gpus)
+
+
 # Machine types rarely available on demand, and how to obtain them ("GPU machine types", "Consumption options").
 _LARGE = ("reservation", "spot", "flex-start")
 _NOT_ON_DEMAND: dict[str, tuple[str, ...]] = {

@@ -28,7 +28,7 @@ AirflowSensorTimeout, which it never sees.
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted EndUnknown PodDeadline
                                    PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GpuIdle
-                                   GpuHung (GangHung)
+                                   GpuHung (GangHung) GpuTooSmall
       PodResultLost                the pod succeeded, but its result cannot be read
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
@@ -364,6 +364,10 @@ class GpuOutOfMemory(PodFailed):
     """The training asked for more memory than the GPU has left; by its own last lines."""
 
     retryable = False
+
+
+class GpuTooSmall(PodFailed):
+    """The same where the task may have a larger GPU: the next try asks for `details["next_instance_type"]`."""
 
 
 class DriverMissing(PodFailed):

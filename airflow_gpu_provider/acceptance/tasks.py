@@ -30,6 +30,7 @@ class TaskInstance:
     dag_id: str = DAG_ID
     map_index: int = -1
     try_number: int = 1
+    max_tries: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     start_date: datetime = field(default_factory=lambda: SystemClock().now())
     xcoms: dict[str, Any] = field(default_factory=dict)

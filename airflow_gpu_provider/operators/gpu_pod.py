@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pendulum
 from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
@@ -92,6 +92,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             again on new capacity, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume"
             with a checkpoint, else "fail". All pods of a try share one deadline.
         max_preemptions: How often one try may resume. Default 3.
+        on_gpu_out_of_memory: What to do when it runs out of GPU memory: "larger" has the next try ask for the pool's
+            next machine type with more memory per GPU, at most twice, and needs `retries` and a `gpu_nodes` block;
+            "fail" fails at once. See docs/running.md. Default "fail".
         utilization, idle_gpu_warning, idle_gpu_timeout: See TrainingOperator.
         **kwargs: KubernetesPodOperator's, and those that EksPodOperator and GKEStartPodOperator add to them (see
             pod_arguments). `log_pod_spec_on_failure` is False by default. The connection is the pool's own;
@@ -108,6 +111,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             the pod ended, or with nodes= the rank that failed first.
         GpuHung, GangHung: It has printed nothing for hang_timeout, or its GPUs were busy at a draw near idle.
         GpuIdle: No GPU computed for idle_gpu_timeout.
+        GpuTooSmall: It ran out of GPU memory, and the next try asks for a larger one.
         TaskKilled: The task was killed; the pod is deleted.
     """
 
@@ -130,6 +134,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         checkpoint: str | None = None,
         on_preemption: OnPreemption | None = None,
         max_preemptions: int = MAX_PREEMPTIONS,
+        on_gpu_out_of_memory: Literal["fail", "larger"] = "fail",
         log_pod_spec_on_failure: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -147,6 +152,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         self.log_ranks = log_ranks if self.nodes != 1 else self._by_keyword("log_ranks", log_ranks, None)
         self.hang_timeout = hang_timeout if self.nodes != 1 else self._by_keyword("hang_timeout", hang_timeout, None)
         self.queue_name, self.shm_size = queue_name, shm_size
+        self.on_gpu_out_of_memory = on_gpu_out_of_memory
         check_pod_arguments(self.task_id, vars(self))
         check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
         check_ranks(self.task_id, self.nodes, vars(self))
@@ -210,6 +216,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             nodes=self.nodes,
             log_ranks=ranks_of(self.log_ranks),
             hang_seconds=seconds_of("hang_timeout", self.hang_timeout),
+            gets_larger_gpu=self.on_gpu_out_of_memory == "larger",
             skips=self.skip_on_exit_code,
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
+from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
 from airflow_gpu_provider.training.place.environment import check_given
 from airflow_gpu_provider.training.place.fit import amount
@@ -75,6 +76,19 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
     if isinstance(pool, GpuPool) and pool.is_rendered:
         check_shm(pool, given.get("shm_size"))
     check_given(task_id, given)
+    _check_out_of_memory(task_id, given)
+
+
+def _check_out_of_memory(task_id: str, given: Mapping[str, Any]) -> None:
+    chosen = given.get("on_gpu_out_of_memory", "fail")
+    if chosen not in ("fail", "larger"):
+        raise PoolSpecError(f"Task {task_id}: on_gpu_out_of_memory={chosen!r}.", "It is 'fail' or 'larger'.")
+    labels = given.get("labels")
+    if chosen == "larger" and (given.get("queue_name") or (isinstance(labels, Mapping) and labels.get(QUEUE_LABEL))):
+        raise PoolSpecError(
+            f"Task {task_id}: on_gpu_out_of_memory='larger' in a Kueue queue, which chooses the machines itself.",
+            "Leave out one of the two.",
+        )
 
 
 def _check_shm(task_id: str, size: Any) -> None:

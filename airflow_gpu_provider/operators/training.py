@@ -182,6 +182,7 @@ class TrainingOperator(PoolOperator):
             started_at=context["ti"].start_date,
             holder=lock_holder(context),
             settings=self._settings(),
+            has_next_try=context["ti"].try_number <= context["ti"].max_tries,
         )
 
     @abstractmethod

@@ -358,6 +358,7 @@ def _lease(
         until=until,
         created_at=old.created_at if old else before.now,
         groups=groups,
+        larger=old.larger if old else (),
         prices=prices.with_older(old.prices if old else None) if prices else None,
     )
     is_longer = old is not None and old.extended and old.until > until

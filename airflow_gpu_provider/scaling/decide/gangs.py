@@ -42,7 +42,8 @@ class GangPlacements:
     """The gangs of a pool.
 
     Attributes:
-        by_key: The seat of each gang that has one, oldest first.
+        by_key: The seat of each gang that has one, oldest first; by a task's own key that of one whose nodes have to be
+            of a larger type.
         anywhere: How many other nodes are wanted, in any zone.
         near: How many of these belong to a run with a gang, by that gang's zone: the run's next gang can use them
             there.
@@ -80,28 +81,65 @@ def gang_placements(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...])
     older, gang_nodes, placed = unleased_wanted(snapshot), 0, Counter[str]()
     anywhere = older
     for lease in live_leases(snapshot):
-        size = 0 if snapshot.pool.is_autoscaled else gang_of(lease)
-        anywhere += lease.nodes - size
-        if size and older + size <= snapshot.pool.max_nodes:
-            room = snapshot.pool.max_nodes - len(machines) - placed.total()
-            free = _free(machines, lease, _ids(found.values()))
-            seat = _existing(snapshot, lease, free) or _growing(snapshot, lease, free, placed, room)
-            if seat:
-                found[lease.key] = seat
-                gang_nodes += size
-                placed.update(seat.placed)
-                near[seat.zone] += lease.nodes - size
-        if lease.key not in found and not can_grow(snapshot):
-            anywhere += size
+        shares = [] if snapshot.pool.is_autoscaled else [*_shares(lease)]
+        others = lease.nodes - sum(share.size for share in shares)
+        anywhere += others
+        before = older
+        for share in shares:
+            before += share.size
+            if before <= snapshot.pool.max_nodes:
+                room = snapshot.pool.max_nodes - len(machines) - placed.total()
+                free = _free(_of_its_type(snapshot, machines, share), share, _ids(found.values()))
+                seat = _existing(snapshot, share, free) or _growing(snapshot, share, free, placed, room)
+                if seat:
+                    found[share.key] = seat
+                    gang_nodes += share.size
+                    placed.update(seat.placed)
+                    near[seat.zone] += 0 if share.instance_type else others
+            if share.key not in found and not can_grow(snapshot):
+                anywhere += share.size
         older += lease.nodes
     anywhere = max(anywhere, snapshot.pool.min_nodes - gang_nodes)
     anywhere = min(snapshot.pool.max_nodes - gang_nodes, anywhere)
     return GangPlacements(by_key=found, nodes=gang_nodes, anywhere=anywhere, near=near)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """Nodes of a run's demand that come together: a gang's, or those that a task needs of a larger type.
+
+    Attributes:
+        key: Its own.
+        run: The hash of the demand's, which the pods have.
+        size: How many nodes.
+        instance_type: What they have to be; empty for any.
+    """
+
+    key: DemandKey
+    run: str
+    size: int
+    instance_type: str = ""
+
+
+def _shares(lease: DemandLease) -> Iterator[_Share]:
+    left = lease.nodes
+    for each in lease.larger:
+        if each.nodes <= left:
+            left -= each.nodes
+            key = lease.key.of_task(each.task_id, each.map_index)
+            yield _Share(key=key, run=lease.key.hash, size=each.nodes, instance_type=each.instance_type)
+    if size := gang_of(lease):
+        yield _gang_share(lease, size)
+
+
+def _gang_share(lease: DemandLease, size: int) -> _Share:
+    return _Share(key=lease.key, run=lease.key.hash, size=size)
+
+
 def gang_of(lease: DemandLease) -> int:
     """Return how many of its wanted nodes must be in one zone; 0 if each may be anywhere."""
-    return lease.gang if 1 < lease.gang <= lease.nodes else 0
+    others = sum(each.nodes for each in lease.larger)
+    return lease.gang if 1 < lease.gang <= lease.nodes - others else 0
 
 
 def usable_by_zone(snapshot: PoolSnapshot, lease: DemandLease, nodes: Iterable[Node]) -> dict[str, int]:
@@ -116,7 +154,7 @@ def usable_by_zone(snapshot: PoolSnapshot, lease: DemandLease, nodes: Iterable[N
         found = gang_placements(snapshot, machines).by_key
         before = [each.key for each in live_leases(snapshot)]
         older = [found[key] for key in before[: before.index(lease.key)] if key in found]
-        usable = _free(usable, lease, _ids(older))
+        usable = _free(usable, _gang_share(lease, lease.gang), _ids(older))
     counts = Counter(zone_of(each, snapshot.groups) for each in usable)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -139,46 +177,54 @@ def _must_share(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
     return not can_grow(snapshot) or older + gang_of(lease) > snapshot.pool.max_nodes
 
 
-def _free(machines: Iterable[MachineStatus], lease: DemandLease, taken: frozenset[str]) -> list[MachineStatus]:
+def _of_its_type(snapshot: PoolSnapshot, machines: Iterable[MachineStatus], share: _Share) -> Iterable[MachineStatus]:
+    if not share.instance_type:
+        return machines
+    types = {group.name: group.candidate.instance_type for group in snapshot.groups}
+    found = ((each, each.node.instance_type if each.node else types.get(each.machine.group)) for each in machines)
+    return [each for each, its_type in found if its_type == share.instance_type]
+
+
+def _free(machines: Iterable[MachineStatus], share: _Share, taken: frozenset[str]) -> list[MachineStatus]:
     """Return the machines that no older gang has and no other run's pod uses."""
     return [
         each
         for each in machines
-        if each.counts and each.machine.id not in taken and (not each.holders or _is_own(each, lease))
+        if each.counts and each.machine.id not in taken and (not each.holders or _is_own(each, share))
     ]
 
 
-def _is_own(each: MachineStatus, lease: DemandLease) -> bool:
-    return any(pod.run == lease.key.hash for pod in each.holders)
+def _is_own(each: MachineStatus, share: _Share) -> bool:
+    return any(pod.run == share.run for pod in each.holders)
 
 
-def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[MachineStatus]) -> GangPlacement | None:
+def _existing(snapshot: PoolSnapshot, share: _Share, free: Sequence[MachineStatus]) -> GangPlacement | None:
     """Return a zone with all of a gang's machines: the one with its pods, otherwise with the most usable ones."""
     by_zone: dict[str, list[MachineStatus]] = {}
-    for each in sorted(free, key=lambda each: (not _is_own(each, lease), each.state != "usable")):
+    for each in sorted(free, key=lambda each: (not _is_own(each, share), each.state != "usable")):
         by_zone.setdefault(zone_of(each, snapshot.groups), []).append(each)
-    own = _own_zones(snapshot, lease)
+    own = _own_zones(snapshot, share)
     order = list(dict.fromkeys(group.candidate.zone for group in snapshot.groups))
 
     def rank(zone: str) -> tuple[int, int, int, str]:
-        usable = sum(each.state == "usable" for each in by_zone[zone][: lease.gang])
+        usable = sum(each.state == "usable" for each in by_zone[zone][: share.size])
         return -own[zone], -usable, order.index(zone) if zone in order else len(order), zone
 
-    whole = [zone for zone, there in by_zone.items() if len(there) >= lease.gang]
+    whole = [zone for zone, there in by_zone.items() if len(there) >= share.size]
     best = min(whole, key=rank, default=None)
-    return None if best is None else GangPlacement(zone=best, machines=tuple(by_zone[best][: lease.gang]))
+    return None if best is None else GangPlacement(zone=best, machines=tuple(by_zone[best][: share.size]))
 
 
-def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
+def _own_zones(snapshot: PoolSnapshot, share: _Share) -> Counter[str]:
     """Return the zones in which the run's pods are, or are about to be."""
     zones = {node.name: node.zone for node in snapshot.nodes}
-    mine = [pod for pod in snapshot.pods if pod.run == lease.key.hash and not pod.finished]
+    mine = [pod for pod in snapshot.pods if pod.run == share.run and not pod.finished]
     found = (zones.get(pod.node) if pod.node else dict(pod.node_selector).get(ZONE_LABEL) for pod in mine)
     return Counter(zone for zone in found if zone is not None)
 
 
 def _growing(
-    snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[MachineStatus], placed: Counter[str], room: int
+    snapshot: PoolSnapshot, share: _Share, free: Sequence[MachineStatus], placed: Counter[str], room: int
 ) -> GangPlacement | None:
     """Return the source of a gang's missing machines: where most of them already exist or are requested.
 
@@ -197,13 +243,14 @@ def _growing(
         and group.status not in OFF_LIMITS
         and group.name not in over
         and group.candidate.is_of_one_zone
+        and share.instance_type in ("", group.candidate.instance_type)
     ]
     choices = [*([group] for group in can_come), *_zonewise(can_come)]
     for single in (True, False):
         options = [
             option
             for groups in choices
-            if (len(groups) == 1) is single and (option := _option(groups, lease.gang, free, placed, single))
+            if (len(groups) == 1) is single and (option := _option(groups, share.size, free, placed, single))
         ]
         if options:
             there, by_group, zone, _ = max(options, key=under_way)

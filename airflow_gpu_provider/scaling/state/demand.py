@@ -27,6 +27,8 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.scaling.state import larger_gpus
+from airflow_gpu_provider.scaling.state.larger_gpus import LargerGpu
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -79,6 +81,7 @@ class DemandLease:
         over_quota: What was seen of quotas before the demand was written; None where nobody looked.
         prices: What the cloud listed when the nodes were asked for; None where it is not asked.
         budget: What it may cost, which `until` goes by too; None where there is no limit.
+        larger: Which of its nodes are for tasks that have run out of GPU memory, and of what machine type.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
@@ -96,6 +99,7 @@ class DemandLease:
     over_quota: QuotaCheck | None = None
     prices: ListPrices | None = None
     budget: Budget | None = None
+    larger: tuple[LargerGpu, ...] = ()
     extended: str = ""
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
@@ -112,6 +116,10 @@ class DemandLease:
     def pods_end_by(self) -> datetime:
         """When its pods have to end: at the end of its time, or of its money."""
         return self.budget.ends_at if self.budget is not None and self.ends_by_budget else self.until
+
+    def larger_of(self, task_id: str, map_index: int) -> LargerGpu | None:
+        """Return what a task has got in place of a GPU that was too small; None if it has got nothing."""
+        return next((each for each in self.larger if (each.task_id, each.map_index) == (task_id, map_index)), None)
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -134,6 +142,7 @@ class DemandLease:
             over_quota=notes.read_if_there("over-quota", _quota_check, None),
             prices=notes.read_if_there("prices", ListPrices.parse, None),
             budget=notes.read_if_there("budget", Budget.parse, None),
+            larger=notes.read_if_there("larger", larger_gpus.parse, ()),
             extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
@@ -162,6 +171,8 @@ class DemandLease:
             notes[f"{_PREFIX}prices"] = self.prices.dump()
         if self.budget:
             notes[f"{_PREFIX}budget"] = self.budget.dump()
+        if self.larger:
+            notes[f"{_PREFIX}larger"] = larger_gpus.dump(self.larger)
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),

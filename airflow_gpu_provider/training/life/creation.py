@@ -13,6 +13,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.errors import GpuError, PermissionDenied
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
+from airflow_gpu_provider.scaling.decide.larger_type import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -80,8 +81,13 @@ def check_exec(run: Run, namespace: str) -> None:
 def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
     """Return the placement of the try's next pod: where it runs, its owner, its deadline and its environment."""
     now, settings = run.cluster.clock.now(), run.settings
+    demand = deadlines.own_demand if settings.gets_larger_gpu else None
+    larger = demand.larger_of(owner.task_id, owner.map_index) if demand is not None else None
+    if larger is not None:
+        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
     return replace(
         settings.placement,
+        instance_type=larger.instance_type if larger is not None else "",
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
         annotations=owner.annotations,

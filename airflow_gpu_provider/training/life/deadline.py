@@ -54,7 +54,7 @@ class PodDeadlines:
     @property
     def budget(self) -> Budget | None:
         """The money of the run, if its nodes are wanted until that is used; None if something else ends them."""
-        own = next((lease for lease in self._demand() if lease.key == self.key), None)
+        own = self.own_demand
         return own.budget if own is not None and own.ends_by_budget else None
 
     @property
@@ -62,8 +62,13 @@ class PodDeadlines:
         """Whether any run, this one or another, wants nodes of the pool."""
         return any(lease.live(self.clock.now()) for lease in self._demand())
 
+    @property
+    def own_demand(self) -> DemandLease | None:
+        """The run's demand; None if it has none."""
+        return next((lease for lease in self._demand() if lease.key == self.key), None)
+
     def _demand_until(self) -> datetime | None:
-        return next((lease.pods_end_by for lease in self._demand() if lease.key == self.key), None)
+        return own.pods_end_by if (own := self.own_demand) is not None else None
 
     def _demand(self) -> tuple[DemandLease, ...]:
         if self._leases is None:

@@ -17,7 +17,15 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
-from airflow_gpu_provider.errors import LOST, BudgetExceeded, GpuError, PodDeadline, PodFailed, TaskKilled
+from airflow_gpu_provider.errors import (
+    LOST,
+    BudgetExceeded,
+    GpuError,
+    GpuOutOfMemory,
+    PodDeadline,
+    PodFailed,
+    TaskKilled,
+)
 from airflow_gpu_provider.pools.run_budget import in_words
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -25,6 +33,7 @@ from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_qu
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
+from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from airflow_gpu_provider.training.life.run import Host, Run
@@ -69,7 +78,7 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended, or why there is none.
         """
-        with self._heeding_budget():
+        with self._heeding_budget(), self._heeding_memory():
             if self.is_resuming:
                 return self._run_attempts()
             with self._heeding_timeout(), self._leaving_no_nodes():
@@ -83,7 +92,7 @@ class PodTry:
             GpuError: How the pod ended.
         """
         self.attempt.adopt(watched.name, watched.namespace, watched.uid)
-        with self._heeding_budget(), self._heeding_timeout():
+        with self._heeding_budget(), self._heeding_memory(), self._heeding_timeout():
             return self._resume(watched)
 
     def resume_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> object:
@@ -238,6 +247,16 @@ class PodTry:
         until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
         self.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
         self._host.wait_in_triggerer(record, left + _DEFER_MARGIN)
+
+    @contextmanager
+    def _heeding_memory(self) -> Iterator[None]:
+        """Ask for a larger GPU for the next try of a task that ran out of memory, if it may have one."""
+        try:
+            yield
+        except GpuOutOfMemory as error:
+            if not self._settings.gets_larger_gpu:
+                raise
+            raise with_larger_gpu(error, self._run, self.attempt) from error
 
     @contextmanager
     def _heeding_budget(self) -> Iterator[None]:

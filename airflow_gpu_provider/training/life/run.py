@@ -46,6 +46,7 @@ class PodSettings:
         nodes: The number of nodes it runs on, with a pod on each.
         log_ranks: The ranks whose lines are wanted, on several nodes; None for all.
         hang_seconds: See AttemptWait.
+        gets_larger_gpu: The next try gets a larger GPU if one was too small.
         skips: Exit codes with which a rank skips the task. For several nodes.
         variables: Further variables of the containers.
     """
@@ -68,6 +69,7 @@ class PodSettings:
     nodes: int = 1
     log_ranks: Sequence[int] | None = None
     hang_seconds: float | None = None
+    gets_larger_gpu: bool = False
     skips: Container[int] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,6 +86,7 @@ class Run:
         log, pod_log: The task's log, and its pods' log in it.
         started_at: When the try began, by Airflow's clock.
         holder: The name under which it holds the pool's lock.
+        has_next_try: Airflow may try the task once more.
     """
 
     log: Logger
@@ -93,6 +96,7 @@ class Run:
     started_at: datetime | None
     holder: str
     settings: PodSettings
+    has_next_try: bool = False
 
 
 class Host(Protocol):

@@ -16,7 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
+from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.efa import EFA_RESOURCE
@@ -58,6 +58,7 @@ class Placement:
         labels, annotations: More of the package's own.
         avoid: What its node has to be, so that it is none of those with a broken GPU; None where there are none.
         queue: The Kueue LocalQueue that admits the pod; empty for none.
+        instance_type: The machine type that its node has to be; empty for any of the pool's.
         env: Variables for the base container; the user's variables with the same names take precedence.
         efa: EFA interfaces for the base container; 0 where it trains on one node, or the nodes have none.
     """
@@ -71,6 +72,7 @@ class Placement:
     annotations: Mapping[str, str] = field(default_factory=dict)
     avoid: Requirement | None = None
     queue: str = ""
+    instance_type: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     efa: int = 0
 
@@ -86,7 +88,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
         container.resources = resources_of(container.resources, f"The resources of container {container.name}")
     base = _base_container(pod, placement)
-    _select_pool(pod.spec, placement.pool)
+    _select_nodes(pod.spec, placement)
     _set_metadata(pod, placement)
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerations(placement.pool)]
     _avoid(pod.spec, placement.avoid)
@@ -205,15 +207,16 @@ def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
     return {key: value for key, value in _STAYS.items() if not (is_refused and key == _SAFE_TO_EVICT)}
 
 
-def _select_pool(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
-    selector = spec.node_selector or {}
-    for label, value in pool.node_selector.items():
+def _select_nodes(spec: k8s.V1PodSpec, placement: Placement) -> None:
+    selector, own = spec.node_selector or {}, placement.pool.node_selector
+    for label, value in own.items():
         if selector.get(label, value) != value:
             raise PoolSpecError(
                 f"The pod's node selector asks for {label}={selector[label]}, but gpu_pool is {value}.",
                 f"Leave {label} out of the node selector.",
             )
-    spec.node_selector = {**selector, **pool.node_selector}
+    of_type = {INSTANCE_TYPE_LABEL: placement.instance_type} if placement.instance_type else {}
+    spec.node_selector = {**selector, **own, **of_type}
 
 
 def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
