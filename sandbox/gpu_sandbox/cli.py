@@ -157,7 +157,7 @@ def _down(arguments: argparse.Namespace) -> None:
 
 
 def _fault_stockout(arguments: argparse.Namespace) -> None:
-    names = ("zone", "instance_type", "market", "code")
+    names = ("zone", "instance_type", "market", "code", "left")
     _change_faults(arguments, {"stockouts": [{name: getattr(arguments, name) for name in names}]})
 
 
@@ -390,6 +390,9 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], ask
     stockout.add_argument("--market", choices=["on-demand", "spot"])
     stockout.add_argument(
         "--code", help="fail with this error of EC2's or Compute Engine's, in place of the cloud's for it"
+    )
+    stockout.add_argument(
+        "--left", type=int, default=0, help="in Google Cloud: so many machines of each group are there"
     )
     boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
     boot.add_argument("seconds", type=float)

@@ -156,7 +156,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
         status = json.loads(gpu_sandbox_cli("status", "--name", detached, "--output", "json").stdout)
         return dict(status["faults"])
 
-    fault("stockout", "--zone", "us-west-2a", "--market", "spot")
+    fault("stockout", "--zone", "us-west-2a", "--market", "spot", "--left", "2")
     fault("boot-seconds", "7")
     fault("device-plugin-never-ready")
     fault("autoscaler-dead")
@@ -169,7 +169,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
     fault("deadline-speed", "20")
     fault("lease-conflicts", "--rate", "0.1")
     assert faults() == {
-        "stockouts": [{"zone": "us-west-2a", "instance_type": None, "market": "spot", "code": None}],
+        "stockouts": [{"zone": "us-west-2a", "instance_type": None, "market": "spot", "code": None, "left": 2}],
         "boot_seconds": 7.0,
         "device_plugin_never_ready": True,
         "driver_never_ready": True,

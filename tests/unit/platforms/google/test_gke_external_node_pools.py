@@ -9,6 +9,7 @@ import pytest
 
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import GroupNotFound
+from airflow_gpu_provider.platforms.google.external_node_pools import _warnings
 from airflow_gpu_provider.platforms.google.instances import InstanceGroup
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 
@@ -30,7 +31,7 @@ def path(zone: str, name: str) -> str:
 def node_pool(name: str, *paths: str, **fields: Any) -> dict[str, Any]:
     urls = [f"https://www.googleapis.com/compute/v1/{each}" for each in paths]
     config = {"machine_type": "g2-standard-4", "spot": name == "narrow"}
-    return {"name": name, "status": "RUNNING", "config": config, "instance_group_urls": urls, **fields}
+    return {"name": name, "status": "RUNNING", "config": config, "instance_group_urls": urls} | fields
 
 
 class NodePools:
@@ -72,3 +73,10 @@ def test_each_zone_is_a_group_in_the_spec_s_order() -> None:
     assert groups.sizes == {path("b", "wb"): 1, path("a", "n"): 2}
     with pytest.raises(GroupNotFound, match="gone"):
         platform.grow({"gone": 1})
+
+
+def test_a_node_pool_whose_nodes_nothing_would_request_is_warned_of() -> None:
+    limited = {"config": {"max_run_duration": "86400s"}}
+    assert list(_warnings(node_pool("plain", **limited), POOL)) == []
+    (warning,) = _warnings(node_pool("queued", **limited, queued_provisioning={"enabled": True}), POOL)
+    assert "come only by ProvisioningRequests" in warning
