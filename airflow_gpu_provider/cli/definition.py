@@ -18,14 +18,19 @@ _COMMANDS = {
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
+_OF_DAG = {
+    "": "Only pools that this DAG names",
+    "extend": "The DAG whose run it is, and only pools that it names",
+    "cost": "Only what this DAG's runs have cost",
+}
+
 
 def get_commands() -> list[CLICommand]:
     """Return the `gpu` command group, for Airflow's command line."""
     from airflow.cli.cli_config import ARG_OUTPUT, ARG_VERBOSE, ActionCommand, GroupCommand, lazy_load_command
 
+    pools = _argument("pools", nargs="*", metavar="POOL", help="Names of pools; default: all that are found")
     common = (
-        _argument("pools", nargs="*", metavar="POOL", help="Names of pools; default: all that are found"),
-        _argument("--dag-id", help="Only pools that this DAG names"),
         _argument(
             "--spec",
             metavar="FILE",
@@ -71,7 +76,7 @@ def get_commands() -> list[CLICommand]:
             name=name,
             help=text,
             func=lazy_load_command(f"airflow_gpu_provider.cli.commands.{name}"),
-            args=(*common, *more.get(name, ())),
+            args=(pools, _argument("--dag-id", help=_OF_DAG.get(name, _OF_DAG[""])), *common, *more.get(name, ())),
         )
         for name, text in _COMMANDS.items()
     ]
