@@ -95,7 +95,8 @@ class Night:
     def what_it_took(self) -> str:
         """The second line: waited, ran, cost, and what is left."""
         parts = [self._waited(), self._ran(), self._cost()]
-        return f"{', '.join(filter(None, parts))}; {self.left}." if any(parts) else f"{self.left.capitalize()}."
+        left = f"; {self.left}" if any(parts) else f"{self.left[:1].upper()}{self.left[1:]}"
+        return f"{', '.join(filter(None, parts))}{left}."
 
     def _waited(self) -> str:
         refused = f"no capacity {self.refusals} time{'s' * (self.refusals != 1)}" if self.refusals else ""

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+_UNANSWERED = "Airflow did not say what is left: see `airflow gpu status`"
+
 
 def night_of(context: Context) -> Night:
     """Return the night of a callback's DAG run.
@@ -33,7 +35,8 @@ def night_of(context: Context) -> Night:
         return _past_deadline(context)
     if ti is None:
         dag: Any = context.get("dag")
-        return night(dag_id=dag.dag_id if dag else "", run_id=context.get("run_id", ""), state=_state(context))
+        run_id = context.get("run_id", "")
+        return night(dag_id=dag.dag_id if dag else "", run_id=run_id, state=_state(context), left=[_UNANSWERED])
     return _Facts(ti, context).night()
 
 
@@ -54,7 +57,8 @@ class _Facts:
     def __init__(self, ti: Any, context: Context) -> None:
         self._ti = ti
         self._context = context
-        self._states: Mapping[str, str | None] = _or_nothing(self._task_states) or {}
+        self._has_answered = True
+        self._states: Mapping[str, str | None] = self._or_nothing(self._task_states) or {}
 
     def night(self) -> Night:
         from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -71,8 +75,14 @@ class _Facts:
             tried=self._pulled(ensures, "tried"),
             trainings=self._pulled(self._of(TrainingOperator), "timeline"),
             usages=self._pulled(downs, "usage"),
-            left=[words for task_id in downs for words in self._left(task_id)],
+            left=[words for task_id in downs for words in self._left(task_id)] or self._nothing_left(downs),
         )
+
+    def _nothing_left(self, downs: list[str]) -> list[str]:
+        """Return why no scale-down says what is left; nothing where none has ended yet."""
+        if not self._has_answered:
+            return [_UNANSWERED]
+        return [] if downs else ["the DAG has no scale-down"]
 
     def _of(self, operator: type) -> list[str]:
         """Return the ids of the DAG's tasks of an operator, mapped ones too."""
@@ -110,13 +120,22 @@ class _Facts:
         """Return the values that these tasks have left, those of each map index."""
         if not task_ids:
             return []
-        values = _or_nothing(lambda: self._ti.xcom_pull(task_ids=task_ids, key=key))
+        values = self._or_nothing(lambda: self._ti.xcom_pull(task_ids=task_ids, key=key))
         return [value for value in values or () if value is not None]
 
     def _task_states(self) -> Mapping[str, str | None]:
         of_runs = self._ti.get_task_states(dag_id=self._ti.dag_id, run_ids=[self._ti.run_id])
         found: Mapping[str, str | None] = of_runs.get(self._ti.run_id) or {}
         return found
+
+    def _or_nothing(self, read: Callable[[], _T]) -> _T | None:
+        """Return what Airflow answers, or None: a fact that is missing stops no notification."""
+        try:
+            return read()
+        except Exception:  # of a custom XCom backend, too
+            log.warning("The notification leaves out what Airflow did not answer", exc_info=True)
+            self._has_answered = False
+            return None
 
 
 def _key(task_id: str, map_index: int | None) -> str:
@@ -146,12 +165,3 @@ def _left_in_words(released: Mapping[str, Any]) -> str:
 def _state(context: Context) -> str:
     run: Any = context.get("dag_run")
     return str(getattr(run.state, "value", run.state)) if run is not None else str(context.get("reason") or "ended")
-
-
-def _or_nothing(read: Callable[[], _T]) -> _T | None:
-    """Return what Airflow answers, or None: a fact that is missing stops no notification."""
-    try:
-        return read()
-    except Exception:  # of a custom XCom backend, too
-        log.warning("The notification leaves out what Airflow did not answer", exc_info=True)
-        return None

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 from airflow.api_fastapi.core_api.datamodels.dag_run import DAGRunResponse
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseNotifier, Context, SyncCallback
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.callback_supervisor import execute_callback
@@ -132,7 +133,9 @@ def test_airflow_that_does_not_answer_stops_no_message(dag: DAG, caplog: pytest.
 
     seen = context(dag, {}, {}, exception=GpuOutOfMemory("Full.", "Shrink it."))
     cast("dict[str, Any]", seen)["ti"] = Silent(states={}, xcoms={}, task_id="train")
-    assert "train: GpuOutOfMemory: Full. Shrink it." in sent(seen).what_happened
+    night = sent(seen)
+    assert "train: GpuOutOfMemory: Full. Shrink it." in night.what_happened
+    assert night.what_it_took == "Airflow did not say what is left: see `airflow gpu status`."
     assert "leaves out what Airflow did not answer" in caplog.text
 
 
@@ -140,6 +143,13 @@ def test_a_run_whose_last_task_left_the_dag_file(dag: DAG) -> None:
     """Airflow calls a DAG's callback without a task instance then."""
     night = sent(cast("Context", {"dag": dag, "run_id": "manual__1", "reason": "task_failure"}))
     assert night.what_happened == "nightly manual__1: task_failure."
+    assert night.what_it_took.startswith("Airflow did not say what is left")
+
+
+def test_a_dag_without_a_block_has_no_scale_down_to_come() -> None:
+    with DAG("plain", schedule=None) as plain:
+        EmptyOperator(task_id="extract")
+    assert sent(context(plain, {"extract": "failed"}, {})).what_it_took == "The DAG has no scale-down."
 
 
 LATE: list[Night] = []
