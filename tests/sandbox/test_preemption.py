@@ -170,7 +170,7 @@ class SpotLoss:
 
     def _watch(self) -> None:
         taken: set[str] = set()
-        while not self._ended.wait(0.05):
+        while not self._ended.wait(0.2):
             for pod in self._started():
                 self._read_log(pod.metadata.name)
                 log = self.logs.get(pod.metadata.name, "")
