@@ -165,7 +165,8 @@ def plugin_pods(eks: Eks) -> list[dict[str, Any]]:
     return [pod for pod in pods if "device-plugin" in pod["metadata"]["name"] and pod["spec"]["nodeName"] in nodes]
 
 
-@pytest.mark.parametrize("which", ["gpu_sandbox", "gke_sandbox"])
+# A GKE of its own for this: by day, test_platform_gke.py's TestAccess with a manual clock.
+@pytest.mark.parametrize("which", ["gpu_sandbox", pytest.param("gke_sandbox", marks=pytest.mark.nightly)])
 def test_tokens_are_renewed_in_a_wait_that_is_longer_than_their_life(
     which: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

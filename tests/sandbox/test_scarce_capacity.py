@@ -240,6 +240,7 @@ def test_the_triggerer_passes_over_what_ensure_found_to_have_no_quota(gpu_sandbo
     assert result["tried"] == []
 
 
+@pytest.mark.nightly  # by day test_fewer_nodes_will_do, and the stock-outs of test_platform_gke.py
 def test_fewer_nodes_will_do_on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(gke_sandbox, monkeypatch)
     a, b = gke_sandbox.zones[:2]
