@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.pools.template_needs import needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.acceptance.pools import CloudPool
+    from airflow_gpu_provider.platforms.aws.clients import AwsClients
 
+_NAMED = 50
+"""How much of a long cluster's name a launch template's has at least."""
 _EKS_GROUP, _EKS_CLUSTER, _ASG = "eks:nodegroup-name", "eks:cluster-name", "aws:autoscaling:groupName"
 
 
@@ -130,7 +134,15 @@ def _eks(pool: EksGpuPool, prefixes: tuple[str, ...]) -> dict[str, Callable[[], 
         "Auto Scaling groups, by EC2 Auto Scaling": auto_scaling_groups,
         "scheduled actions, by EC2 Auto Scaling": scheduled_actions,
         "instances, by EC2": instances,
+        **({"launch templates, by EC2": lambda: _launch_templates(clients, pool, prefixes)} if needs(pool) else {}),
     }
+
+
+def _launch_templates(clients: AwsClients, pool: EksGpuPool, prefixes: tuple[str, ...]) -> Iterator[str]:
+    for template in clients.ec2.items("describe_launch_templates", "LaunchTemplates"):
+        cluster, _, group = template["LaunchTemplateName"].partition("/")
+        if cluster[:_NAMED] == pool.cluster_name[:_NAMED] and group.startswith(prefixes):
+            yield str(template["LaunchTemplateName"])
 
 
 # -- GKE -----------------------------------------------------------------------------------------------------

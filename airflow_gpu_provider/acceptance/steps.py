@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from airflow.sdk.exceptions import TaskDeferred
+from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.acceptance import gpu_program
 from airflow_gpu_provider.acceptance.lending import lend, take_back
@@ -31,6 +32,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -47,6 +49,7 @@ _HOLD_SECONDS = 30  # for its wait to be killed meanwhile, on a busy machine too
 _RUNNING_WITHIN = 20 * 60.0
 _GONE_WITHIN = 15 * 60.0
 _LOOK_SECONDS = 2.0
+_OF_A_VOLUME = 0.8  # what filesystem and system leave of it at least
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -283,7 +286,7 @@ class Acceptance:
         ]
         node: dict[str, Any] = done.result["nodes"][0]
         with _quietly(self._say):
-            self._note_node(node["name"])
+            self._note_node(node["name"], pool)
         return node
 
     def _plugin(self, tasks: Tasks, report: StepReport) -> None:
@@ -311,7 +314,7 @@ class Acceptance:
             self.facts[name] = str(done.result.get(key, ""))
         report.lines.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
 
-    def _note_node(self, name: str) -> None:
+    def _note_node(self, name: str, pool: CloudPool) -> None:
         node = call(self._opened(self.pool).api, "get", f"/api/v1/nodes/{name}", resource="nodes")
         info = node.get("status", {}).get("nodeInfo") or {}
         for word, key in (
@@ -321,6 +324,9 @@ class Acceptance:
             ("Container runtime", "containerRuntimeVersion"),
         ):
             self.facts[word] = str(info.get(key, ""))
+        self.facts["Room for images and pods"] = f"{(room := _room(node))} GiB"
+        if isinstance(pool, EksGpuPool) and pool.user_data is None and room < (pool.disk_size or 0) * _OF_A_VOLUME:
+            raise NotAsExpected(f"{name} has room for {room} GiB of images and pods; disk_size is {pool.disk_size}.")
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -362,6 +368,12 @@ class Acceptance:
 
     def _opened(self, pool: CloudPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)
+
+
+def _room(node: dict[str, Any]) -> int:
+    """Return how many GiB a node has for images and pods, by its kubelet."""
+    capacity = str(node.get("status", {}).get("capacity", {}).get("ephemeral-storage", "0"))
+    return int(parse_quantity(capacity) / 2**30)
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _eks_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:
-    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox))
+    files = ("eks-full.json", "eks-launch-template.json", "eks-owned-templates.json")
+    policy = documented_roles.policy(*files, **documented_roles.of_cluster(sandbox))
     key = sandbox.aws.add_identity("airflow", policy=policy)
     return aws_identity.connection(sandbox, key), key.arn
 
@@ -108,6 +109,8 @@ def pool_of(sandbox: Sandbox) -> GpuPool:
         zones=sandbox.zones[:1],
         max_nodes=4,
         price_per_hour=0.8048,
+        disk_size=150,
+        disk_throughput=500,
     )
 
 
