@@ -6,7 +6,7 @@ found too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.pools.template_needs import needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,15 +133,26 @@ def _eks(pool: EksGpuPool, prefixes: tuple[str, ...]) -> dict[str, Callable[[], 
         "Auto Scaling groups, by EC2 Auto Scaling": auto_scaling_groups,
         "scheduled actions, by EC2 Auto Scaling": scheduled_actions,
         "instances, by EC2": instances,
-        **({"launch templates, by EC2": lambda: _launch_templates(clients, pool, prefixes)} if needs(pool) else {}),
+        "launch templates, by EC2": lambda: _of_groups(_template_names(clients), pool, prefixes),
+        "placement groups, by EC2": lambda: _of_groups(_placement_names(clients), pool, prefixes),
     }
 
 
-def _launch_templates(clients: AwsClients, pool: EksGpuPool, prefixes: tuple[str, ...]) -> Iterator[str]:
-    for template in clients.ec2.items("describe_launch_templates", "LaunchTemplates"):
-        cluster, _, group = template["LaunchTemplateName"].partition("/")
+def _template_names(clients: AwsClients) -> Iterator[str]:
+    return (each["LaunchTemplateName"] for each in clients.ec2.items("describe_launch_templates", "LaunchTemplates"))
+
+
+def _placement_names(clients: AwsClients) -> Iterator[str]:
+    found = clients.ec2.call("describe_placement_groups")["PlacementGroups"]
+    return (each["GroupName"] for each in found if each.get("State") != "deleted")
+
+
+def _of_groups(names: Iterable[str], pool: EksGpuPool, prefixes: tuple[str, ...]) -> Iterator[str]:
+    """Yield those names that are a cluster's and a node group's of these pools, as template_name makes them."""
+    for name in names:
+        cluster, _, group = name.partition("/")
         if cluster[:_NAMED] == pool.cluster_name[:_NAMED] and group.startswith(prefixes):
-            yield str(template["LaunchTemplateName"])
+            yield name
 
 
 # -- GKE -----------------------------------------------------------------------------------------------------

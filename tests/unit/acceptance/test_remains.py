@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from airflow_gpu_provider.acceptance.remains import in_cloud
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.platforms.aws import cluster as eks_cluster
+from airflow_gpu_provider.platforms.aws.template_data import template_name
 from airflow_gpu_provider.platforms.google import cluster as gke_cluster
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 
@@ -35,13 +37,20 @@ def test_on_eks_groups_of_the_pool_are_found_whatever_they_lost(monkeypatch: pyt
         {"AutoScalingGroupName": "eks-accept-train-a-1", "Instances": [], "Tags": [{"Key": cluster, "Value": "other"}]},
         {"AutoScalingGroupName": "eks-train-gpu-a-1", "Instances": [1]},
     ]
+    long = "c" * 100
+    cut = template_name(replace(EKS, cluster_name=long), f"accept-train-a-{'g' * 40}")
+    names = ["k8s-ml/accept-train-a-g6-xlarge", "k8s-ml/train-gpu-a", "other/accept-train-a-g6-xlarge", "mine", cut]
     answers: dict[str, list[Any]] = {
+        "describe_launch_templates": [{"LaunchTemplateName": name} for name in names],
         "list_nodegroups": ["accept-train-a-g6-xlarge", "train-gpu-a"],
         "describe_auto_scaling_groups": groups,
         "describe_scheduled_actions": [{"ScheduledActionName": "s", "AutoScalingGroupName": "eks-accept-train-a-c8e1"}],
         "describe_instances": [],
     }
-    service = SimpleNamespace(items=lambda method, key, **params: iter(answers[method]))
+    placement = {"PlacementGroups": [{"GroupName": name, "State": "available"} for name in names]}
+    service = SimpleNamespace(
+        items=lambda method, key, **params: iter(answers[method]), call=lambda method, **params: placement
+    )
     clients = SimpleNamespace(eks=service, autoscaling=service, ec2=service)
     monkeypatch.setattr(eks_cluster, "AwsClients", lambda **_: clients)
     found = {each.what.partition(",")[0]: each.left for each in in_cloud([EKS])}
@@ -53,7 +62,11 @@ def test_on_eks_groups_of_the_pool_are_found_whatever_they_lost(monkeypatch: pyt
         ),
         "scheduled actions": ("s of eks-accept-train-a-c8e1",),
         "instances": (),
+        "launch templates": ("k8s-ml/accept-train-a-g6-xlarge",),
+        "placement groups": ("k8s-ml/accept-train-a-g6-xlarge",),
     }
+    of_long = {each.what.partition(",")[0]: each.left for each in in_cloud([replace(EKS, cluster_name=long)])}
+    assert of_long["launch templates"] == (cut,)
 
 
 def test_on_gke_a_list_that_may_not_be_had_says_why_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
