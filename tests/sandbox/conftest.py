@@ -62,6 +62,7 @@ LONGEST_FIRST = (
     "test_gpu_cli.py",
     "test_scale_only.py",
     "test_ensure.py",
+    "test_capacity_blocks.py",
     "test_scarce_capacity.py",
     "test_refusals.py",
     "test_pod_without_block.py",
