@@ -66,6 +66,8 @@ class NodeGroupCreation:
             ami_type=request.get("ami_type"),
         )
         rules.check_template_data(data)
+        if request.get("capacity_type") == "CAPACITY_BLOCK":
+            rules.check_template_of_a_block(data)
         if data.get("InstanceType") and request.get("instance_types"):
             raise rules.refuse(
                 "You must specify instance types either in the node group or in the launch template, not both"

@@ -8,6 +8,7 @@ from typing import Any
 
 from moto.eks.exceptions import EKSError, InvalidParameterException
 
+from gpu_sandbox.aws.capacity_reservations import target_of
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 
 AMI_TYPES = frozenset(
@@ -195,6 +196,20 @@ def check_template_data(data: Mapping[str, Any]) -> None:
     }
     if found := [name for name, there in never.items() if there]:
         raise refuse(f"The launch template can't include {', '.join(found)}")
+
+
+def check_template_of_a_block(data: Mapping[str, Any]) -> None:
+    """What a Capacity Block's template has to set: "Create a managed node group with Capacity Blocks for ML" in EKS's
+    user guide. The message is the sandbox's own.
+    """
+    is_block = (data.get("InstanceMarketOptions") or {}).get("MarketType") == "capacity-block"
+    there = {
+        "MarketType capacity-block": is_block,
+        "a CapacityReservationId": bool(target_of(data)),
+        "an InstanceType": bool(data.get("InstanceType")),
+    }
+    if lacking := [name for name, is_there in there.items() if not is_there]:
+        raise refuse(f"The launch template of a node group of a Capacity Block has to have {', '.join(lacking)}")
 
 
 def check_cluster_version(cluster: str, *, present: str, wanted: str, groups: Mapping[str, str]) -> None:

@@ -156,3 +156,19 @@ def test_a_managed_group_of_a_block_takes_its_type_from_the_template(account: Ac
         "CapacityReservations"
     ]
     assert by_state["CapacityReservationId"] == block
+
+
+@pytest.mark.parametrize("lacking", ["InstanceMarketOptions", "CapacityReservationSpecification", "InstanceType"])
+def test_a_managed_group_of_a_block_needs_all_of_it_in_the_template(account: Account, lacking: str) -> None:
+    block = account.cloud.reserve("capacity-block", TYPE, ZONE, lasts=24 * HOUR)
+    data: dict[str, Any] = {
+        "InstanceType": TYPE,
+        "InstanceMarketOptions": {"MarketType": "capacity-block"},
+        "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
+    }
+    del data[lacking]
+    account.ec2.create_launch_template(LaunchTemplateName="lacks", LaunchTemplateData=data)
+    request = account.node_group_request(capacityType="CAPACITY_BLOCK", launchTemplate={"name": "lacks"})
+    del request["instanceTypes"]
+    with pytest.raises(account.eks.exceptions.InvalidParameterException, match="has to have"):
+        account.eks.create_nodegroup(**request)
