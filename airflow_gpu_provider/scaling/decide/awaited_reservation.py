@@ -1,4 +1,4 @@
-"""A reservation that is still to begin: whether a run waits for it, and what it wants until then. Pure."""
+"""Reservations that begin or end in a run's time: whether it waits for one, and what it is told of an end. Pure."""
 
 from __future__ import annotations
 
@@ -36,11 +36,23 @@ def until_it_begins(snapshot: PoolSnapshot, lease: DemandLease, by: datetime | N
     """
     group = awaited(snapshot, by) if by is not None and lease.nodes else None
     opens_at = group.reserved.opens_at if group and group.reserved else None
-    if opens_at is None or opens_at <= snapshot.now:
+    if opens_at is None:
         return lease
     if sum(each.counts for each in supply(snapshot)) >= wanted_nodes(snapshot):
         return lease
-    return replace(lease, nodes=0, resume_at=opens_at, until=lease.until + (opens_at - snapshot.now))
+    resume_at = max(opens_at, snapshot.now)
+    return replace(lease, nodes=0, resume_at=resume_at, until=lease.until + (resume_at - snapshot.now))
+
+
+def ends(snapshot: PoolSnapshot, lease: DemandLease) -> list[str]:
+    """Return which machines a run has that are emptied before its time is over, for its task's log."""
+    found = ((group, group.reserved) for group in snapshot.groups if group.reserved and group.live)
+    return [
+        f"machines of {group.name} are emptied from {reserved.ends_at:%Y-%m-%d %H:%MZ} on, before {reserved.id} ends:"
+        " a training that has a checkpoint goes on elsewhere then"
+        for group, reserved in found
+        if reserved.ends_at and reserved.ends_at < lease.until
+    ]
 
 
 def line(group: Group) -> str:

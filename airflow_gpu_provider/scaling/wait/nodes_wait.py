@@ -12,7 +12,7 @@ from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFaile
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.scaling.decide import scarce_capacity
-from airflow_gpu_provider.scaling.decide.awaited_reservation import awaited, line
+from airflow_gpu_provider.scaling.decide.awaited_reservation import awaited, ends, line
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.shortage import (
@@ -66,7 +66,7 @@ class NodesWait(Record):
             return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
-        lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
+        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *ends(snapshot, lease))
         gang = GangNodes.of(snapshot, lease, usable)
         if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))

@@ -125,6 +125,17 @@ def test_one_that_begins_late_is_waited_for_a_little_longer() -> None:
     assert {name for _, name in night.tries} == {A}
 
 
+def test_one_that_should_have_begun_a_moment_ago_is_waited_for_too() -> None:
+    night = BlockNight(starts=-MINUTE, lasts=24 * HOUR)
+    night.state = "scheduled"
+    wait = night.wants_by(4)
+    night.pass_time()
+    assert (night.leases["run"].nodes, night.tries) == (0, [])
+    night.state = ""
+    assert night.until_over(wait).done
+    assert {name for _, name in night.tries} == {A}
+
+
 def test_what_is_preferred_and_has_machines_now_is_not_kept_waiting_by_a_later_block() -> None:
     seen = snapshot(us_west_2b={}, train_b_g6_xlarge={"reserved": opens(NOW + HOUR)})
     assert awaited(seen, NOW + 2 * HOUR) is None
@@ -202,6 +213,15 @@ def test_a_run_that_ends_before_its_block_has_its_own_switch() -> None:
         snapshot(machine(1), leases=(lease(),), train_a_g6_xlarge={"reserved": ends(LATER + HOUR), "switch_at": None})
     )
     assert decision.switch == {A: SWITCH}
+
+
+def test_a_run_that_outlasts_its_block_is_told() -> None:
+    night = BlockNight(starts=-HOUR, lasts=5 * HOUR)
+    wait = night.wants_by(1)
+    lines = night.until_over(wait).lines
+    assert lines[-1].startswith(f"machines of {A} are emptied from 2026-03-01 05:20Z on, before {ID} ends")
+    longer = BlockNight(starts=-HOUR, lasts=24 * HOUR)
+    assert not any("emptied" in line for line in longer.until_over(longer.wants_by(1)).lines)
 
 
 def test_a_machine_that_is_to_be_empty_serves_nobody_and_another_comes_elsewhere() -> None:
