@@ -60,6 +60,7 @@ class Night:
         price_source: Whose prices they are; "list price" where any is the cloud's.
         is_at_least: The true cost may be higher.
         left: What is left of the run's nodes, in words.
+        advice: What would have made its trainings faster, each in one sentence.
     """
 
     dag_id: str
@@ -77,6 +78,7 @@ class Night:
     price_source: str = ""
     is_at_least: bool = False
     left: str = ""
+    advice: Sequence[str] = ()
 
     @property
     def in_words(self) -> str:
@@ -129,6 +131,7 @@ def night(
     trainings: Iterable[Sequence[Json]] = (),
     usages: Iterable[Json] = (),
     left: Iterable[str] = (),
+    advice: Iterable[Sequence[str]] = (),
 ) -> Night:
     """Return a run's night.
 
@@ -142,6 +145,7 @@ def night(
         trainings: Each training's `timeline`.
         usages: Each ScaleDownSensor's `usage`.
         left: What each ScaleDownSensor left, in words.
+        advice: Each training's `advice`.
     """
     ensured, usages, trainings = list(ensured), list(usages), list(trainings)
     refused = [each for result in (*(one.get("tried", ()) for one in ensured), *tried) for each in result]
@@ -166,6 +170,7 @@ def night(
         price_source=LIST_PRICE if any(usage.get("price_source") == LIST_PRICE for usage in usages) else "",
         is_at_least=len(known) < len(costs) or any(usage.get("at_least") for usage in usages),
         left="; ".join(dict.fromkeys(left)) or "no scale-down has ended yet",
+        advice=tuple(dict.fromkeys(sentence for each in advice for sentence in each)),
     )
 
 

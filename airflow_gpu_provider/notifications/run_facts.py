@@ -75,6 +75,7 @@ class _Facts:
             tried=self._pulled(ensures, "tried"),
             trainings=self._pulled(self._of(TrainingOperator), "timeline"),
             usages=self._pulled(downs, "usage"),
+            advice=self._pulled(self._of(TrainingOperator), "advice"),
             left=[words for task_id in downs for words in self._left(task_id)] or self._nothing_left(downs),
         )
 

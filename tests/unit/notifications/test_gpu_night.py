@@ -74,12 +74,14 @@ def test_a_dag_that_has_failed(dag: DAG) -> None:
         ("train", "error"): [OOM],
         ("gpu.scale_down", "return_value"): [released],
         ("gpu.scale_down", "usage"): [usage],
+        ("train", "advice"): [["NCCL uses NET/Socket"]],
     }
     night = sent(context(dag, xcoms, {"train": "failed", "gpu.scale_down": "success", "gpu.done": "failed"}))
     assert night.what_happened == (
         "nightly manual__1: failed. train: GpuOutOfMemory: It is full. Use a larger one. gpu.done failed."
     )
     assert night.what_it_took == "cost 2.00 USD; all nodes released."
+    assert night.advice == ("NCCL uses NET/Socket",)
 
 
 def test_an_error_before_a_try_that_succeeded_is_not_told(dag: DAG) -> None:

@@ -36,6 +36,13 @@ def test_a_red_night_in_two_lines() -> None:
     ]
 
 
+def test_what_would_have_made_trainings_faster_is_told_once_and_in_no_line() -> None:
+    told = "NCCL uses NET/Socket"
+    seen = night(**RUN, state="success", trainings=[TRAINED], advice=[[told, "the pull took long"], [told]])
+    assert seen.advice == (told, "the pull took long")
+    assert told not in seen.in_words
+
+
 def test_attempts_after_preemptions_are_summed() -> None:
     phases = [{**TRAINED[1], "attempt": 1}, {**TRAINED[1], "attempt": 2, "seconds": 60.0}]
     seen = night(**RUN, state="success", trainings=[phases], usages=[USED], left=["all nodes released"])
