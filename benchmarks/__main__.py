@@ -9,7 +9,16 @@ from pathlib import Path
 
 from kubernetes import client, config
 
-from benchmarks import gang_ranks, gpu_sampling, imports, large_pool, ready_nodes, waiting_pods, waiting_runs
+from benchmarks import (
+    cold_night,
+    gang_ranks,
+    gpu_sampling,
+    imports,
+    large_pool,
+    ready_nodes,
+    waiting_pods,
+    waiting_runs,
+)
 from benchmarks.figure import Figure, table
 from gpu_sandbox import Sandbox
 
@@ -25,6 +34,8 @@ def main() -> None:
     figures += large_pool.measure()
     print("== what runs that wait for one pool ask", flush=True)
     figures += waiting_runs.measure()
+    print("== how soon a training of a cold night prints", flush=True)
+    figures += cold_night.measure()
     with Sandbox(progress=print, autoscaler="none") as sandbox:
         os.environ.update(sandbox.env())
         api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))

@@ -63,5 +63,5 @@ def _seconds(pool: EksGpuPool, how: Mapping[str, Any]) -> float:
 def _make_groups(pool: EksGpuPool) -> None:
     platform = open_pool(pool, owner="bench", holder="bench", say=print).platform
     platform.apply(platform.plan(0), print)
-    while any(group.status == "creating" for group in platform.observe()):
+    while not (groups := platform.observe()) or any(group.status == "creating" for group in groups):
         time.sleep(1)
