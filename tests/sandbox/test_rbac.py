@@ -29,7 +29,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.audit_log import RoleUse
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles, role_record
-from tests.sandbox.running import run, until_it_reports
+from tests.sandbox.running import eventually, lines_of, run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-provider"
@@ -152,6 +152,22 @@ def test_a_night_on_several_nodes_needs_their_roles_too(pool: EksGpuPool, admini
     give(administrator, "several-nodes.yaml")
     assert train(several, nodes=2) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=several))["nodes"] == 0
+
+
+def test_a_prefetch_needs_its_role_too_and_a_night_goes_on_without(
+    pool: EksGpuPool, administrator: client.ApiClient
+) -> None:
+    give(administrator, *documented_roles.FULL_ROLES)
+    take(administrator, "prefetch.yaml")
+    early = replace(pool, name="rbac-early")
+    ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=early, prefetch=["busybox:1.36"])
+    result, lines = lines_of(lambda: run(ensure))
+    assert len(result["nodes"]) == 1
+    assert [line for line in lines if "No image is pulled before the trainings do so" in line and "configmaps" in line]
+    give(administrator, "prefetch.yaml")
+    told = "The nodes pull busybox:1.36 as soon as they join."
+    eventually(lambda: told in lines_of(lambda: run(ensure))[1])  # an authorizer hears of a role after it was written
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=early))["nodes"] == 0
 
 
 @pytest.mark.usefixtures("impatient")
