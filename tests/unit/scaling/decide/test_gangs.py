@@ -274,10 +274,10 @@ def test_no_gang_has_nodes_of_two_zones(state: PoolSnapshot) -> None:
 def staying_for_runs(state: PoolSnapshot, grown: Mapping[str, int], machines: Sequence[MachineStatus]) -> int:
     """Count the machines that stay for runs.
 
-    Not those that only pods of no run hold; and of a group that does not grow, the cloud removes what it has beyond
-    its size by itself.
+    Not those that only pods of no living demand hold; and of a group that does not grow, the cloud removes by itself
+    what it has beyond its size.
     """
-    runs = {each.key.hash for each in state.leases}
+    runs = {each.key.hash for each in state.leases if each.live(state.now)}
     serving = [each for each in machines if each.counts and (not each.holders or _runs_of(each) & runs)]
     by_group = Counter(each.machine.group for each in serving)
     sizes = {group.name: group.desired for group in state.groups if group.name not in grown}
