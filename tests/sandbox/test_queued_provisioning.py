@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 from structlog.testing import capture_logs
 
@@ -13,11 +15,13 @@ from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import GkeGpuPool
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.end.janitor import reap
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_tasks import running
-from tests.sandbox.running import eventually, line_of, meanwhile, run
+from tests.sandbox.running import context_of, eventually, line_of, meanwhile, run
 
 pytest.importorskip("google.cloud.container_v1", reason="Google's libraries are not installed")
 
@@ -53,9 +57,10 @@ class Night:
             "image": "busybox:1.36",
             "name": "train",
             "random_name_suffix": False,
+            "deferrable": False,
         }
         cmds = ["sh", "-c", script]
-        return GpuPodOperator(gpu_pool=self.pool, nodes=3, cmds=cmds, deferrable=False, **(usual | changes))
+        return GpuPodOperator(gpu_pool=self.pool, nodes=3, cmds=cmds, **(usual | changes))
 
     @property
     def machines(self) -> list[Any]:
@@ -110,4 +115,17 @@ def test_what_does_not_come_in_time_is_out_of_stock_in_the_api_s_words_and_leave
         run(night.gang("true", schedule_timeout_seconds=5))
     eventually(lambda: night.requests == [])
     night.sandbox.faults.clear()
+    assert night.machines == []
+
+
+def test_what_a_killed_airflow_has_left_in_the_queue_goes_by_the_janitor(night: Night) -> None:
+    task = night.gang("true", deferrable=True)
+    with pytest.raises(TaskDeferred):
+        task.execute(context_of(task))
+    assert night.requests == ["train", "train"]
+    reconciler = open_pool(night.pool, owner="tests", holder="tests", say=print)
+    found, left = reap(reconciler, "tests", lambda _: True, timeout=timedelta(minutes=2), say=print)
+    assert {each.kind for each in found.leftovers} == {"lease"}
+    assert left == ()
+    eventually(lambda: night.requests == [])
     assert night.machines == []

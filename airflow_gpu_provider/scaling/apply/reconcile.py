@@ -18,6 +18,7 @@ from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
@@ -278,12 +279,13 @@ class Reconciler(PoolAccess):
     def delete_gangs(self, lease: DemandLease) -> list[str]:
         """Delete the gangs of a run, and return their names as namespace/name; waiting gangs have no pods.
 
-        Jobs are listed only if the run has wanted nodes for a gang.
+        Jobs are listed only if the run has wanted nodes for a gang, or a gang that waits may still bring nodes.
 
         Raises:
             GpuError: One could not be deleted; the deletion of all the others was requested.
         """
-        jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if lease.gang else ()
+        may_be = lease.gang or provisioning_class(self.pool)
+        jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if may_be else ()
         to_go = [(job.namespace, job.name, job.uid) for job in jobs]
         were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)
         return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
