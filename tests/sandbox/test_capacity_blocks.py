@@ -5,6 +5,7 @@ Kubernetes' time is real: what an operator waits for there, it sees by itself, w
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -15,6 +16,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 from structlog.testing import capture_logs
 
@@ -23,11 +25,13 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles, role_record
-from tests.sandbox.running import context_of, eventually, line_of, run
+from tests.sandbox.running import context_of, eventually, line_of, run, watched_until
 
 HOUR, NUMBERS = timedelta(hours=1), count(1)
 TYPE, BLOCK, NEXT = "g6.xlarge", "gpu-block", "gpu-next"
@@ -64,6 +68,7 @@ class Night:
         self.eks, self.ec2 = (aws_client(sandbox.aws, name) for name in ("eks", "ec2"))
         self.said: list[str] = []
         self.reservation = ""
+        self.run_id = f"scheduled__{next(NUMBERS)}"
 
     def groups(self, kind: Any = "capacity-block", **reservation: Any) -> EksGpuPool:
         self.reservation = self.sandbox.aws.reserve(kind, TYPE, self.sandbox.zones[0], **reservation)
@@ -121,9 +126,9 @@ class Night:
         found = self.ec2.describe_instances(Filters=of_group)["Reservations"]
         return sum(_ran(instance) for each in found for instance in each["Instances"])
 
-    def begin(self, operator: Any, **ti: Any) -> Future[Any]:
+    def begin(self, operator: Any) -> Future[Any]:
         """Run it as a worker and a triggerer do, in a thread."""
-        return ThreadPoolExecutor(1).submit(lambda: run(operator, context_of(operator, **ti)))
+        return ThreadPoolExecutor(1).submit(lambda: run(operator, context_of(operator, run_id=self.run_id)))
 
     def until(self, task: Future[Any], is_so: Callable[[], Any] = lambda: False) -> Any:
         """Move the cloud on, a little at a time, until the task has ended or something is so."""
@@ -133,8 +138,8 @@ class Night:
             moved.wait(0.1)
         return task.result() if task.done() else None
 
-    def run(self, operator: Any, **ti: Any) -> Any:
-        return self.until(self.begin(operator, **ti))
+    def run(self, operator: Any) -> Any:
+        return self.until(self.begin(operator))
 
     def ensure(self, pool: EksGpuPool, **fields: Any) -> Future[Any]:
         return self.begin(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, **fields))
@@ -254,3 +259,23 @@ def test_a_block_that_is_cancelled_while_it_is_waited_for_is_no_longer(night: Ni
     assert [node["group"] for node in result["nodes"]] == [NEXT]
     assert [each["why"] for each in result["tried"]] == [f"{night.reservation} is cancelled"]
     night.scale_down(pool)
+
+
+def test_a_run_that_ends_while_its_block_is_waited_for_leaves_nothing(night: Night, gpu_sandbox: Sandbox) -> None:
+    """A triggerer that dies in the wait leaves the demand to the next one, and the teardown withdraws it."""
+    pool = night.groups(starts_in=2 * HOUR, lasts=24 * HOUR)
+    ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, give_up_after=night.ahead + 4 * HOUR)
+    with pytest.raises(TaskDeferred) as deferral:
+        ensure.execute(context_of(ensure, run_id=night.run_id))  # type: ignore[arg-type]
+    looks = gpu_sandbox.aws.calls["ec2:DescribeCapacityReservations"]
+    asyncio.run(
+        watched_until(deferral.value, lambda: gpu_sandbox.aws.calls["ec2:DescribeCapacityReservations"] > looks + 1)
+    )
+    reconciler = open_pool(pool, owner="", holder="a test", say=print)
+    (lease,) = list_demand(reconciler.api, pool.name)
+    assert (lease.nodes, lease.resume_at is not None) == (0, True)
+    zero = night.scale_down(pool)
+    assert zero["usage"]["machines"] == 0
+    gpu_sandbox.advance(hours=2)
+    assert list_demand(reconciler.api, pool.name) == ()
+    assert (night.sizes[BLOCK], night.sizes[NEXT]) == (0, 0)
