@@ -28,7 +28,8 @@ class Stockout:
 
     `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too. With a `code` the launch fails
     for another reason, such as EC2's InsufficientFreeAddressesInSubnet or Compute Engine's IP_SPACE_EXHAUSTED. `left`
-    machines of each group can be had, in Google Cloud alone.
+    machines of each group can be had, in Google Cloud alone. `placed`: only where a launch names a placement group, by
+    which EC2 has to find the room near other machines ("Placement groups" of its user guide).
     """
 
     zone: str | None = None
@@ -36,11 +37,11 @@ class Stockout:
     market: Market | None = None
     code: str | None = None
     left: int = 0
+    placed: bool = False
 
-    def covers(self, *, zone: str, instance_type: str, market: str) -> bool:
-        return (
-            self.zone in (None, zone) and self.instance_type in (None, instance_type) and self.market in (None, market)
-        )
+    def covers(self, *, zone: str, instance_type: str, market: str, placed: bool = False) -> bool:
+        where = self.zone in (None, zone) and self.instance_type in (None, instance_type)
+        return where and self.market in (None, market) and (placed or not self.placed)
 
 
 class Faults:
@@ -202,9 +203,11 @@ class Faults:
         with self._lock:
             self._quotas[name] = limit
 
-    def out_of_stock(self, *, zone: str, instance_type: str, market: str, number: int = 1) -> bool:
-        """Whether the cloud has no such capacity now, for the `number`th machine of a group."""
-        found = self._of(zone=zone, instance_type=instance_type, market=market)
+    def out_of_stock(
+        self, *, zone: str, instance_type: str, market: str, number: int = 1, placed: bool = False
+    ) -> bool:
+        """Whether the cloud has no such capacity now, for a group's `number`th machine; `placed`: near others."""
+        found = self._of(zone=zone, instance_type=instance_type, market=market, placed=placed)
         return any(stockout.code is None and stockout.left < number for stockout in found)
 
     def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:
@@ -212,7 +215,7 @@ class Faults:
         found = self._of(zone=zone, instance_type=instance_type, market=market)
         return next((stockout.code for stockout in found if stockout.code), None)
 
-    def _of(self, **launch: str) -> list[Stockout]:
+    def _of(self, **launch: Any) -> list[Stockout]:
         return [stockout for stockout in self._stockouts if stockout.covers(**launch)]
 
     def draw_throttle(self, service: str, api: str = "") -> bool:

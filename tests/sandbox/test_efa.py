@@ -76,6 +76,19 @@ def test_a_process_that_was_killed_before_the_group_leaves_nothing_for_good(
         assert (templates(account), placement_groups(account)) == ({}, [])
 
 
+def test_a_stock_out_near_other_machines_leaves_none_elsewhere_in_the_zone(account: Account, pools: Pools) -> None:
+    """A placement group makes one likelier; a machine that is not in it would train over a slower way, unsaid."""
+    account.stock_out(placed=True)
+    platform = pools.ready(**EFA)
+    plain = pools.ready(name="plain", instance_types=["p4d.24xlarge"])
+    platform.grow({GROUP: 1})
+    plain.grow({GROUP.replace("train", "plain"): 1})
+    account.advance(LAUNCH)
+    (group,) = platform.observe()
+    assert (group.live, "sufficient p4d.24xlarge capacity" in str(group.launch_failure)) == ((), True)
+    assert len(plain.observe()[0].live) == 1
+
+
 def test_somebody_else_s_placement_group_of_that_name_is_left_alone(account: Account, pools: Pools) -> None:
     account.ec2.create_placement_group(GroupName=NAME, Strategy="spread")
     platform = pools.platform(**EFA)

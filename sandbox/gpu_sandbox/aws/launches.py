@@ -56,6 +56,8 @@ class LaunchPlan:
     """Whether its launch template takes what a Capacity Block has reserved, whatever the split says."""
     reservation: str = ""
     """The Capacity Reservation that its launch template targets."""
+    placement_group: str = ""
+    """The one that its launch template names."""
     fleet: bool = True
     """Whether the group has a mixed instances policy, which shows in EC2's messages."""
     by_capacity: bool = False
@@ -98,9 +100,11 @@ def plan_of(
     """The plan that a group's API fields, and its template's type, MarketType and reservation, describe."""
     from_block = (template.get("InstanceMarketOptions") or {}).get("MarketType") == "capacity-block"
     reservation = target_of(template)
+    placement_group = str((template.get("Placement") or {}).get("GroupName") or "")
     if not mixed_instances_policy:
         return LaunchPlan(
             subnets=subnets,
+            placement_group=placement_group,
             instance_types=(template_type,),
             from_block=from_block,
             reservation=reservation,
@@ -110,6 +114,7 @@ def plan_of(
     overrides = mixed_instances_policy.get("LaunchTemplate", {}).get("Overrides", [])
     return LaunchPlan(
         subnets=subnets,
+        placement_group=placement_group,
         instance_types=tuple(o["InstanceType"] for o in overrides if "InstanceType" in o) or (template_type,),
         from_block=from_block,
         reservation=reservation,
@@ -168,7 +173,8 @@ class Ec2Capacity:
         code = self.quotas.code_for(pool.instance_type, pool.market)
         if code is not None and self._over(code, pool):
             return self._over_quota(code, pool)
-        if self.faults.out_of_stock(zone=pool.zone, instance_type=pool.instance_type, market=pool.market):
+        launch = {"zone": pool.zone, "instance_type": pool.instance_type, "market": pool.market}
+        if self.faults.out_of_stock(**launch, placed=bool(plan.placement_group)):
             return self._out_of_stock(pool, plan)
         return None
 
