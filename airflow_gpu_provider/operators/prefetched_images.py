@@ -34,6 +34,7 @@ def begin_prefetch(ensure: EnsureGpuPoolOperator, reconciler: Reconciler, key: D
     if not ensure.prefetch:
         return
     try:
+        check_names(prefetch=ensure.prefetch, prefetch_secrets=ensure.prefetch_secrets)  # as they are rendered
         prefetch(reconciler.api, ensure.gpu_pool, key, ensure.prefetch, ensure.prefetch_secrets)
     except GpuError as error:
         ensure.log.warning("No image is pulled before the trainings do so: %s", error)

@@ -6,6 +6,7 @@ import base64
 import platform
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from airflow_gpu_provider.addons.prefetch import manifests, pull_phases, waiting
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.prefetched_images import begin_prefetch
 from airflow_gpu_provider.pools import EksGpuPool
 
 POOL = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
@@ -116,6 +118,15 @@ def test_the_slowest_node_counts_and_what_one_still_pulls_is_not_over() -> None:
 def test_a_pod_that_no_kubelet_has_seen_has_pulled_nothing() -> None:
     assert pull_phases([pod(None, train=None)]) == ([], ["train"])
     assert pull_phases([]) == ([], [])
+
+
+def test_what_is_rendered_to_no_list_costs_a_warning() -> None:
+    said: list[str] = []
+    log = SimpleNamespace(warning=lambda form, *args: said.append(form % args))
+    ensure: Any = SimpleNamespace(gpu_pool=POOL, prefetch="train:1", prefetch_secrets=(), log=log)
+    nobody: Any = None
+    begin_prefetch(ensure, nobody, KEY)
+    assert said[0].startswith("No image is pulled before the trainings do so: prefetch='train:1'.")
 
 
 @pytest.mark.parametrize("argument", ["prefetch", "prefetch_secrets"])
