@@ -59,7 +59,7 @@ def _step(ti: Any, name: str, tasks: Sequence[str], states: Mapping[str, str | N
             timeline = timeline or result.get("timeline") or ()
             if "desired" in result:
                 report.phases.append(("scale down: machines gone", float(result["seconds"])))
-        what = task.rpartition(".")[2]
+        what = task.rpartition(".")[2].replace("_", " ")
         report.phases += [(f"{what}: {each['phase']}", float(each["seconds"])) for each in timeline]
     report.seconds = sum(seconds for _, seconds in report.phases)
     return report

@@ -10,7 +10,7 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -173,7 +173,7 @@ class Acceptance:
 
     def _first_night(self, report: StepReport) -> None:
         with self._night(self.pool, report) as tasks:
-            self._ensure(tasks, self.pool, report)
+            self._ensure(tasks, self.pool, report, prefetch=[self._image])
             self._plugin(tasks, report)
             operator = self._pod()
             self._note_pod(tasks.run(operator), report)
@@ -277,8 +277,10 @@ class Acceptance:
         del self._open_nights[tasks.run_id]
         return done
 
-    def _ensure(self, tasks: Tasks, pool: CloudPool, report: StepReport) -> dict[str, Any]:
-        done = tasks.run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
+    def _ensure(
+        self, tasks: Tasks, pool: CloudPool, report: StepReport, prefetch: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        done = tasks.run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, prefetch=prefetch))
         report.phases += [(f"ensure: {each['phase']}", float(each["seconds"])) for each in done.result["timeline"]]
         report.lines += [
             f"no {each['instance_type']} {each['capacity_type']} in {each['zone']}: {each['why']}"

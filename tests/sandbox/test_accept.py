@@ -71,7 +71,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
     sandbox.authenticator.access_entries[user] = [GROUP]
     administrator = config.new_client_from_config(str(sandbox.kubeconfig))
-    for manifest in documented_roles.role_manifests(*documented_roles.FULL_ROLES):
+    for manifest in documented_roles.role_manifests(*documented_roles.FULL_ROLES, "prefetch.yaml"):
         server_side_apply(administrator, manifest)
     until_allowed(administrator, groups=[GROUP], namespace="airflow-gpu-provider", resource="leases")
 
