@@ -204,10 +204,10 @@ class Faults:
             self._quotas[name] = limit
 
     def out_of_stock(
-        self, *, zone: str, instance_type: str, market: str, number: int = 1, placed: bool = False
+        self, *, zone: str, instance_type: str, market: str, number: int = 1, placement_group: str = ""
     ) -> bool:
-        """Whether the cloud has no such capacity now, for a group's `number`th machine; `placed`: near others."""
-        found = self._of(zone=zone, instance_type=instance_type, market=market, placed=placed)
+        """Whether the cloud has no such capacity now, for a group's `number`th machine, or in a placement group."""
+        found = self._of(zone=zone, instance_type=instance_type, market=market, placed=bool(placement_group))
         return any(stockout.code is None and stockout.left < number for stockout in found)
 
     def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:

@@ -173,8 +173,12 @@ class Ec2Capacity:
         code = self.quotas.code_for(pool.instance_type, pool.market)
         if code is not None and self._over(code, pool):
             return self._over_quota(code, pool)
-        launch = {"zone": pool.zone, "instance_type": pool.instance_type, "market": pool.market}
-        if self.faults.out_of_stock(**launch, placed=bool(plan.placement_group)):
+        if self.faults.out_of_stock(
+            zone=pool.zone,
+            instance_type=pool.instance_type,
+            market=pool.market,
+            placement_group=plan.placement_group,
+        ):
             return self._out_of_stock(pool, plan)
         return None
 
