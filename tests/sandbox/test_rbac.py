@@ -41,6 +41,8 @@ NOT_IN_THIS_NIGHT = {
         (_NODES, "list", "nodepools nodeclaims"),
         (_NODES, "get", "ec2nodeclasses"),
         ("Role {0}-node-claims", "list", "events"),
+        # a ComputeClass: tests/sandbox/test_compute_class_night.py
+        (_NODES, "get", "computeclasses"),
         # a node that is not Ready, that has a GPU error, or is of a KubernetesGpuPool
         (_NODES, "get", "nodes"),
         # a checkpoint on a volume, and in which zone that is
