@@ -154,7 +154,7 @@ class GroupSpec:
             pairs.append(("subnet", ", ".join(group.get("subnets", [])), self.subnet))
         if pool.node_role:
             pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
-        if self.template_data(group) is None:
+        if pool.launch_template or self.template_data(group) is None:
             if not pool.launch_template and not pool.has_image_volume:
                 pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or DEFAULT_DISK_GIB))
             pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))

@@ -173,3 +173,11 @@ def test_tags_of_others_stay() -> None:
     group = as_described(wanted)
     group["tags"] |= {"aws:cloudformation:stack": "x", "team": "web", SPEC_TAG: "old"}
     assert wanted.missing_tags(group) == {"team": "ml", SPEC_TAG: wanted.pool.spec_hash}
+
+
+def test_a_launch_template_of_the_users_own_is_not_passed_over_for_ours() -> None:
+    ours = spec(disk_throughput=600)
+    group = {**ours.create_request(), "launchTemplate": {"name": "k8s-ml/" + ours.candidate.group, "id": "lt-1"}}
+    assert "launch_template" not in {each.field for each in spec().differences(group)}
+    (difference,) = [each for each in spec(launch_template="my-own").differences(group) if "template" in each.field]
+    assert (difference.found, difference.wanted, difference.update) == (group["launchTemplate"]["name"], "my-own", None)
