@@ -42,15 +42,18 @@ _NODE_CONFIG: Mapping[str, Any] = {
 }
 # Bottlerocket's groups of settings for Kubernetes, of release 1.50; what is in them is left to it.
 _BOTTLEROCKET = {
-    "settings": dict.fromkeys(
-        (
-            *("autoscaling", "aws", "boot", "bootstrap-commands", "bootstrap-containers", "cloudformation"),
-            *("container-registry", "container-runtime", "container-runtime-plugins", "dns", "host-containers"),
-            *("kernel", "kubelet-device-plugins", "kubernetes", "metrics", "motd", "network", "ntp"),
-            *("nvidia-container-runtime", "oci-defaults", "oci-hooks", "pki", "updates"),
+    "settings": {
+        **dict.fromkeys(
+            (
+                *("autoscaling", "aws", "boot", "bootstrap-commands", "bootstrap-containers", "cloudformation"),
+                *("container-registry", "container-runtime", "container-runtime-plugins", "dns", "host-containers"),
+                *("kernel", "kubelet-device-plugins", "kubernetes", "metrics", "motd", "network", "ntp"),
+                *("nvidia-container-runtime", "oci-defaults", "oci-hooks", "pki", "updates"),
+            ),
+            object,
         ),
-        object,
-    )
+        "kubernetes": _OBJECT,
+    }
 }
 _OF_THE_CLUSTER = ("api-server", "cluster-certificate", "cluster-name")
 
@@ -74,12 +77,10 @@ def _problems(user_data: UserData, ami_type: str) -> Iterator[tuple[str, str]]:
         of_eks = [f"settings.kubernetes.{name}" for name in _OF_THE_CLUSTER if name in kubernetes]
     elif ami_type.startswith("AL2023_"):
         config, known = as_data(user_data, ami_type), "nodeadm's NodeConfig"
-        of_eks = ["spec.cluster"] if "cluster" in (config.get("spec") or {}) else []
-        checked = {
-            **config,
-            "spec": {key: each for key, each in (config.get("spec") or {}).items() if key != "cluster"},
-        }
-        yield from _unlike(checked, _NODE_CONFIG, known)
+        spec = config.get("spec") or {}
+        of_eks = ["spec.cluster"] if isinstance(spec, Mapping) and "cluster" in spec else []
+        others = {key: each for key, each in spec.items() if key != "cluster"} if isinstance(spec, Mapping) else spec
+        yield from _unlike({**config, "spec": others}, _NODE_CONFIG, known)
         for name in ("apiVersion", "kind"):
             if name not in config:
                 yield f"user_data: {known} has no {name}", f"Begin with apiVersion: {API_VERSION}, kind: NodeConfig."
