@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
+_EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}
+
+
 def check_names(**arguments: Any) -> None:
     """Raise PoolSpecError if one of the arguments is not a list of names."""
     for argument, names in arguments.items():
-        is_list = not isinstance(names, str) and all(isinstance(each, str) and each for each in names)
+        is_list = isinstance(names, list | tuple) and all(isinstance(each, str) and each for each in names)
         if not is_list and not is_template(names):
-            raise PoolSpecError(
-                f"{argument}={names!r}.", 'It is a list of names, like ["registry.example.com/train:1"].'
-            )
+            raise PoolSpecError(f"{argument}={names!r}.", f'It is a list of names, like ["{_EXAMPLES[argument]}"].')
 
 
 def begin_prefetch(ensure: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:

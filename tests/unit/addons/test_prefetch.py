@@ -7,7 +7,8 @@ import platform
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.prefetched_images import begin_prefetch
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 POOL = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
 KEY = DemandKey(installation="here", dag_id="nightly", run_id="r", pool="gpu", block="gpu")
@@ -130,7 +132,17 @@ def test_what_is_rendered_to_no_list_costs_a_warning() -> None:
 
 
 @pytest.mark.parametrize("argument", ["prefetch", "prefetch_secrets"])
-@pytest.mark.parametrize("names", ["train:1", [""], [1]])
+@pytest.mark.parametrize("names", ["train:1", [""], [1], None, True, {"train:1": 1}])
 def test_what_is_no_list_of_names_is_refused_when_the_dag_is_parsed(argument: str, names: Any) -> None:
     with pytest.raises(PoolSpecError, match=argument):
         EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL, **{argument: names})
+
+
+@pytest.mark.parametrize("rendered", ["train:1, data:1", ["train:1", ""]])
+def test_or_passed_over_with_a_warning_when_its_template_is_rendered(rendered: Any) -> None:
+    warning = Mock()
+    ensure = SimpleNamespace(
+        gpu_pool=POOL, prefetch=rendered, prefetch_secrets=(), log=SimpleNamespace(warning=warning)
+    )
+    begin_prefetch(cast(EnsureGpuPoolOperator, ensure), cast(Reconciler, None), KEY)  # nothing is asked of the cluster
+    assert "It is a list of names" in str(warning.call_args.args[1])
