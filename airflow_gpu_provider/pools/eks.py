@@ -104,9 +104,9 @@ class EksGpuPool(GpuPool):
             zones where there is no other node group, the cluster's own, and the plan says so.
         disk_size: The volume of images and pods in GiB. Default 100; Bottlerocket's own 20 with BOTTLEROCKET_*, where
             it is not the root volume (docs/node-images.md). Not with launch_template.
-        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, network, or
-            disk_size of Bottlerocket, each node group has a launch template that this package makes, and deletes with
-            it.
+        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, network,
+            fast_start, reservations, or disk_size of Bottlerocket, each node group has a launch template that this
+            package makes, and deletes with it (docs/node-images.md).
         disk_iops: Of that volume. Default gp3's 3000.
         network: "efa": nodes have all EFA interfaces of their type, and those of a group are near each other, for
             trainings on several of them (docs/multi-node.md). Default: one network interface.
@@ -258,6 +258,8 @@ class EksGpuPool(GpuPool):
         self._check_instance_types()
         self._check_processors()
         self._check_reserved_labels()
+        if not is_template([self.reservations, self.capacity_types, self.launch_template, self.scaling]):
+            self._refuse(reservation_problems(self))
         self._check_zones()
         self._check_autoscaling()
         self._check("fast_start", lambda value: isinstance(value, bool), "True or False")
@@ -266,8 +268,6 @@ class EksGpuPool(GpuPool):
             [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
         ):
             self._refuse(template_problems(self))
-        if not is_template([self.reservations, self.capacity_types, self.launch_template, self.scaling]):
-            self._refuse(reservation_problems(self))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 

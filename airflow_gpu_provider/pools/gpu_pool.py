@@ -31,6 +31,7 @@ from airflow_gpu_provider.pools.values import (
     is_currency_code,
     is_dns_label,
     is_template,
+    list_problems,
     not_plain,
     to_json,
 )
@@ -38,6 +39,7 @@ from airflow_gpu_provider.pools.values import (
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
 
+_PLAIN = "Use plain values; for a value that is known only at run time, use a Jinja expression."
 _VERSION = 1
 _MANAGE = ("full", "scale")
 _PRICES = f'a price of 0 or more, one for each capacity type ({", ".join(MARKETS)}), or "{LIST}"'
@@ -90,8 +92,8 @@ class GpuPool(ABC):
         self._coerce()
         for name in (spec_field.name for spec_field in fields(self)):
             if kind := not_plain(getattr(self, name)):  # an XComArg would make every task with this spec depend on one
-                fix = "Use plain values; for a value that is known only at run time, use a Jinja expression."
-                raise self._error(f"{name} holds a {kind}", fix)
+                raise self._error(f"{name} holds a {kind}", _PLAIN)
+        self._refuse(list_problems(self))
         self._validate()
 
     # -- JSON ------------------------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ class KubernetesGpuPool(GpuPool):
         self._set("nodes", as_tuple(self.nodes))
         if self.max_nodes == 0:
             self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
-        if self.provisioner == "compute-class" and (name := self.node_selector_labels.get(_COMPUTE_CLASS_LABEL)):
+        labels = self.node_selector_labels if isinstance(self.node_selector_labels, dict) else {}
+        if self.provisioner == "compute-class" and (name := labels.get(_COMPUTE_CLASS_LABEL)):
             own = f"{_COMPUTE_CLASS_LABEL}={name}:NoSchedule"  # what GKE taints the nodes of a class with
             self._set("taints", tuple(dict.fromkeys((*self.taints, own))))
         if self.gpus_per_node is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -67,7 +67,9 @@ def as_plain(value: Any) -> Any:
 
 
 def as_tuple(value: Any) -> Any:
-    """Return a list as a tuple, and a single text as a tuple of one; a template stays."""
+    """Return a list as a tuple, a single text as a tuple of one, None as an empty one; a template stays."""
+    if value is None:
+        return ()
     if isinstance(value, str):
         return value if is_template(value) else (value,)
     return tuple(value) if isinstance(value, Sequence) else value
@@ -81,7 +83,7 @@ def as_constant(value: Any) -> str:
 def as_constants(value: Any) -> Any:
     """Return a tuple of constants for one text or several; templates stay."""
     values = as_tuple(value)
-    return values if is_template(values) else tuple(map(as_constant, values))
+    return tuple(map(as_constant, values)) if are_strings(values) and not is_template(values) else values
 
 
 def is_dns_label(value: Any, *, at_most: int = 63) -> bool:
@@ -102,6 +104,14 @@ def is_dns_subdomain(value: Any) -> bool:
 def are_strings(values: Any) -> bool:
     """Return True for a tuple of texts."""
     return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
+
+
+def list_problems(spec: Any) -> Iterator[tuple[str, str]]:
+    """Yield each field that is to be a list of texts and is something else, with its fix."""
+    for each in fields(spec):
+        value = getattr(spec, each.name)
+        if str(each.type).startswith("Sequence[") and not are_strings(value) and not is_template(value):
+            yield f"{each.name}={value!r} is not a list of texts", 'Write it as ["...", "..."], or leave it out.'
 
 
 def are_group_names(names: Any) -> bool:

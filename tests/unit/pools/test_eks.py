@@ -50,6 +50,17 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"reservations": "my-block", "capacity_types": ["RESERVED"]}, "my-block is no Capacity Reservation's id"),
         ({"reservations": ["cr-0a1b2c3d"] * 2, "capacity_types": ["RESERVED"]}, "names one twice"),
         (
+            {
+                "reservations": "arn:aws:ec2:us-west-2:123456789012:capacity-reservation/cr-0",
+                "capacity_types": "RESERVED",
+            },
+            "is no Capacity Reservation's id",
+        ),
+        ({"reservations": [None], "capacity_types": ["RESERVED"]}, "reservations=(None,) is not a list of texts"),
+        ({"reservations": 5}, "reservations=5 is not a list of texts"),
+        ({"capacity_types": None}, "or some of them, in order"),
+        ({"zones": [1]}, "zones=(1,) is not a list of texts"),
+        (
             {"reservations": ["cr-0a1b2c3d"], "capacity_types": "RESERVED", "launch_template": "gpu"},
             "exclude each other",
         ),
@@ -120,6 +131,10 @@ def test_refuses_what_cannot_work_and_says_why(fields: dict[str, Any], says: str
 )
 def test_takes_what_eks_and_its_nodes_take(fields: dict[str, Any]) -> None:
     assert pool(**fields)
+
+
+def test_none_is_a_list_that_was_left_out() -> None:
+    assert pool(reservations=None, zones=None, subnets=None) == pool()
 
 
 def test_the_accelerator_label_is_the_catalogue_s_or_the_spec_s() -> None:

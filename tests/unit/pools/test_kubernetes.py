@@ -38,6 +38,7 @@ BY_LABELS = {"nodes": [], "node_selector_labels": {"karpenter.sh/nodepool": "gpu
         ({"kubernetes_conn_id": ""}, "an Airflow connection"),
         ({"manage": "scale"}, '"full"'),
         ({"provisioner": "magic"}, "one of"),
+        ({"provisioner": "compute-class", "nodes": [], "node_selector_labels": None}, "adds nodes by labels"),
         ({"provisioner": "karpenter"}, "adds nodes by labels"),
         ({"provisioner": "karpenter", "nodes": []}, "adds nodes by labels"),
         ({"provisioner": "autopilot", **BY_LABELS, "node_labels": {"a": "b"}}, "cannot be given to nodes"),
