@@ -16,7 +16,7 @@ IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network", "fast_st
 
 DEFAULT_DISK_GIB = 100
 # gp3, by botocore's LaunchTemplateEbsBlockDeviceRequest, and "General Purpose SSD volumes" of the EBS user guide.
-_IOPS, _THROUGHPUT = (3000, 80_000), (125, 2000)
+_SIZE, _IOPS, _THROUGHPUT = (1, 65_536), (3000, 80_000), (125, 2000)
 _MIB_PER_IOPS, _IOPS_PER_GIB = 0.25, 500
 
 
@@ -49,6 +49,8 @@ def problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
 
 def _volume_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
     iops, throughput, size = pool.disk_iops, pool.disk_throughput, pool.disk_size or DEFAULT_DISK_GIB
+    if pool.disk_size is not None and not _SIZE[0] <= pool.disk_size <= _SIZE[1]:
+        yield f"disk_size={pool.disk_size} must be between {_SIZE[0]} and {_SIZE[1]} GiB, as gp3 has it", "Correct it."
     if iops is not None and not _IOPS[0] <= iops <= _IOPS[1]:
         yield f"disk_iops={iops} must be between {_IOPS[0]} and {_IOPS[1]}, as gp3 has it", "Correct it."
     if throughput is not None and not _THROUGHPUT[0] <= throughput <= _THROUGHPUT[1]:

@@ -101,6 +101,7 @@ def pool(**fields: Any) -> EksGpuPool:
             "longer than EKS allows",
         ),
         ({"launch_template": "gpu:latest"}, r"launch_template='gpu:latest' must be"),
+        *(({"disk_size": size}, "must be between 1 and 65536 GiB") for size in (-5, 0, 70_000)),
         ({"launch_template": "gpu:"}, r"launch_template='gpu:' must be"),
         ({"price_per_hour": -1}, "price_per_hour=-1 must be"),
         ({"price_per_hour": {"SPOT": -0.1}}, "price_per_hour"),
