@@ -246,3 +246,9 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     assert templates(account) == {}
     assert not account.cloud.refused(arn)
     role_record.hold(files[2], request.node.nodeid, account.cloud.policy_uses(arn))
+
+
+def test_a_template_of_the_users_own_is_not_passed_over_for_it(account: Account, pools: Pools) -> None:
+    pools.ready(**FAST)
+    with pytest.raises(PoolDrift, match=f"launch_template is {CLUSTER}/{GROUP_A}, wanted my-own"):
+        pools.platform(launch_template="my-own").plan(1)
