@@ -267,7 +267,7 @@ class GpuPool(ABC):
     # -- validation ------------------------------------------------------------------------------------------
 
     def _coerce(self) -> None:
-        self._set("taints", as_tuple(self.taints))
+        self._set("taints", as_tuple(type(self).taints if self.taints is None else self.taints))
         for name in ("max_nodes", "min_nodes"):
             self._set(name, self._as_int(name, getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))

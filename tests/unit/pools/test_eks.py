@@ -135,7 +135,7 @@ def test_takes_what_eks_and_its_nodes_take(fields: dict[str, Any]) -> None:
 
 
 def test_none_is_a_list_that_was_left_out() -> None:
-    assert pool(reservations=None, zones=None, subnets=None) == pool()
+    assert pool(reservations=None, zones=None, subnets=None, taints=None) == pool()
 
 
 def test_the_accelerator_label_is_the_catalogue_s_or_the_spec_s() -> None:
