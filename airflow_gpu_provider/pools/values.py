@@ -107,11 +107,11 @@ def are_strings(values: Any) -> bool:
 
 
 def list_problems(spec: Any) -> Iterator[tuple[str, str]]:
-    """Yield each field that is to be a list of texts and is something else, with its fix."""
+    """Yield each field that is to be a list of strings and is something else, with its fix."""
     for each in fields(spec):
         value = getattr(spec, each.name)
         if str(each.type).startswith("Sequence[") and not are_strings(value) and not is_template(value):
-            yield f"{each.name}={value!r} is not a list of texts", 'Write it as ["...", "..."], or leave it out.'
+            yield f"{each.name}={value!r} must be a list of strings", 'Write it as ["...", "..."], or leave it out.'
 
 
 def are_group_names(names: Any) -> bool:

@@ -229,7 +229,7 @@ GOOD |= {"max_nodes": 1, "price_per_hour": 2.0}
         ({"max_nodes": 0}, "max_nodes=0 must be at least 1.", "Correct the pool's spec."),
         ({"price_per_hour": "two"}, "price_per_hour='two' is not a number.", "Correct the pool's spec."),
         ({"price_per_hour": {"SPOT": "two"}}, "price_per_hour='two' is not a number.", "Correct the pool's spec."),
-        ({"taints": 5}, "taints=5 must be a list of taints", "Correct the pool's spec."),
+        ({"taints": 5}, "taints=5 must be a list of strings", 'Write it as ["...", "..."]'),
         ({"kind": "aks"}, "Unknown kind of pool: 'aks'.", "Give one of eks, gke, kubernetes as its kind."),
         ({"cluster_name": "{{ ds }}"}, "only a DAG run can render it", "Write plain values into the file."),
         ({"manage": "scale"}, 'manage="scale" needs groups to scale.', "Name them in node_groups or asg_names."),

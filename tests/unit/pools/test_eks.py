@@ -56,10 +56,10 @@ def pool(**fields: Any) -> EksGpuPool:
             },
             "is no Capacity Reservation's id",
         ),
-        ({"reservations": [None], "capacity_types": ["RESERVED"]}, "reservations=(None,) is not a list of texts"),
-        ({"reservations": 5}, "reservations=5 is not a list of texts"),
+        ({"reservations": [None], "capacity_types": ["RESERVED"]}, "reservations=(None,) must be a list of strings"),
+        ({"reservations": 5}, "reservations=5 must be a list of strings"),
         ({"capacity_types": None}, "or some of them, in order"),
-        ({"zones": [1]}, "zones=(1,) is not a list of texts"),
+        ({"zones": [1]}, "zones=(1,) must be a list of strings"),
         (
             {"reservations": ["cr-0a1b2c3d"], "capacity_types": "RESERVED", "launch_template": "gpu"},
             "exclude each other",

@@ -111,7 +111,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"image_streaming": True, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
         ({"secondary_boot_disks": FAST["secondary_boot_disks"]}, "Set image_streaming=True."),
         ({**FAST, "secondary_boot_disks": ["train-cache"]}, "is no disk image"),
-        ({**FAST, "secondary_boot_disks": [None]}, "secondary_boot_disks=(None,) is not a list of texts"),
+        ({**FAST, "secondary_boot_disks": [None]}, "secondary_boot_disks=(None,) must be a list of strings"),
         ({"placement": "close"}, 'It is "compact"'),
         (
             {"placement": "compact", "machine_types": ["n1-standard-4"], "accelerator_type": "nvidia-tesla-t4"},
