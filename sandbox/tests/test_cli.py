@@ -169,7 +169,9 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
     fault("deadline-speed", "20")
     fault("lease-conflicts", "--rate", "0.1")
     assert faults() == {
-        "stockouts": [{"zone": "us-west-2a", "instance_type": None, "market": "spot", "code": None, "left": 2}],
+        "stockouts": [
+            {"zone": "us-west-2a", "instance_type": None, "market": "spot", "code": None, "left": 2, "placed": False}
+        ],
         "boot_seconds": 7.0,
         "device_plugin_never_ready": True,
         "driver_never_ready": True,

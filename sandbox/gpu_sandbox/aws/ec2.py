@@ -95,6 +95,8 @@ class Ec2Backend(EC2Backend):
         tags: dict[str, str],
     ) -> Ec2Instance:
         """One instance, still pending. EC2ClientError if what the request names is not there."""
+        if launch_template is not None:
+            self.get_launch_template(launch_template["LaunchTemplateId"])  # moto looks it up as if it were there
         data = self._get_template_from_args(launch_template).data if launch_template else {}
         place = (data.get("Placement") or {}).get("GroupName")
         if place and place not in self.placement_groups:

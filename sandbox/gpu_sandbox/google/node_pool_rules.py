@@ -85,9 +85,9 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
         _check_hardware(pool.config, zone, catalogue)
     _check_config(pool.config)
     _check_start(pool.config)
-    _check_placement(pool)
     _check_capacity(pool)
     _check_queued(pool)
+    _check_placement(pool)
     check_autoscaling(pool.autoscaling)
     check_size(pool.initial_node_count, pool.autoscaling)
 
