@@ -118,8 +118,7 @@ COMPAT = Tier(
 )
 
 Ring = Literal["test", "landing", "nightly"]
-# mypy and mkdocs have one process each, and two workers do not end together: what one of these leaves idle another has.
-_TEST: tuple[tuple[Tier, ...], ...] = ((LINT, UNIT, DRY_NIGHTS), (SANDBOX,), (AIRFLOW,))
+_TEST: tuple[tuple[Tier, ...], ...] = ((LINT,), (UNIT,), (DRY_NIGHTS,), (SANDBOX,), (AIRFLOW,))
 # Browser, kubelet and chaos each wait for most of their time: for pages, by a kubelet's clock, for nights.
 _LANDING: tuple[tuple[Tier, ...], ...] = ((OF_SANDBOX,), (BROWSER, KUBELET, CHAOS), (UI,))
 RINGS: Mapping[Ring, tuple[tuple[Tier, ...], ...]] = {
