@@ -159,11 +159,38 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
             plugin does next to this package's.
     """
     near = [server for server in servers if server.serves is not False]
+    check_servers(
+        pool,
+        near,
+        hands_out=f"GPUs as resource claims, not as {GPU_RESOURCE}",
+        or_else="disable its GPUs (resources.gpus.enabled=false)",
+    )
+    if near and ours:
+        raise DevicePluginConflict(
+            f"Pool {pool.name}: {near[0]} serves its nodes, next to the plugin that this package installed.",
+            "Delete one of the two DaemonSets; without this package's, the task finds that there is nothing to do.",
+            pool=pool.name,
+        )
+    return near[0] if near else None
+
+
+def check_servers(pool: GpuPool, near: Iterable[Server], *, hands_out: str, or_else: str) -> None:
+    """Refuse a DRA driver on the pool's nodes, and what may or may not run there.
+
+    Args:
+        pool: The pool.
+        near: What runs on its nodes, or may.
+        hands_out: What a DRA driver hands out as resource claims, and as what it should.
+        or_else: What to do about one, besides keeping it off the nodes.
+
+    Raises:
+        DevicePluginConflict: As said.
+    """
     for server in near:
         if server.kind == "DRA driver":
             raise DevicePluginConflict(
-                f"Pool {pool.name}: {server} hands out GPUs as resource claims, not as {GPU_RESOURCE}.",
-                "Keep it off the pool's nodes by a node affinity, or disable its GPUs (resources.gpus.enabled=false).",
+                f"Pool {pool.name}: {server} hands out {hands_out}.",
+                f"Keep it off the pool's nodes by a node affinity, or {or_else}.",
                 pool=pool.name,
             )
         if server.serves is None:
@@ -172,13 +199,6 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
                 "Set node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
                 pool=pool.name,
             )
-    if near and ours:
-        raise DevicePluginConflict(
-            f"Pool {pool.name}: {near[0]} serves its nodes, next to the plugin that this package installed.",
-            "Delete one of the two DaemonSets; without this package's, the task finds that there is nothing to do.",
-            pool=pool.name,
-        )
-    return near[0] if near else None
 
 
 # -- what a DaemonSet is -------------------------------------------------------------------------------------

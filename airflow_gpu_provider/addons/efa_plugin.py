@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER, Server, daemon_sets_on
+from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER, Server, check_servers, daemon_sets_on
 from airflow_gpu_provider.addons.device_plugin import daemon_set
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
-from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools.efa import EFA_RESOURCE
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 
@@ -71,17 +70,10 @@ def served_by(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict
     """Decide `look` from plain data."""
     others = [each for each in daemon_sets if each["metadata"]["name"] != plugin_name(pool)]
     found = daemon_sets_on(pool, others, nodes, {"device plugin": "efa-k8s-device-plugin", "DRA driver": "dranet"})
-    for server in found:
-        if server.kind == "DRA driver":
-            raise DevicePluginConflict(
-                f"Pool {pool.name}: {server} hands out EFA interfaces as resource claims, not as {EFA_RESOURCE}.",
-                "Keep it off the pool's nodes by a node affinity, or leave network out and give pods resourceClaims.",
-                pool=pool.name,
-            )
-        if server.serves is None:
-            raise DevicePluginConflict(
-                f"Pool {pool.name}: whether {server} would run on its nodes depends on labels that no node has yet.",
-                "Set node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
-                pool=pool.name,
-            )
+    check_servers(
+        pool,
+        found,
+        hands_out=f"EFA interfaces as resource claims, not as {EFA_RESOURCE}",
+        or_else="leave network out and give pods resourceClaims",
+    )
     return found[0] if found else None

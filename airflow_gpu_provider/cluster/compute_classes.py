@@ -17,12 +17,6 @@ from airflow_gpu_provider.cluster.rest import call
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-COMPUTE_CLASS = "compute-class"
-"""The provisioner of a pool whose nodes GKE adds by a ComputeClass."""
-
-COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
-"""What pods select, and what GKE labels and taints the nodes of a class with; the value is the class's name."""
-
 _CLASSES = "/apis/cloud.google.com/v1/computeclasses"
 _IN_SOME_ZONES = "ProvisioningConstrained"
 _KEEPS_NODES_AWAY = ("ProvisioningSuspended", _IN_SOME_ZONES, "IpSpaceExhausted", "RuleMisconfigured")

@@ -9,8 +9,13 @@ from typing import ClassVar
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_dns_subdomain, is_template
 
-_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "compute-class", "cluster-autoscaler")
-_COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
+COMPUTE_CLASS = "compute-class"
+"""The provisioner of a pool whose nodes GKE adds by a ComputeClass."""
+
+COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
+"""What pods select, and what GKE labels and taints the nodes of a class with; the value is the class's name."""
+
+_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", COMPUTE_CLASS, "cluster-autoscaler")
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 
@@ -84,7 +89,7 @@ class KubernetesGpuPool(GpuPool):
 
     @property
     def is_grown_by_cluster_autoscaler(self) -> bool:
-        return self.provisioner in ("autopilot", "compute-class", "cluster-autoscaler")
+        return self.provisioner in ("autopilot", COMPUTE_CLASS, "cluster-autoscaler")
 
     @property
     def cluster_identity(self) -> str:
@@ -107,8 +112,8 @@ class KubernetesGpuPool(GpuPool):
         if self.max_nodes == 0:
             self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
         labels = self.node_selector_labels if isinstance(self.node_selector_labels, dict) else {}
-        if self.provisioner == "compute-class" and (name := labels.get(_COMPUTE_CLASS_LABEL)):
-            own = f"{_COMPUTE_CLASS_LABEL}={name}:NoSchedule"  # what GKE taints the nodes of a class with
+        if self.provisioner == COMPUTE_CLASS and (name := labels.get(COMPUTE_CLASS_LABEL)):
+            own = f"{COMPUTE_CLASS_LABEL}={name}:NoSchedule"  # what GKE taints the nodes of a class with
             self._set("taints", tuple(dict.fromkeys((*self.taints, own))))
         if self.gpus_per_node is not None:
             self._set("gpus_per_node", self._as_int("gpus_per_node", self.gpus_per_node))
@@ -144,10 +149,10 @@ class KubernetesGpuPool(GpuPool):
                 f"provisioner={self.provisioner!r} adds nodes by labels",
                 "Give node_selector_labels that its nodes will carry, and no nodes.",
             )
-        if self.provisioner == "compute-class" and _COMPUTE_CLASS_LABEL not in self.node_selector_labels:
+        if self.provisioner == COMPUTE_CLASS and COMPUTE_CLASS_LABEL not in self.node_selector_labels:
             raise self._error(
                 "provisioner='compute-class' adds nodes for pods that select a ComputeClass",
-                f'Name it in node_selector_labels: {{"{_COMPUTE_CLASS_LABEL}": "gpu"}}.',
+                f'Name it in node_selector_labels: {{"{COMPUTE_CLASS_LABEL}": "gpu"}}.',
             )
         if self.node_labels:
             raise self._error(

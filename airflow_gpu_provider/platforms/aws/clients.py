@@ -66,6 +66,11 @@ def price_list_region(region: str) -> str:
     return next((found for begin, found in _PRICE_LISTS.items() if region.startswith(begin)), "us-east-1")
 
 
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of something as EC2 and EC2 Auto Scaling describe it."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
+
+
 class _Session:
     """What one look-up of the connection gave, and the clients that were made of it."""
 

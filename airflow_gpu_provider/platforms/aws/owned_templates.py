@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.answers import has_code, refusals_of, unless_answered
-from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel, tags_of
 from airflow_gpu_provider.platforms.aws.placement_groups import PlacementGroups
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import differences, mark, template_name
@@ -84,7 +84,7 @@ class OwnedTemplates:
         """Return the template of this name; by a filter, which is no error where there is none."""
         filters = [{"Name": "launch-template-name", "Values": [name]}]
         found = next(self._ec2.items("describe_launch_templates", "LaunchTemplates", Filters=filters), None)
-        if found is not None and _tags(found).get(POOL_TAG) != self._pool.name:
+        if found is not None and tags_of(found).get(POOL_TAG) != self._pool.name:
             raise PoolDrift(
                 f"EC2 has a launch template {name} that this package did not make for pool {self._pool.name}.",
                 "Delete that template, or give the pool another name.",
@@ -146,7 +146,7 @@ class OwnedTemplates:
     def delete_all_but(self, groups: Collection[str], say: Say) -> None:
         """Delete the pool's templates, and placement groups, whose groups are not among these; fine if one is gone."""
         for template in self._owned():
-            if _tags(template).get(GROUP_TAG) not in groups:
+            if tags_of(template).get(GROUP_TAG) not in groups:
                 with unless_answered(*_GONE):
                     self._ec2.call("delete_launch_template", LaunchTemplateId=template["LaunchTemplateId"])
                     say(f"deleted launch template {template['LaunchTemplateName']}")
@@ -160,7 +160,3 @@ class OwnedTemplates:
             yield from self._ec2.items("describe_launch_templates", "LaunchTemplates", Filters=filters)
         except PermissionDenied:
             return
-
-
-def _tags(template: Mapping[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in template.get("Tags", ())}

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.answers import unless_answered
-from airflow_gpu_provider.platforms.aws.clients import AwsService
+from airflow_gpu_provider.platforms.aws.clients import AwsService, tags_of
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import EksGpuPool
@@ -34,7 +34,7 @@ class PlacementGroups:
         """
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]
         for found in self._described({"group-name": name}):
-            if _tags(found).get(POOL_TAG) == self._pool.name:
+            if tags_of(found).get(POOL_TAG) == self._pool.name:
                 return
             raise PoolDrift(
                 f"EC2 has a placement group {name} that this package did not make for pool {self._pool.name}.",
@@ -62,7 +62,7 @@ class PlacementGroups:
         except PermissionDenied:
             return  # who may not list them never made one
         for each in found:
-            if _tags(each).get(GROUP_TAG) not in groups:
+            if tags_of(each).get(GROUP_TAG) not in groups:
                 with unless_answered(_GONE):
                     self._ec2.call("delete_placement_group", GroupName=each["GroupName"])
                     say(f"deleted placement group {each['GroupName']}")
@@ -71,7 +71,3 @@ class PlacementGroups:
         listed = [{"Name": name, "Values": [value]} for name, value in filters.items()]
         found = self._ec2.call("describe_placement_groups", Filters=listed)["PlacementGroups"]
         return [each for each in found if each.get("State") != "deleted"]
-
-
-def _tags(group: Mapping[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in group.get("Tags", ())}

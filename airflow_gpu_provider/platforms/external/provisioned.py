@@ -13,12 +13,7 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.compute_classes import (
-    COMPUTE_CLASS,
-    COMPUTE_CLASS_LABEL,
-    ComputeClass,
-    read_compute_class,
-)
+from airflow_gpu_provider.cluster.compute_classes import ComputeClass, read_compute_class
 from airflow_gpu_provider.cluster.karpenter import (
     KARPENTERS,
     NodeClaim,
@@ -38,6 +33,7 @@ from airflow_gpu_provider.platforms.external.launches import (
     place_of,
 )
 from airflow_gpu_provider.platforms.external.platform import ExternalMachinesPlatform
+from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS, COMPUTE_CLASS_LABEL
 
 NAMES = {
     "karpenter": "Karpenter",

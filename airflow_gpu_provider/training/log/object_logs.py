@@ -146,7 +146,7 @@ class ObjectLogs:
             {**self._wanted, "containers": containers, **kept},
             self._log,
             write=self._writer(rank),
-            on_line=partial(self._hear, rank),
+            on_line=partial(self._hear, rank) if isinstance(self._wait, GangWait) else None,
             alone=self._alone,
             shown_as=partial(shown_as, rank=rank, base=base),
             saver=self._saver,
@@ -158,8 +158,7 @@ class ObjectLogs:
         return self._write_line(rank) if self._write_line else None
 
     def _hear(self, rank: Rank, text: str) -> None:
-        if isinstance(self._wait, GangWait):
-            self._network.hear(text, self._nodes[rank])
+        self._network.hear(text, self._nodes[rank])
 
     def _positions(self) -> dict[str, Any]:
         return self._kept | {name: logs.rest()["positions"] for name, logs in self._pods.items()}

@@ -21,6 +21,7 @@ from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.efa import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
@@ -36,7 +37,7 @@ _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _STAYS = {_SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
 # On Autopilot "false" requests an extended run time, and its autoscaler adds no node of these kinds for such a pod
 # (buildkite/agent-stack-k8s#849). It removes no node from a pod without a controller anyway.
-_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", "cloud.google.com/compute-class")
+_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", COMPUTE_CLASS_LABEL)
 
 
 _HUGE_PAGES, _OF_THEM = "hugepages-2Mi", "5120Mi"
