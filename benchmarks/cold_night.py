@@ -61,7 +61,7 @@ def _seconds(pool: EksGpuPool, how: Mapping[str, Any]) -> float:
 
 
 def _make_groups(pool: EksGpuPool) -> None:
-    platform = open_pool(pool, owner="bench", holder="bench", say=print).platform
+    platform = open_pool(pool, owner="bench", holder="bench", report=print).platform
     platform.apply(platform.plan(0), print)
     while not (groups := platform.observe()) or any(group.status == "creating" for group in groups):
         time.sleep(1)

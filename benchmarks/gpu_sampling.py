@@ -69,7 +69,7 @@ async def _run(api: client.CoreV1Api, name: str, is_sampled: bool) -> float:
     """Return the seconds that the work took, by its own clock."""
     await asyncio.to_thread(api.create_namespaced_pod, "default", _pod(name))
     async with connected(_POOL.cluster_identity, lambda: cluster_access(_POOL)) as asynchronous:
-        sampler = gpu_sampler.GpuSampler(asynchronous, _wait(name), say=print, warn=print)
+        sampler = gpu_sampler.GpuSampler(asynchronous, _wait(name), report=print, warn=print)
         gpu_sampler.SAMPLE_EVERY = _EVERY
         async with sampler:
             async for raw in _until_it_has_ended(api, name):

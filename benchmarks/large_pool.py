@@ -102,7 +102,7 @@ class LargePool:
             self.cloud,
             FakeApiClient(self.server, latency=latency, clock=self.clock),  # type: ignore[arg-type]
             holder="bench",
-            say=print,
+            report=print,
             clock=clock,
         )
         self.key = DemandKey(installation="bench", dag_id="bench", run_id="1", pool=self.pool.name)

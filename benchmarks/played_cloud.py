@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Platform, Report
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 
@@ -100,7 +100,7 @@ class PlayedCloud(Platform):
     def plan(self, nodes: int) -> Plan:
         raise NotImplementedError
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         raise NotImplementedError
 
     def grow(self, sizes: Mapping[str, int]) -> None:
@@ -109,7 +109,7 @@ class PlayedCloud(Platform):
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         raise NotImplementedError
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         raise NotImplementedError
 
 

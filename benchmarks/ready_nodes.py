@@ -42,7 +42,7 @@ def measure(api: client.CoreV1Api) -> list[Figure]:
 async def _round(api: client.CoreV1Api, number: int) -> float:
     with _node(api):
         key = DemandKey(installation="bench", dag_id="bench", run_id=str(number), pool=POOL.name)
-        reconciler = open_pool(POOL, owner="bench", holder="bench", say=print)
+        reconciler = open_pool(POOL, owner="bench", holder="bench", report=print)
         now = datetime.now(UTC)
         reconciler.want(key, 1, now + timedelta(hours=1))
         wait = NodesWait(key=key, wait_for="gpus", started=now, deadline=now + timedelta(minutes=5))

@@ -17,7 +17,7 @@ from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptan
 from airflow_gpu_provider.cluster.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.base import Say, platform_for
+from airflow_gpu_provider.platforms.base import Report, platform_for
 from airflow_gpu_provider.pools import GpuPool
 
 PASSED, FAILED, NOT_RUN = 0, 1, 2
@@ -33,7 +33,7 @@ def accept_pool(
     pod_namespace: str,
     report: Path,
     may_cost: bool,
-    say: Say,
+    echo: Report,
 ) -> int:
     """Try a pool on its account, and write the report.
 
@@ -45,7 +45,7 @@ def accept_pool(
         pod_namespace: Where the pods run.
         report: The report's file.
         may_cost: Do it; else print the steps and what they may cost, and do nothing.
-        say: Takes lines for people.
+        echo: Takes lines for people.
 
     Returns:
         PASSED where each step has, FAILED where one has not, NOT_RUN where it may not cost.
@@ -56,16 +56,16 @@ def accept_pool(
     _check(night, report)
     tried = accepted(pool, night)
     budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price), currency=pool.currency)
-    say(budget.in_words())
+    echo(budget.in_words())
     if not may_cost:
         for each in (tried, with_impossible_first(tried)):
             for line in platform_for(each).plan(1).lines():
-                say(line)
-        say("Nothing was changed; --yes-it-costs does it.")
+                echo(line)
+        echo("Nothing was changed; --yes-it-costs does it.")
         return NOT_RUN
     at = SystemClock().now()
     calls: Counter[ApiCall] = Counter()
-    acceptance = Acceptance(tried, image=image, pod_namespace=pod_namespace, say=say)
+    acceptance = Acceptance(tried, image=image, pod_namespace=pod_namespace, echo=echo)
     try:
         with _as_an_installation(), told_to(lambda each: calls.update((each,))), _stopped_by_signals(acceptance.stop):
             acceptance.run()
@@ -82,7 +82,7 @@ def accept_pool(
             expected=Expected.on(tried.kind),
         )
         report.write_text(text)
-        say(f"The report is in {report}.")
+        echo(f"The report is in {report}.")
     return PASSED if acceptance.has_passed else FAILED
 
 

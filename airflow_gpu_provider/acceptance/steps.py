@@ -31,7 +31,7 @@ from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
@@ -80,10 +80,10 @@ class Acceptance:
         pool: The pool that is tried, see `pools.accepted`.
         image: The image of the nights' pods: it has nvidia-smi from the node, and something that adds on a GPU.
         pod_namespace: Where the pods run.
-        say: Takes a line for who watches.
+        echo: Takes a line for who watches.
     """
 
-    def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, say: Say) -> None:
+    def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, echo: Report) -> None:
         self.pool = pool
         self.fallback = with_impossible_first(pool)
         self.steps: list[StepReport] = []
@@ -91,7 +91,7 @@ class Acceptance:
         self.lists: list[Listed] = []
         self._image = image
         self._namespace = pod_namespace
-        self._say = say
+        self._echo = echo
         self._tasks = Tasks("none")
         self._is_stopped = False
         self._is_ending = False
@@ -109,7 +109,7 @@ class Acceptance:
                 self._nights()
             self._is_ending = True  # from here on no signal raises anything
         except TaskKilled:
-            self._say("The steps end here.")
+            self._echo("The steps end here.")
         finally:
             self._is_ending = True
             self._step("delete", self._delete)
@@ -118,10 +118,10 @@ class Acceptance:
     def stop(self) -> None:
         """End the step that is under way, from a signal's handler; the end runs on, and nothing stops that."""
         if self._is_ending or self._is_stopped:
-            self._say("Cleaning up; this ends by itself.")
+            self._echo("Cleaning up; this ends by itself.")
             return
         self._is_stopped = True
-        self._say("Received a signal: cleaning up.")
+        self._echo("Received a signal: cleaning up.")
         self._tasks.stop()
 
     def _nights(self) -> None:
@@ -140,7 +140,7 @@ class Acceptance:
         if self._is_stopped and not self._is_ending:
             report.lines.append("Received a signal.")
             return False
-        self._say(f"{name} ...")
+        self._echo(f"{name} ...")
         started = time.monotonic()
         try:
             run(report)
@@ -152,7 +152,7 @@ class Acceptance:
             report.outcome = "failed"
             report.lines.append(f"{type(error).__name__}: {error}")
         report.seconds = time.monotonic() - started
-        self._say(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.lines[-1] if report.lines else ''}")
+        self._echo(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.lines[-1] if report.lines else ''}")
         return report.outcome == "passed"
 
     # -- the doctor ------------------------------------------------------------------------------------------
@@ -245,13 +245,13 @@ class Acceptance:
         if not groups:
             raise NotAsExpected("The pool has no group.")
         name = groups[0].name
-        lend(self.pool, name, self._say)
+        lend(self.pool, name, self._echo)
         try:
             pool = with_external_groups(self.pool, (name,))
             with self._night(pool, report) as tasks:
                 self._ensure(tasks, pool, report)
         finally:
-            take_back(self.pool, self._say)
+            take_back(self.pool, self._echo)
         report.lines.append(f"{name} was scaled by its size alone, and is owned by this package again")
 
     @contextmanager
@@ -264,7 +264,7 @@ class Acceptance:
         except TaskKilled:
             raise
         except BaseException:
-            with _quietly(self._say):
+            with _quietly(self._echo):
                 self._scale_down(tasks, pool)
             raise
         done = self._scale_down(tasks, pool)
@@ -287,7 +287,7 @@ class Acceptance:
             for each in done.result["tried"]
         ]
         node: dict[str, Any] = done.result["nodes"][0]
-        with _quietly(self._say):
+        with _quietly(self._echo):
             self._note_node(node["name"], pool)
         return node
 
@@ -334,10 +334,10 @@ class Acceptance:
 
     def _delete(self, report: StepReport) -> None:
         failed = []
-        with _quietly(self._say):
-            take_back(self.pool, self._say)
+        with _quietly(self._echo):
+            take_back(self.pool, self._echo)
         for run_id, pool in tuple(self._open_nights.items()):
-            with _quietly(self._say):
+            with _quietly(self._echo):
                 self._scale_down(Tasks(run_id), pool)
         for pool in (self.pool, self.fallback):
             try:
@@ -353,7 +353,7 @@ class Acceptance:
         pools, deadline = (self.pool, self.fallback), time.monotonic() + _GONE_WITHIN
         while True:
             self.lists = in_cloud(pools)
-            with _quietly(self._say):
+            with _quietly(self._echo):
                 self.lists += in_cluster(self._opened(self.pool).api, pools)
             left = [each for each in self.lists if each.costs and each.left]
             if not left or time.monotonic() > deadline:
@@ -369,7 +369,7 @@ class Acceptance:
         report.lines.append(f"{len(self.lists)} lists were read, and none has anything that costs money")
 
     def _opened(self, pool: CloudPool) -> Reconciler:
-        return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)
+        return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", report=self._echo)
 
 
 def _room(node: dict[str, Any]) -> int:
@@ -379,9 +379,9 @@ def _room(node: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _quietly(say: Say) -> Iterator[None]:
+def _quietly(echo: Report) -> Iterator[None]:
     """Tell an error of what is tried once more later, or must not hide the first one."""
     try:
         yield
     except GpuError as error:
-        say(f"{type(error).__name__}: {error}")
+        echo(f"{type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
@@ -41,7 +41,7 @@ def _pool(raw: Json) -> str:
 
 
 async def watch_plugin(
-    pool: GpuPool, wait: GpusWait, *, namespace: str, say: Say, until: datetime | None = None
+    pool: GpuPool, wait: GpusWait, *, namespace: str, report: Report, until: datetime | None = None
 ) -> Progress:
     """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`.
 
@@ -49,7 +49,7 @@ async def watch_plugin(
         GpuError: The cluster, or credentials for it, cannot be found; or its nodes may not be read.
     """
     pods = plugin_pods(namespace)
-    narrator = Narrator(say, started=wait.started)
+    narrator = Narrator(report, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
     # Where the platform brings the plugin none of our pods is there, and their namespace may be the platform's own:
     # GKE Autopilot manages kube-system.

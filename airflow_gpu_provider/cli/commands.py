@@ -169,7 +169,7 @@ def reap(args: Namespace) -> None:
         dry_run=not args.yes,
         others=not args.pools,
         timeout=timedelta(seconds=args.timeout),
-        say=tell,
+        report=tell,
     )
     if args.output in ("json", "yaml"):
         print_rows([each.to_json() for each in reaped], args.output)
@@ -243,7 +243,7 @@ def accept(args: Namespace) -> None:
         pod_namespace=args.pod_namespace,
         report=Path(args.report),
         may_cost=args.yes_it_costs,
-        say=tell,
+        echo=tell,
     )
     if status:
         raise SystemExit(status)
@@ -355,4 +355,4 @@ def _end(failed: int) -> None:
 
 def _open(pool: GpuPool) -> Reconciler:
     who = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
-    return open_pool(pool, owner="", holder=f"airflow gpu, {who}", say=tell)
+    return open_pool(pool, owner="", holder=f"airflow gpu, {who}", report=tell)

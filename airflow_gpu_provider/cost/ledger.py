@@ -16,7 +16,7 @@ from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Report
 from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
@@ -33,11 +33,16 @@ class Ledger:
     """
 
     def __init__(
-        self, api: ApiClient, pool: GpuPool, say: Say, *, taken: Callable[[Iterable[Group], datetime], Collection[str]]
+        self,
+        api: ApiClient,
+        pool: GpuPool,
+        report: Report,
+        *,
+        taken: Callable[[Iterable[Group], datetime], Collection[str]],
     ) -> None:
         self._api = api
         self._pool = pool
-        self._say = say
+        self._report = report
         self._taken = taken
 
     def begin(self, key: DemandKey, at: datetime, until: datetime, prices: ListPrices | None = None) -> None:
@@ -66,7 +71,7 @@ class Ledger:
         try:
             usage.claim_bill(self._api, key, key)
         except GpuError as error:
-            self._say(f"if the DAG loses this block while its run goes on, it is billed once more ({error})")
+            self._report(f"if the DAG loses this block while its run goes on, it is billed once more ({error})")
 
     def bill(self, key: DemandKey, platform: Platform, now: datetime, *, release_began: datetime | None = None) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
@@ -116,21 +121,21 @@ class Ledger:
         return own, platform.lives(own, since, known=[each.id for each in seen])
 
     def _quietly(self, write: Callable[[], None]) -> None:
-        quietly(write, self._say)
+        quietly(write, self._report)
 
 
-def quietly(write: Callable[[], None], say: Say) -> None:
+def quietly(write: Callable[[], None], report: Report) -> None:
     """Record something; an error is only logged: a bill that is too low is no reason for a task to fail."""
     try:
         write()
     except GpuError as error:
-        say(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
+        report(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
 
 
 def record_pods(
     connect: Callable[[], ApiClient],
     pods: Iterable[Mapping[str, Any]],
-    say: Say,
+    report: Report,
     *,
     now: Callable[[], datetime] | None = None,
     computed: float | None = None,
@@ -141,7 +146,7 @@ def record_pods(
     Args:
         connect: Returns the cluster's client.
         pods: As JSON, as they were last seen; what a delete that completes at once returns in their place is left out.
-        say: Takes the line if they could not be recorded.
+        report: Takes the line if they could not be recorded.
         now: Returns the cluster's time. Default: it is asked for.
         computed: The share, 0 to 1, of the time that was sampled. Default: unknown.
         sampled: How much of the time was.
@@ -154,7 +159,7 @@ def record_pods(
         usage.record_pods(api, there, at, computed=computed, sampled=sampled)
 
     if there:
-        quietly(write, say)
+        quietly(write, report)
 
 
 def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) -> tuple[MachineUse, ...]:

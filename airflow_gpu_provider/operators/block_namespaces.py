@@ -13,12 +13,12 @@ from airflow_gpu_provider.pools.values import is_template
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-    from airflow_gpu_provider.platforms.base import Say
+    from airflow_gpu_provider.platforms.base import Report
 
 _OWN = ("EnsureGpuPoolOperator", "InstallDevicePluginOperator")
 
 
-def check_namespaces(ensure: Any, api: ApiClient, say: Say) -> None:
+def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
     """Check the namespaces that the DAG file gives to the tasks that are to run on Ensure's nodes.
 
     A task of the author's that comes before such a task may create its namespace: then what is missing is only said.
@@ -35,7 +35,7 @@ def check_namespaces(ensure: Any, api: ApiClient, say: Say) -> None:
                 raise
             if namespace not in warned:
                 warned.add(namespace)
-                say(f"task {task.task_id} is going to run in namespace {namespace}, and now could not: {error}")
+                report(f"task {task.task_id} is going to run in namespace {namespace}, and now could not: {error}")
 
 
 def _named(ensure: Any) -> Iterator[tuple[Any, str]]:

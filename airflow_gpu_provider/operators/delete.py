@@ -64,7 +64,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         reconciler = pool_opener(context, self.log.info)(self.gpu_pool)
-        groups = delete_pool(reconciler, force=bool(self.force), say=self.log.info)
+        groups = delete_pool(reconciler, force=bool(self.force), report=self.log.info)
         self._wait(reconciler, groups)
         delete_pool_records(reconciler, self.log.info)
         self.log.info("Pool %s is deleted: %s", self.gpu_pool.name, ", ".join(groups) or "it had no group")

@@ -221,7 +221,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
         from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 
-        return call_with_retries(call, within=self.wait_timeout, say=self.log.info)
+        return call_with_retries(call, within=self.wait_timeout, report=self.log.info)
 
     def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]) -> None:
         """Bring the groups to the plan; if that fails midway, to a new plan from there."""
@@ -309,7 +309,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
-        waiting = run_wait(wait, self.gpu_pool, owner, say=self.log.info, every=15.0, reconciler=reconciler)
+        waiting = run_wait(wait, self.gpu_pool, owner, report=self.log.info, every=15.0, reconciler=reconciler)
         return dict(self._stop.run(waiting).result or {})
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

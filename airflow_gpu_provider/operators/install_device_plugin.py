@@ -106,7 +106,7 @@ class InstallDevicePluginOperator(PoolOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 
-        result, now = call_with_retries(self._install, within=self.wait_timeout, say=self.log.info)
+        result, now = call_with_retries(self._install, within=self.wait_timeout, report=self.log.info)
         return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
 
     def _install(self) -> tuple[dict[str, Any], datetime]:
@@ -190,7 +190,7 @@ class InstallDevicePluginOperator(PoolOperator):
         from airflow_gpu_provider.scaling.wait.retry import persistently
         from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
-        watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
+        watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, report=self.log.info, until=until)
         setbacks = Narrator(self.log.warning, started=wait.started)
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 

@@ -77,7 +77,7 @@ class ReapGpuPoolsOperator(PoolOperator):
             dry_run=bool(self.plan_only),
             others=bool(self.others),
             timeout=self.wait_timeout,
-            say=self.log.info,
+            report=self.log.info,
         )
         self._tell(reaped)
         context["ti"].xcom_push(key="reaped", value=[each.to_json() for each in reaped])

@@ -120,8 +120,8 @@ class GpuPoolDoctorOperator(_ReportOperator):
 
         findings = [finding for found in in_parallel(ask, self.gpu_pools) for finding in found]
         for each in findings:
-            say = self.log.info if each.result == "ok" else self.log.warning
-            say("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)
+            log = self.log.info if each.result == "ok" else self.log.warning
+            log("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)
         context["ti"].xcom_push(key="findings", value=[each.to_json() for each in findings])
         problems = [each for each in findings if each.result == "problem"]
         if problems:

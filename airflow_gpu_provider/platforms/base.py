@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.pools.candidates import Market
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 """Takes one line for the task's log."""
 
 MachineState = Literal["requested", "pending", "running", "terminating"]
@@ -286,12 +286,12 @@ class Platform(ABC):
         """
         return None
 
-    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+    def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
         """Return the groups whose quota has too little room for what the pool lacks to `nodes` nodes.
 
-        Nodes that take the place of the pool's own machines on their way out are not compared: those make room. `say`
-        takes a line about each such quota, and one where the account may not read quotas. Default: none; there are no
-        quotas.
+        Nodes that take the place of the pool's own machines on their way out are not compared: those make room.
+        `report` takes a line about each such quota, and one where the account may not read quotas. Default: none;
+        there are no quotas.
 
         Raises:
             QuotaExceeded: Nothing is left; the message has the quota's name, limit, use and need.
@@ -299,16 +299,16 @@ class Platform(ABC):
         return frozenset()
 
     @abstractmethod
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`.
 
         Args:
             plan: What to change.
-            say: Takes a line about each change.
+            report: Takes a line about each change.
             over_quota: Groups that are not created, as they could not grow: what `groups_over_quota` returned.
         """
 
-    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+    def upgrade(self, report: Report, check: Callable[[], None]) -> tuple[str, ...]:
         """Start what a plan calls "upgrade", for groups without machines; return those "upgrading" from now on.
 
         The caller holds the pool's lock, so that no machine comes meanwhile; `check` says before each write whether it
@@ -370,10 +370,10 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Delete the groups that this package created."""
 
-    def delete_remains(self, say: Say) -> None:  # noqa: B027
+    def delete_remains(self, report: Report) -> None:  # noqa: B027
         """Delete what this package created beside groups that are gone now. Default: there is nothing."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied, PriceLimitExceeded
-from airflow_gpu_provider.platforms.base import Group, Plan, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, Plan, Platform, Report
 from airflow_gpu_provider.platforms.list_prices import Unknown, list_prices
 from airflow_gpu_provider.platforms.quota import Verdict
 from airflow_gpu_provider.pools import Candidate, GpuPool
@@ -31,10 +31,10 @@ class GroupSource(ABC):
         """Answer `Platform.plan`; the groups that are left out get no machines, and are not created."""
 
     @abstractmethod
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Do what `Platform.apply` promises."""
 
-    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+    def upgrade(self, report: Report, check: Callable[[], None]) -> tuple[str, ...]:
         """Do what `Platform.upgrade` promises."""
         return ()
 
@@ -43,10 +43,10 @@ class GroupSource(ABC):
         """Return the groups that exist, the most preferred first."""
 
     @abstractmethod
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Delete the groups that this package created."""
 
-    def delete_remains(self, say: Say) -> None:  # noqa: B027
+    def delete_remains(self, report: Report) -> None:  # noqa: B027
         """Do what `Platform.delete_remains` promises."""
 
 
@@ -103,22 +103,22 @@ class CloudPlatform(Platform):
         dear = {each.candidate for each in too_dear(self._prices_of(candidates), candidates)}
         return tuple(each for each in candidates if each not in dear)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
-        self._source.apply(plan, say, over_quota)
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
+        self._source.apply(plan, report, over_quota)
 
-    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
-        return self._source.upgrade(say, check)
+    def upgrade(self, report: Report, check: Callable[[], None]) -> tuple[str, ...]:
+        return self._source.upgrade(report, check)
 
     def observe(self) -> tuple[Group, ...]:
         return self._source.observe()
 
-    def delete(self, say: Say) -> None:
-        self._source.delete(say)
+    def delete(self, report: Report) -> None:
+        self._source.delete(report)
 
-    def delete_remains(self, say: Say) -> None:
-        self._source.delete_remains(say)
+    def delete_remains(self, report: Report) -> None:
+        self._source.delete_remains(report)
 
-    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+    def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
         # Machines on their way out still count against a quota, and what they leave is room for as many.
         missing = min(nodes, self._priced.max_nodes) - sum(len(group.machines) for group in self.observe())
         if missing <= 0:
@@ -128,10 +128,10 @@ class CloudPlatform(Platform):
             verdict = self._compare_quotas(missing, candidates)
         except (PermissionDenied, CloudError) as error:
             # In a network without a way to the quotas' API, nodes are available all the same.
-            say(f"The {self.quotas_of}'s quotas are not checked: {error}")
+            report(f"The {self.quotas_of}'s quotas are not checked: {error}")
             return frozenset()
         for note in verdict.notes:
-            say(note)
+            report(note)
         return verdict.over_quota
 
     @abstractmethod

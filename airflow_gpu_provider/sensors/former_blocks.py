@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.cost.bill import Bill
-    from airflow_gpu_provider.platforms.base import Say
+    from airflow_gpu_provider.platforms.base import Report
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
@@ -45,7 +45,7 @@ def blocks_of(dag: DAG | None) -> Blocks | None:
 
 
 def release(
-    reconciler: Reconciler, run: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], say: Say
+    reconciler: Reconciler, run: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], report: Report
 ) -> None:
     """Give up what the run wants for other blocks than these in the same cluster, and remove the machines.
 
@@ -57,33 +57,33 @@ def release(
         run: Any of the run's keys.
         blocks: Those that the DAG has.
         connect: Connects to another pool, as `open_pool` does.
-        say: Takes lines for the task's log.
+        report: Takes lines for the task's log.
     """
     from airflow_gpu_provider.cluster.pods import list_run_pods
 
     try:
-        for pool, key in _former(reconciler, run, blocks, say):
+        for pool, key in _former(reconciler, run, blocks, report):
             former = reconciler if pool == reconciler.pool else connect(pool)
             now = former.clock.now()
             if any(pod.holds_node(now) for pod in list_run_pods(former.api, pool.node_selector, key.hash)):
-                say(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
+                report(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
                 continue
-            say(f"pool {pool.name}: withdrawing the demand of {key}, a block that the DAG no longer has")
+            report(f"pool {pool.name}: withdrawing the demand of {key}, a block that the DAG no longer has")
             for line in former.delete_demand_and_reconcile(key).said:
-                say(f"pool {pool.name}: {line}")
+                report(f"pool {pool.name}: {line}")
     except GpuError as error:
-        say(f"Demand of blocks that the DAG no longer has may be left over: {error}")
+        report(f"Demand of blocks that the DAG no longer has may be left over: {error}")
 
 
 def bills(
-    reconciler: Reconciler, key: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], say: Say
+    reconciler: Reconciler, key: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], report: Report
 ) -> tuple[dict[DemandKey, Bill], str]:
     """Return what the run used for other blocks than these, and why that may be too little; empty if it is not.
 
     Each is billed by the first scale-down of the run that finds it released, whenever that is tried again.
 
     Args:
-        reconciler, blocks, connect, say: As for `release`.
+        reconciler, blocks, connect, report: As for `release`.
         key: The demand of the block whose scale-down asks.
     """
     from airflow_gpu_provider.cost.usage import read_runs
@@ -92,7 +92,7 @@ def bills(
     missing = []
     try:
         used = [run for run in read_runs(reconciler.api, None) if _is_former(run.key, key, blocks)]
-        pools = _pools_here(reconciler, say) if used else {}
+        pools = _pools_here(reconciler, report) if used else {}
         for run in used:
             if run.billed_by not in ("", key.hash):
                 continue
@@ -109,17 +109,19 @@ def bills(
     return found, "; ".join(missing)
 
 
-def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) -> Iterator[tuple[GpuPool, DemandKey]]:
+def _former(
+    reconciler: Reconciler, run: DemandKey, blocks: Blocks, report: Report
+) -> Iterator[tuple[GpuPool, DemandKey]]:
     from airflow_gpu_provider.scaling.state.demand import list_demand
 
     keys = [lease.key for lease in list_demand(reconciler.api) if _is_former(lease.key, run, blocks)]
-    pools = _pools_here(reconciler, say) if keys else {}
+    pools = _pools_here(reconciler, report) if keys else {}
     for key in keys:
         if key.pool in pools:
             yield pools[key.pool], key
 
 
-def _pools_here(reconciler: Reconciler, say: Say) -> dict[str, GpuPool]:
+def _pools_here(reconciler: Reconciler, report: Report) -> dict[str, GpuPool]:
     """Return the pools of the cluster that its connection reaches, by name."""
     from airflow_gpu_provider.scaling.state.other_pools import OtherPools
 
@@ -127,7 +129,7 @@ def _pools_here(reconciler: Reconciler, say: Say) -> dict[str, GpuPool]:
     others = OtherPools([here])
     pools = {pool.name: pool for pool in (here, *others.beside(here, reconciler.api))}
     for line in others.left_out():
-        say(line)
+        report(line)
     return pools
 
 

@@ -161,7 +161,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         wait = self._begun_or_new(context)
-        narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
+        narrator = self._narrator = self._narrator or Narrator(self._report, started=wait.started)
         patience = self._patience = self._patience or Tolerance(wait.deadline, worked=True)
         try:
             outcome = wait.release(self._opened(context))
@@ -196,7 +196,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         if self._reconciler is None:
-            self._reconciler = pool_opener(context, self._say)(self.gpu_pool)
+            self._reconciler = pool_opener(context, self._report)(self.gpu_pool)
         return self._reconciler
 
     def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
@@ -238,7 +238,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
-        self._say(_released(result))
+        self._report(_released(result))
         try:
             usage = self._usage(context, result)
         except GpuError as error:
@@ -272,9 +272,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         blocks = former_blocks.blocks_of(self.get_dag())
         if not blocks:
             return {}, ""
-        here, key, connect = self._opened(context), self._key(context), pool_opener(context, self._say)
-        former_blocks.release(here, key, blocks, connect=connect, say=self._say)
-        return former_blocks.bills(here, key, blocks, connect=connect, say=self._say)
+        here, key, connect = self._opened(context), self._key(context), pool_opener(context, self._report)
+        former_blocks.release(here, key, blocks, connect=connect, report=self._report)
+        return former_blocks.bills(here, key, blocks, connect=connect, report=self._report)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""
@@ -289,7 +289,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             )
             raise self._not_released(context, ended) from error
 
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         self.log.info("%s", line)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand_key import DemandKey
-    from airflow_gpu_provider.platforms.base import Say
+    from airflow_gpu_provider.platforms.base import Report
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
@@ -105,11 +105,11 @@ def run_ends_by(context: Any) -> datetime | None:
     return started + timeout + _TIMED_OUT_WITHIN if timeout and started else None
 
 
-def pool_opener(context: Any, say: Say) -> Callable[[GpuPool], Reconciler]:
+def pool_opener(context: Any, report: Report) -> Callable[[GpuPool], Reconciler]:
     """Return what connects to pools in the task's name: as the writer of their groups, and a holder of their locks."""
     from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 
-    return partial(open_pool, owner=group_writer(context), holder=lock_holder(context), say=say)
+    return partial(open_pool, owner=group_writer(context), holder=lock_holder(context), report=report)
 
 
 def group_writer(context: Any) -> str:

@@ -34,7 +34,7 @@ class GpusTrigger(RecordTrigger):
     async def _result(self) -> dict[str, Any]:
         row = PluginRecord.from_record(self.record)
         wait, pool = GpusWait.from_record(row.wait), deserialize_pool(row.pool)
-        watch = partial(watch_plugin, pool, wait, namespace=row.namespace, say=self.log.info)
+        watch = partial(watch_plugin, pool, wait, namespace=row.namespace, report=self.log.info)
         setbacks = Narrator(self.log.warning, started=wait.started)
         progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
         if progress.error:

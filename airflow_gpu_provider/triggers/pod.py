@@ -102,8 +102,8 @@ class GpuPodTrigger(Recorded):
         return read_wait(self.record["kind"], self.record["wait"])
 
     async def _outcome(self, wait: AttemptWait) -> WaitOutcome:
-        say, warn = partial(self._kept.log, logging.INFO), partial(self._kept.log, logging.WARNING)
-        narrator = Narrator(say, started=wait.started, goes_on=has_returned(self.record))
+        report, warn = partial(self._kept.log, logging.INFO), partial(self._kept.log, logging.WARNING)
+        narrator = Narrator(report, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(warn, started=wait.started)
@@ -126,8 +126,8 @@ class GpuPodTrigger(Recorded):
             self._api = await self._connection.enter_async_context(self._connected())
         logs = self._logs = kind.logs(self._api, self._to_stream(), log)
         if self._gpus is None:
-            say, warn = partial(log, logging.INFO), partial(log, logging.WARNING)
-            self._gpus = GpuSampler(self._api, wait, say=say, warn=warn)
+            report, warn = partial(log, logging.INFO), partial(log, logging.WARNING)
+            self._gpus = GpuSampler(self._api, wait, report=report, warn=warn)
         owner = self.record["owner"]
         async with logs, self._gpus as gpus:
             progress = await follow(kind, self._api, pool, logs, gpus, log, owner=owner, narrator=narrator)
@@ -219,7 +219,7 @@ class GpuPodTrigger(Recorded):
             self.log.error("Nodes of pool %s may keep running: whose they are is not known: %s", key.pool, error)
             return
         pool, holder = deserialize_pool(self.record["pool"]), f"{self.record['holder']}+trigger"
-        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, report=self.log.info)
         await in_thread(release_quietly, opened, key, log=self.log, own=self._own or {self._wait().uid})
 
     def _note_use(self, pod: Json) -> None:

@@ -48,7 +48,7 @@ class _PoolTrigger(RecordTrigger):
 
         pool, goes_on = deserialize_pool(self._row.pool), has_returned(self.record)
         progress = await run_wait(
-            wait, pool, self._row.owner, say=self.log.info, goes_on=goes_on, every=self.every, first=first
+            wait, pool, self._row.owner, report=self.log.info, goes_on=goes_on, every=self.every, first=first
         )
         return progress.result
 
@@ -59,7 +59,7 @@ class _PoolTrigger(RecordTrigger):
         from airflow_gpu_provider.scaling.end.release_now import release_quietly
 
         pool, holder = deserialize_pool(self._row.pool), f"{self._row.holder}+trigger"
-        opened = partial(open_pool, pool, owner=self._row.owner, holder=holder, say=self.log.info)
+        opened = partial(open_pool, pool, owner=self._row.owner, holder=holder, report=self.log.info)
         await in_thread(release_quietly, opened, DemandKey(**self._row.wait["key"]), log=self.log)
 
 

@@ -18,7 +18,7 @@ from tests.sandbox.running import eventually
 
 
 def opened(pool: KubernetesGpuPool) -> Reconciler:
-    return open_pool(pool, owner="tests/reports", holder="a report", say=print)
+    return open_pool(pool, owner="tests/reports", holder="a report", report=print)
 
 
 def status(pool: KubernetesGpuPool) -> PoolStatus:

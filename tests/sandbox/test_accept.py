@@ -173,7 +173,7 @@ def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) 
         eventually(lambda: [group for group in sandbox.google.node_pools.groups() if group.members])
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def say(line: str) -> None:
+    def echo(line: str) -> None:
         said.append(line)
         if line.startswith("delete ..."):
             os.kill(os.getpid(), signal.SIGINT)
@@ -181,7 +181,7 @@ def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) 
     said: list[str] = []
     thread = threading.Thread(target=stop_once_a_node_comes)
     thread.start()
-    status, _ = accepted(sandbox, tmp_path / "report.md", say=say)
+    status, _ = accepted(sandbox, tmp_path / "report.md", echo=echo)
     thread.join()
     text = (tmp_path / "report.md").read_text()
     assert status == FAILED

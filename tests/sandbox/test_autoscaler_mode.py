@@ -43,7 +43,7 @@ class Night:
         self.pool = EksGpuPool(**{**spec, **fields})
         self.platform = platform_for(self.pool)
         self.api: Any = self.platform.cluster_access().api_client()
-        self.reconciler = open_pool(self.pool, owner="tests", holder="tests", say=print)
+        self.reconciler = open_pool(self.pool, owner="tests", holder="tests", report=print)
 
     def ensure(self, **arguments: Any) -> dict[str, Any]:
         usual = {"task_id": "ensure", "gpu_pool": self.pool, "timeout": timedelta(seconds=90)}

@@ -197,5 +197,5 @@ def test_two_losses_on_gke(gke_pool: GkeGpuPool, gke_sandbox: Sandbox) -> None:
     assert sum(usage["node_seconds"].values()) == pytest.approx(sum(ran), rel=0.02, abs=3)
     assert usage["cost"]["total"] == pytest.approx(sum(ran), rel=0.02, abs=3)
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS
-    reconciler = open_pool(gke_pool, owner="", holder="a test", say=print)
+    reconciler = open_pool(gke_pool, owner="", holder="a test", report=print)
     assert len({machine.id for machine in read_machines(reconciler.api, gke_pool.name)}) == 1

@@ -271,7 +271,7 @@ def test_a_run_that_ends_while_its_block_is_waited_for_leaves_nothing(night: Nig
     asyncio.run(
         watched_until(deferral.value, lambda: gpu_sandbox.aws.calls["ec2:DescribeCapacityReservations"] > looks + 1)
     )
-    reconciler = open_pool(pool, owner="", holder="a test", say=print)
+    reconciler = open_pool(pool, owner="", holder="a test", report=print)
     (lease,) = list_demand(reconciler.api, pool.name)
     assert (lease.nodes, lease.resume_at is not None) == (0, True)
     zero = night.scale_down(pool)

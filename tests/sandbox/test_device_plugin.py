@@ -225,7 +225,7 @@ def test_a_wait_whose_time_is_over_still_looks_before_it_says_that_there_is_no_n
     """Its triggerer was away for longer than its timeout."""
     long_ago = datetime.now(UTC) - timedelta(hours=1)
     wait = GpusWait(pool=pool.name, server="nothing", started=long_ago, deadline=long_ago + timedelta(minutes=10))
-    progress = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", say=print))
+    progress = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", report=print))
     assert isinstance(progress.error, GpusNotAllocatable)
 
 
@@ -241,12 +241,12 @@ def test_a_wait_that_never_hears_of_nodes_is_no_success(
 
     def is_told() -> bool:
         """Not while a busy machine takes all its time for the first request."""
-        sooner = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", say=said.append, until=now))
+        sooner = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", report=said.append, until=now))
         assert (sooner.done, sooner.error) == (False, None)
         return any("the API server does not answer" in line for line in said)
 
     eventually(is_told)
     over = replace(wait, deadline=now)
     assert isinstance(
-        asyncio.run(watch_plugin(pool, over, namespace="kube-system", say=print)).error, ClusterUnreachable
+        asyncio.run(watch_plugin(pool, over, namespace="kube-system", report=print)).error, ClusterUnreachable
     )

@@ -80,7 +80,7 @@ def identity(
 
 
 def examined(pool: GpuPool) -> tuple[Finding, ...]:
-    found = examine(pool, lambda: open_pool(pool, owner="tests/doctor", holder="the doctor", say=print))
+    found = examine(pool, lambda: open_pool(pool, owner="tests/doctor", holder="the doctor", report=print))
     # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
     return tuple(each for each in found if "managed node groups and would have" not in each.said)
 

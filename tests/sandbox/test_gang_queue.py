@@ -74,7 +74,7 @@ class Night:
         eventually(lambda: sum(node.gpus for node in list_nodes(self.api, pool.node_selector)) == 2)
 
     def reconciler(self, holder: str) -> Reconciler:
-        return open_pool(self.pool, owner="tests", holder=holder, say=print)
+        return open_pool(self.pool, owner="tests", holder=holder, report=print)
 
     def pod(self, name: str) -> None:
         call(self.api, "create", PODS, resource="pods", body={"metadata": {"name": name}, "spec": self._spec()})

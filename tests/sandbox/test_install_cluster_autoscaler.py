@@ -92,7 +92,7 @@ def test_ensure_says_that_there_is_none_before_anything_is_created(api: Any) -> 
     with pytest.raises(AutoscalerNotRunning, match="was last written at"):
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL))
     assert platform_for(POOL).observe() == ()
-    assert open_pool(POOL, owner="tests", holder="tests", say=print).snapshot().leases == ()
+    assert open_pool(POOL, owner="tests", holder="tests", report=print).snapshot().leases == ()
 
 
 def test_is_installed_once_tuned_in_place_and_found_running(api: Any) -> None:

@@ -123,8 +123,8 @@ def test_what_a_killed_airflow_has_left_in_the_queue_goes_by_the_janitor(night: 
     with pytest.raises(TaskDeferred):
         task.execute(context_of(task))
     assert night.requests == ["train", "train"]
-    reconciler = open_pool(night.pool, owner="tests", holder="tests", say=print)
-    found, left = reap(reconciler, "tests", lambda _: True, timeout=timedelta(minutes=2), say=print)
+    reconciler = open_pool(night.pool, owner="tests", holder="tests", report=print)
+    found, left = reap(reconciler, "tests", lambda _: True, timeout=timedelta(minutes=2), report=print)
     assert {each.kind for each in found.leftovers} == {"lease"}
     assert left == ()
     eventually(lambda: night.requests == [])

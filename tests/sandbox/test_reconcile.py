@@ -53,7 +53,7 @@ class Night:
         eventually(lambda: all(group.status == "active" for group in self.lead.platform.observe()))
 
     def reconciler(self, holder: str) -> Reconciler:
-        return open_pool(self.pool, owner="tests", holder=holder, say=print)
+        return open_pool(self.pool, owner="tests", holder=holder, report=print)
 
     def key(self, run_id: str) -> DemandKey:
         return DemandKey(installation="tests", dag_id="dag", run_id=run_id, pool=self.pool.name)

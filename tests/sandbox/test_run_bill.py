@@ -91,7 +91,7 @@ def test_a_night_on_spot_and_on_demand(
 
     usage = scale_down(pool)
 
-    reconciler = open_pool(pool, owner="", holder="a test", say=print)
+    reconciler = open_pool(pool, owner="", holder="a test", report=print)
     (facts,) = read_runs(reconciler.api, pool.name)
     worked = {node: sum((end - start).total_seconds() for start, end in spans) for node, spans in facts.worked.items()}
     assert 7 <= usage["node_seconds"]["working"] == pytest.approx(sum(worked.values()), abs=0.1)
@@ -132,7 +132,7 @@ def test_a_night_at_list_prices_that_change(
     gpu_sandbox.aws.prices.set_spot("g6.xlarge", zone, 720.0)
     prices.SPOT.forget()
     ensure(listed, 2)
-    reconciler = open_pool(listed, owner="", holder="a test", say=print)
+    reconciler = open_pool(listed, owner="", holder="a test", report=print)
     (demand,) = list_demand(reconciler.api, "listed")
     assert demand.prices is not None
 
@@ -156,7 +156,7 @@ def test_a_run_ends_with_its_money(
     bounded = replace(pool, name="bounded", capacity_types=["ON_DEMAND"])
     arguments: dict[str, Any] = {"gpu_pool": bounded, "nodes": 1, "max_cost": 20, "deferrable": False}
     run(EnsureGpuPoolOperator(task_id="ensure", **arguments), run_id=NIGHT)
-    (demand,) = list_demand(open_pool(bounded, owner="", holder="a test", say=print).api, "bounded")
+    (demand,) = list_demand(open_pool(bounded, owner="", holder="a test", report=print).api, "bounded")
     run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=bounded, deferrable=False), run_id=NIGHT)
     saves = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('checkpoint written'))); time.sleep(600)"

@@ -441,7 +441,7 @@ def test_launches_that_a_dead_process_suspended_are_resumed(
         return [each["ProcessName"] for each in owner.everything(asg, None)["group"]["SuspendedProcesses"]]
 
     owner.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
-    reconciler = open_pool(pool, owner="", holder="tests", say=print)
+    reconciler = open_pool(pool, owner="", holder="tests", report=print)
     reconciler.reconcile()
     assert suspended() == ["Launch"]  # its owner's
     scaling._marks.set(asg, datetime.now(UTC) - timedelta(minutes=5))
@@ -571,7 +571,7 @@ def test_a_group_of_others_is_never_deleted_and_keeps_its_minimum(gpu_sandbox: S
     asg = owner.auto_scaling_group("kept", MinSize=1)
     pool = eks_pool(gpu_sandbox, asg_names=["kept"])
     reconciler = Reconciler(
-        pool, platform_for(pool), platform_for(pool).cluster_access().api_client(), holder="test", say=print
+        pool, platform_for(pool), platform_for(pool).cluster_access().api_client(), holder="test", report=print
     )
     key = DemandKey(installation="tests", dag_id="nightly", run_id="kept", pool=pool.name)
     reconciler.want(key, 1, datetime.now(UTC) + timedelta(hours=1))

@@ -178,7 +178,7 @@ def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(
     assert [each["times"] > 0 for each in result["tried"]] == [True, True]
 
     operator._give_up(context)  # type: ignore[arg-type]
-    late = open_pool(pool, owner="tests/nightly", holder="a triggerer that was thought dead", say=print)
+    late = open_pool(pool, owner="tests/nightly", holder="a triggerer that was thought dead", report=print)
     late.amend(DemandChange(before=after, after=replace(after, nodes=1), why="it asks for what it wanted before"))
     assert demand(gpu_sandbox, pool) is None, "who has given up does not want again"
 

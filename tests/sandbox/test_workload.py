@@ -188,7 +188,7 @@ def test_what_a_run_left_is_deleted_with_its_pods(
 ) -> None:
     def release() -> None:
         labels = eventually(lambda: running(api, 2))[0].metadata.labels
-        reconciler = open_pool(pool, owner="tests", holder="a test", say=print)
+        reconciler = open_pool(pool, owner="tests", holder="a test", report=print)
         reconciler.delete_pods(list_run_pods(reconciler.api, pool.node_selector, labels[RUN_LABEL]))
 
     manifest = a_job("trap 'exit 143' TERM; echo up; while :; do sleep 0.1; done", backoffLimit=6)

@@ -76,7 +76,7 @@ def test_demand_ends_for_everybody_when_it_should(gpu_sandbox: Sandbox, env: Non
 
     def installation(name: str, minutes: int) -> Reconciler:
         clock = ServerClock(api, Wrong(timedelta(minutes=minutes)))
-        return Reconciler(pool, platform_for(pool, owner="tests"), api, holder=name, say=print, clock=clock)
+        return Reconciler(pool, platform_for(pool, owner="tests"), api, holder=name, report=print, clock=clock)
 
     slow, fast = installation("slow", -20), installation("fast", 20)
     key = DemandKey(installation="slow", dag_id="dag", run_id="run", pool=pool.name)

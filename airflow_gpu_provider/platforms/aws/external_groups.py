@@ -18,7 +18,7 @@ from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.reservations import Reservation, target_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, issues
 from airflow_gpu_provider.platforms.backoff import growth_notes
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.base import Group, Plan, Report
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, Taint
@@ -92,13 +92,13 @@ class ExternalGroups(GroupSource):
         )
         return Plan(pool=self._pool.name, grow=grow, notes=(*notes, *of_them), unread=unread)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Do nothing: others own the groups."""
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Delete nothing: others own the groups."""
         for name in (*self._pool.node_groups, *self._pool.asg_names):
-            say(f"{name} is left as it is: this package did not create it")
+            report(f"{name} is left as it is: this package did not create it")
 
     def _check_node_groups(self, found: Collection[str]) -> None:
         pool = self._pool

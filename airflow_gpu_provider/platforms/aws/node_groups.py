@@ -19,7 +19,7 @@ from airflow_gpu_provider.platforms.answers import has_code, message_of, refusal
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws.last_look import LastLook
 from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, UPDATE_TAG, GroupSpec
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool
 
 _BROKEN = ("CREATE_FAILED", *GONE_SOON)
@@ -118,12 +118,12 @@ class NodeGroups:
             "Set node_role to the ARN of an EKS node role.",
         )
 
-    def create(self, spec: GroupSpec, say: Say, template: Mapping[str, str] | None = None) -> None:
+    def create(self, spec: GroupSpec, report: Report, template: Mapping[str, str] | None = None) -> None:
         """Start to create a group of its minimum size; fine if another run creates it just now.
 
         Args:
             spec: The group's.
-            say: Takes a line about it.
+            report: Takes a line about it.
             template: The launch template of ours that it is made from: id and version.
 
         Raises:
@@ -133,11 +133,11 @@ class NodeGroups:
         name = spec.candidate.group
         with unless_answered("ResourceInUseException"), refusals_of("EKS", self._pool, f"create {name}", *_REFUSED):
             self._eks.call("create_nodegroup", **spec.create_request(template))
-            say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
+            report(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
             return
-        say(f"{name} exists already, or is being created by another run")
+        report(f"{name} exists already, or is being created by another run")
 
-    def update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
+    def update(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> None:
         """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""
         name = spec.candidate.group
         self.last_look.forget(name)
@@ -149,15 +149,15 @@ class NodeGroups:
         except CloudError as error:
             if not has_code(error, "ResourceInUseException"):
                 raise
-            say(f"{name} is already being updated; the next run applies the spec")
+            report(f"{name} is already being updated; the next run applies the spec")
             return
         # The tags come last: until then the group still says that it has the old spec.
         tags = spec.missing_tags(group)
         if tags:
             self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tags)
-        say(f"updating {name}")
+        report(f"updating {name}")
 
-    def upgrade(self, group: Mapping[str, Any], request: Mapping[str, Any], say: Say) -> bool:
+    def upgrade(self, group: Mapping[str, Any], request: Mapping[str, Any], report: Report) -> bool:
         """Start UpdateNodegroupVersion; return False where EKS refuses it, or the account may not.
 
         The group is left as it is then, and serves as before.
@@ -167,9 +167,9 @@ class NodeGroups:
         try:
             answer = self._eks.call("update_nodegroup_version", **request)
         except (CloudError, PermissionDenied, QuotaExceeded) as error:
-            say(f"{name} cannot be upgraded: {error.what}")
+            report(f"{name} cannot be upgraded: {error.what}")
             return False
-        say(f"upgrading {name}")
+        report(f"upgrading {name}")
         with suppress(CloudError, PermissionDenied):
             tag = {UPDATE_TAG: answer["update"]["id"]}
             self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tag)
@@ -192,7 +192,7 @@ class NodeGroups:
         )
         return "; ".join(reasons) or "no reason given"
 
-    def delete(self, name: str, say: Say) -> None:
+    def delete(self, name: str, report: Report) -> None:
         """Start to delete a group; fine if it is gone or being deleted."""
         self.last_look.forget(name)
         try:
@@ -201,10 +201,10 @@ class NodeGroups:
             if has_code(error, "ResourceNotFoundException"):
                 return
             if has_code(error, "ResourceInUseException"):
-                say(f"{name} cannot be deleted yet: {message_of(error)}")
+                report(f"{name} cannot be deleted yet: {message_of(error)}")
                 return
             raise
-        say(f"deleting {name}")
+        report(f"deleting {name}")
 
     def names(self) -> list[str]:
         """Return the names of all node groups of the cluster."""

@@ -27,7 +27,7 @@ from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_COD
 from airflow_gpu_provider.platforms.aws.template_data import template_data
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
-from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
+from airflow_gpu_provider.platforms.base import Change, Group, Plan, Report
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.pools import Candidate
@@ -118,7 +118,7 @@ class OwnedGroups(GroupSource):
         fractional_gpus.check(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         changes = [each for each in plan.changes if each.action != "upgrade"]
         wanted = {each.group for each in changes if each.action != "create" or each.group not in over_quota}
         if not wanted:
@@ -131,13 +131,13 @@ class OwnedGroups(GroupSource):
             if spec.candidate.group not in wanted:
                 continue
             try:
-                failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
+                failed |= self._apply_one(spec, groups.get(spec.candidate.group), report)
             except QuotaExceeded as error:
                 if not has_code(error, "ResourceLimitExceededException"):
                     raise
                 without.append(spec.candidate)
         if without:
-            say(
+            report(
                 f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
                 f" without {', '.join(map(str, without))}"
             )
@@ -162,26 +162,26 @@ class OwnedGroups(GroupSource):
             quota=GROUP_QUOTA,
         )
 
-    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
+    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, report: Report) -> dict[str, str]:
         """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
         name = spec.candidate.group
         if group is None:
-            self._eks.groups.create(spec, say, self._eks.templates.ensure(spec, say))
+            self._eks.groups.create(spec, report, self._eks.templates.ensure(spec, report))
             return {}
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
-            return self._replace(spec, group, say)
+            return self._replace(spec, group, report)
         if group["status"] == "DELETE_FAILED":
             why = "; ".join(eks_spec.issues(group)) or "no reason given"
-            say(f"EKS could not delete {name}: {why}")
-            self._eks.groups.delete(name, say)
+            report(f"EKS could not delete {name}: {why}")
+            self._eks.groups.delete(name, report)
             return {name: f"EKS could not delete it: {why}; deleting it again"}
         if group["status"] in eks_spec.GONE_SOON:
-            say(f"{name} is still being deleted")
+            report(f"{name} is still being deleted")
             return {name: "is still being deleted"}
-        self._update(spec, group, say)
+        self._update(spec, group, report)
         return {}
 
-    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> dict[str, str]:
+    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> dict[str, str]:
         """Delete a group that EKS does not update, where its fields need one and it has no machine.
 
         EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
@@ -189,16 +189,16 @@ class OwnedGroups(GroupSource):
         """
         name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "no reason given"
         if group["status"] == "CREATE_FAILED":
-            say(f"EKS could not create {name}: {why}")
+            report(f"EKS could not create {name}: {why}")
         elif not (spec.update_request(group) or self._is_to_be_recreated(spec, group)):
-            self._update(spec, group, say)
+            self._update(spec, group, report)
             return {}
         elif self._has_machines(group):
-            say(f"{name} is DEGRADED ({why}). EKS cannot update it; it will be recreated once it is empty")
+            report(f"{name} is DEGRADED ({why}). EKS cannot update it; it will be recreated once it is empty")
             return {}
         else:
-            say(f"{name} is DEGRADED ({why}). EKS cannot update it; it is recreated")
-        self._eks.groups.delete(name, say)
+            report(f"{name} is DEGRADED ({why}). EKS cannot update it; it is recreated")
+        self._eks.groups.delete(name, report)
         return {name: why}
 
     def _is_to_be_recreated(self, spec: GroupSpec, group: Mapping[str, Any]) -> bool:
@@ -208,8 +208,8 @@ class OwnedGroups(GroupSource):
     def _has_machines(self, group: Mapping[str, Any]) -> bool:
         return has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
 
-    def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
-        self._eks.groups.update(spec, group, say)
+    def _update(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> None:
+        self._eks.groups.update(spec, group, report)
         if asg := asg_name(group):
             self._eks.write_autoscaler_tags(asg, spec.candidate.instance_type)
 
@@ -252,7 +252,7 @@ class OwnedGroups(GroupSource):
             return ()
         return security_notes(self._eks.clients.ec2, self._eks.groups.neighbours, cluster_group)
 
-    def upgrade(self, say: Say, check: Callable[[], None]) -> tuple[str, ...]:
+    def upgrade(self, report: Report, check: Callable[[], None]) -> tuple[str, ...]:
         groups = self._eks.groups.owned()
         existing = [each for each in self.candidates() if each.group in groups]
         specs = {each.candidate.group: each for each in self._specs(existing, groups)}
@@ -264,13 +264,13 @@ class OwnedGroups(GroupSource):
             if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
             if not node_versions.can_be_updated(raw):
-                say(f"{name} is {raw['status']}; the next run upgrades it")
+                report(f"{name} is {raw['status']}; the next run upgrades it")
                 continue
             check()
             if name in newest.own:
-                request["launchTemplate"] = self._eks.templates.ensure(specs[name], say, raw)
+                request["launchTemplate"] = self._eks.templates.ensure(specs[name], report, raw)
                 check()
-            if self._eks.groups.upgrade(raw, request, say):
+            if self._eks.groups.upgrade(raw, request, report):
                 begun.append(name)
         return tuple(begun)
 
@@ -326,9 +326,9 @@ class OwnedGroups(GroupSource):
             stale_tags=tag_change(pool, candidate.instance_type, asg).words if asg and is_wanted else (),
         )
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         for name in self._eks.groups.owned():
-            self._eks.groups.delete(name, say)
+            self._eks.groups.delete(name, report)
 
-    def delete_remains(self, say: Say) -> None:
-        self._eks.templates.delete_all_but(self._eks.groups.owned(), say)
+    def delete_remains(self, report: Report) -> None:
+        self._eks.templates.delete_all_but(self._eks.groups.owned(), report)

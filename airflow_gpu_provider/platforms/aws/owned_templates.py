@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel, 
 from airflow_gpu_provider.platforms.aws.placement_groups import PlacementGroups
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import differences, mark, template_name
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.platforms.owned_groups import Difference
 from airflow_gpu_provider.pools import EksGpuPool
 
@@ -38,12 +38,12 @@ class OwnedTemplates:
         self._pool = pool
         self._placement_groups = PlacementGroups(ec2, pool)
 
-    def ensure(self, spec: GroupSpec, say: Say, group: Mapping[str, Any] | None = None) -> dict[str, str] | None:
+    def ensure(self, spec: GroupSpec, report: Report, group: Mapping[str, Any] | None = None) -> dict[str, str] | None:
         """Return the version that a group is to be made from, in EKS's words; it is made where there is none.
 
         Args:
             spec: The group's.
-            say: Takes a line about what is made.
+            report: Takes a line about what is made.
             group: The group, where it exists.
 
         Returns:
@@ -57,17 +57,17 @@ class OwnedTemplates:
         if data is None:
             return None
         with refusals_of("EC2", self._pool, f"make the launch template of {spec.candidate.group}", *_REFUSED):
-            return self._make(spec, data, say)
+            return self._make(spec, data, report)
 
-    def _make(self, spec: GroupSpec, data: Mapping[str, Any], say: Say) -> dict[str, str]:
+    def _make(self, spec: GroupSpec, data: Mapping[str, Any], report: Report) -> dict[str, str]:
         name = template_name(self._pool, spec.candidate.group)
         if "Placement" in data:
-            self._placement_groups.ensure(name, self._tags(spec), say)
+            self._placement_groups.ensure(name, self._tags(spec), report)
         found = self._find(name)
         if found is None:
             with unless_answered(_TAKEN):  # by another run, just now
                 answer = self._ec2.call("create_launch_template", **self._request(spec, name, data))
-                say(f"created launch template {name}")
+                report(f"created launch template {name}")
                 return {"id": answer["LaunchTemplate"]["LaunchTemplateId"], "version": "1"}
             found = self._find(name)
         if found is None:
@@ -77,7 +77,7 @@ class OwnedTemplates:
         if newest.get("VersionDescription") != mark(data):
             made = {"VersionDescription": mark(data), "LaunchTemplateData": data}
             newest = self._ec2.call("create_launch_template_version", **which, **made)["LaunchTemplateVersion"]
-            say(f"created version {newest['VersionNumber']} of launch template {name}")
+            report(f"created version {newest['VersionNumber']} of launch template {name}")
         return {"id": found["LaunchTemplateId"], "version": str(newest["VersionNumber"])}
 
     def _find(self, name: str) -> Mapping[str, Any] | None:
@@ -143,14 +143,14 @@ class OwnedTemplates:
             return [Difference(field="launch template", found="gone", wanted=template["name"], update={})]
         return differences(found, wanted or {})
 
-    def delete_all_but(self, groups: Collection[str], say: Say) -> None:
+    def delete_all_but(self, groups: Collection[str], report: Report) -> None:
         """Delete the pool's templates, and placement groups, whose groups are not among these; fine if one is gone."""
         for template in self._owned():
             if tags_of(template).get(GROUP_TAG) not in groups:
                 with unless_answered(*_GONE):
                     self._ec2.call("delete_launch_template", LaunchTemplateId=template["LaunchTemplateId"])
-                    say(f"deleted launch template {template['LaunchTemplateName']}")
-        self._placement_groups.delete_all_but(groups, say)
+                    report(f"deleted launch template {template['LaunchTemplateName']}")
+        self._placement_groups.delete_all_but(groups, report)
 
     def _owned(self) -> Iterator[Mapping[str, Any]]:
         """Yield the pool's templates; none where the account may not list them, and so never made one."""

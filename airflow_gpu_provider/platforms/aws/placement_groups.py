@@ -13,7 +13,7 @@ from airflow_gpu_provider.errors import PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.answers import unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, tags_of
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool
 
 _TAKEN, _GONE = "InvalidPlacementGroup.Duplicate", "InvalidPlacementGroup.Unknown"  # "Error codes" of the EC2 API
@@ -26,7 +26,7 @@ class PlacementGroups:
         self._ec2 = ec2
         self._pool = pool
 
-    def ensure(self, name: str, tags: Mapping[str, str], say: Say) -> None:
+    def ensure(self, name: str, tags: Mapping[str, str], report: Report) -> None:
         """Make a placement group of this name where there is none.
 
         Raises:
@@ -48,9 +48,9 @@ class PlacementGroups:
                 Strategy="cluster",
                 TagSpecifications=[{"ResourceType": "placement-group", "Tags": listed}],
             )
-            say(f"created placement group {name}")
+            report(f"created placement group {name}")
 
-    def delete_all_but(self, groups: Collection[str], say: Say) -> None:
+    def delete_all_but(self, groups: Collection[str], report: Report) -> None:
         """Delete the pool's placement groups whose node groups are not among these; fine if one is gone.
 
         Raises:
@@ -65,7 +65,7 @@ class PlacementGroups:
             if tags_of(each).get(GROUP_TAG) not in groups:
                 with unless_answered(_GONE):
                     self._ec2.call("delete_placement_group", GroupName=each["GroupName"])
-                    say(f"deleted placement group {each['GroupName']}")
+                    report(f"deleted placement group {each['GroupName']}")
 
     def _described(self, filters: Mapping[str, str]) -> list[Mapping[str, Any]]:
         listed = [{"Name": name, "Values": [value]} for name, value in filters.items()]

@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Report
 from airflow_gpu_provider.platforms.external.kubeconfig import Kubeconfig, load_entries, load_file
 from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
@@ -106,7 +106,7 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         )
         return Plan(pool=self._pool.name, changes=tuple(changes), notes=notes)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         if not plan.changes:
             return
         chosen = self._chosen()
@@ -116,13 +116,13 @@ class KubernetesPlatform(ExternalMachinesPlatform):
                 self._write(change.group, self._claim)
             else:
                 self._write(change.group, _without_pool_label)
-            say(f"node {change.group}: {change.detail}: done")
+            report(f"node {change.group}: {change.detail}: done")
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Take the pool's label off its nodes; other labels and the taints may be another writer's too, and stay."""
         for name in self._labelled():
             self._write(name, _without_pool_label)
-            say(f"node {name} is not in pool {self._pool.name} any more")
+            report(f"node {name} is not in pool {self._pool.name} any more")
 
     def _chosen(self) -> dict[str, dict[str, Any]]:
         """Return the nodes that the spec chooses, by name."""

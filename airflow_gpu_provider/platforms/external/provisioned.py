@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.karpenter import (
 )
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
-from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, Plan, Report
 from airflow_gpu_provider.platforms.external.launches import (
     failures,
     machine_of,
@@ -76,12 +76,12 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         brought = f"{by} provisions nodes with {labels} when pods request them"
         return Plan(pool=self._pool.name, brought=(brought,), notes=notes)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Do nothing: a plan has no changes."""
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Do nothing: nothing was created."""
-        say(f"nodes of pool {self._pool.name} are {self._who}'s, and left to it")
+        report(f"nodes of pool {self._pool.name} are {self._who}'s, and left to it")
 
     def observe(self) -> tuple[Group, ...]:
         """Return the one group: nodes with the pool's labels, and machines that are on their way to become such."""

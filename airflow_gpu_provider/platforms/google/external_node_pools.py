@@ -13,7 +13,7 @@ from typing import Any, cast
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
 from airflow_gpu_provider.platforms.backoff import growth_notes
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.base import Group, Plan, Report
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.platforms.google.instance_groups import zone_of
 from airflow_gpu_provider.platforms.google.node_pools import group_paths
@@ -77,13 +77,13 @@ class ExternalNodePools(GroupSource):
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Do nothing: others own the node pools."""
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         """Delete nothing: others own the node pools."""
         for name in self._pool.node_pools:
-            say(f"{name} is left as it is: this package did not create it")
+            report(f"{name} is left as it is: this package did not create it")
 
     def _check_autoscaled(self, node_pools: Sequence[Mapping[str, Any]]) -> None:
         fixed = [str(raw["name"]) for raw in node_pools if not _is_autoscaled(raw)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.platforms.google.clients import Gke
 from airflow_gpu_provider.platforms.google.errors import error_of_operation
 from airflow_gpu_provider.platforms.google.instance_groups import path_of
@@ -173,13 +173,13 @@ class Operations:
         self._location = location
         self._cluster = cluster
 
-    def run(self, steps: Sequence[Step], say: Say) -> dict[str, GpuError]:
+    def run(self, steps: Sequence[Step], report: Report) -> dict[str, GpuError]:
         """Take all steps, as many at a time as GKE lets, and return what failed, by group.
 
         Raises:
             GpuError: GKE cannot be called at all.
         """
-        return _Run(self, steps, say, deadline=time.monotonic() + PATIENCE).to_end()
+        return _Run(self, steps, report, deadline=time.monotonic() + PATIENCE).to_end()
 
     def under_way(self) -> dict[str, GroupUpdate]:
         """Return what is done now to the cluster's node pools, by their names; by "" what is done to the cluster.
@@ -229,12 +229,12 @@ class Operations:
 class _Run:
     """One call of `Operations.run`."""
 
-    def __init__(self, operations: Operations, steps: Sequence[Step], say: Say, *, deadline: float) -> None:
+    def __init__(self, operations: Operations, steps: Sequence[Step], report: Report, *, deadline: float) -> None:
         self._operations = operations
         self._waiting = list(steps)
         self._running: dict[str, tuple[Step, str]] = {}
         self._failed: dict[str, GpuError] = {}
-        self._say = say
+        self._report = report
         self._refusals: dict[str, str] = {}
         self._deadline = deadline
 
@@ -275,7 +275,7 @@ class _Run:
             self._failed[step.group] = error
             return True
         if operation is not None:
-            self._say(step.doing)
+            self._report(step.doing)
             self._running[step.group] = (step, str(operation["name"]))
         return True
 
@@ -284,7 +284,7 @@ class _Run:
             return
         self._refusals[step.group] = refusal
         other = self._operations.in_the_way(refusal)
-        self._say(f"{step.doing} waits: {refusal}{f' ({other})' if other else ''}")
+        self._report(f"{step.doing} waits: {refusal}{f' ({other})' if other else ''}")
 
     def _look(self) -> None:
         for group, (step, name) in list(self._running.items()):

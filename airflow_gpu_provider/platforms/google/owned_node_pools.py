@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.backoff import growth_notes
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.base import Group, Plan, Report
 from airflow_gpu_provider.platforms.google import spec as gke_spec
 from airflow_gpu_provider.platforms.google.clients import Rest
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
@@ -116,7 +116,7 @@ class OwnedNodePools(GroupSource):
             for candidate, size in zip(candidates, sizes, strict=True)
         )
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
 
         Raises:
@@ -127,9 +127,9 @@ class OwnedNodePools(GroupSource):
             return
         found = self._gke.node_pools.read()
         specs = [spec for spec in self._specs(self.candidates()) if spec.candidate.group in wanted]
-        failed = self._gke.operations.run([step for spec in specs for step in self._steps(spec, found)], say)
+        failed = self._gke.operations.run([step for spec in specs for step in self._steps(spec, found)], report)
         for name, error in failed.items():
-            say(f"{name}: {error}")
+            report(f"{name}: {error}")
         if failed and len(failed) == len([c for c in self.candidates() if c.group not in over_quota]):
             raise _all_failed(self._pool, failed)
 
@@ -223,9 +223,9 @@ class OwnedNodePools(GroupSource):
             raise GroupNotFound(f"Node pool {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
         return paths
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         steps = [self._deletion(name) for name in self._gke.node_pools.owned()]
-        for error in self._gke.operations.run(steps, say).values():
+        for error in self._gke.operations.run(steps, report).values():
             raise error
 
     def _deletion(self, name: str, *, why: str = "") -> Step:

@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
-from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide.group_claims import claimed
 from airflow_gpu_provider.scaling.state.demand import list_demand
@@ -28,7 +28,7 @@ class PoolAccess:
         platform: The pool's cloud.
         api: The client of the pool's cluster.
         holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
-        say: Takes one line immediately: that it waits for the lock. All others are in the outcome.
+        report: Takes one line immediately: that it waits for the lock. All others are in the outcome.
         clock: The time that all processes that change the pool use. Default: the API server's.
         at_once: How many requests it makes concurrently.
     """
@@ -40,7 +40,7 @@ class PoolAccess:
         api: ApiClient,
         *,
         holder: str,
-        say: Say,
+        report: Report,
         clock: Clock | None = None,
         at_once: int = AT_ONCE,
     ) -> None:
@@ -48,10 +48,10 @@ class PoolAccess:
         self.platform = platform
         self.api = api
         self.holder = holder
-        self._say = say
+        self._report = report
         self.clock: Clock = clock or ServerClock(api)
         self.at_once = at_once
-        self.ledger = Ledger(api, pool, say, taken=self._taken)
+        self.ledger = Ledger(api, pool, report, taken=self._taken)
 
     def remove_machines(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         """Remove machines, and return those that cannot be removed yet."""

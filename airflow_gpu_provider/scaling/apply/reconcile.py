@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.apply import run_money
@@ -105,7 +105,7 @@ class Reconciler(PoolAccess):
             return snapshot
         return replace(snapshot, autoscaler=read_status(self.api))
 
-    def upgrade(self, say: Say) -> None:
+    def upgrade(self, report: Report) -> None:
         """Have the cloud bring groups without machines up to date: what a plan calls "upgrade".
 
         Raises:
@@ -113,7 +113,7 @@ class Reconciler(PoolAccess):
             GpuError: An error of the cluster or the cloud.
         """
         with self._lock() as lock:
-            begun = self.platform.upgrade(say, lock.check)
+            begun = self.platform.upgrade(report, lock.check)
             lock.memo = RecentWrites.parse(lock.memo).with_upgraded(begun, self.clock.now()).dump()
 
     def want(
@@ -333,7 +333,7 @@ class Reconciler(PoolAccess):
             self.holder,
             timeout=self.patience,
             clock=self.clock,
-            say=self._say,
+            report=self._report,
             spec=spec,
             seen=self._seen_of_lock,
         )

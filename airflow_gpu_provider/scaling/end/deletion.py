@@ -7,7 +7,7 @@ from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.wanted import live_leases
@@ -15,13 +15,13 @@ from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 
 
-def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, ...]:
+def delete_pool(reconciler: Reconciler, *, force: bool, report: Report) -> tuple[str, ...]:
     """Start to delete the pool's groups, under its lock; return their names. The pool's demand is released.
 
     Raises:
         PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not raised with `force`.
     """
-    with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, say=say) as lock:
+    with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, report=report) as lock:
         snapshot = reconciler.snapshot(lock)
         users = _users(snapshot)
         if users and not force:
@@ -32,23 +32,23 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
                 users=users,
             )
         for user in users:
-            say(f"{user} uses the pool, and loses its nodes: force=True")
+            report(f"{user} uses the pool, and loses its nodes: force=True")
         for lease in snapshot.leases:
             lock.check()
             delete_demand(reconciler.api, lease.key)
         lock.check()
-        reconciler.platform.delete(say)
+        reconciler.platform.delete(report)
         lock.memo = ""  # this is about the groups being deleted now
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 
-def delete_pool_records(reconciler: Reconciler, say: Say) -> None:
+def delete_pool_records(reconciler: Reconciler, report: Report) -> None:
     """Delete what is left of a pool that is gone, if no run wants it again: the ledger, the lock's Lease, and in the
     cloud what was made beside its groups.
     """
     if list_demand(reconciler.api, reconciler.pool.name):
         return
-    reconciler.platform.delete_remains(say)
+    reconciler.platform.delete_remains(report)
     usage.delete_usage(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
     path = f"{LEASES}/{lock.name}"

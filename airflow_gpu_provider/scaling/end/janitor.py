@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
@@ -99,7 +99,7 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
 
 
 def reap(
-    reconciler: Reconciler, installation: str, run_is_over: RunIsOver, *, timeout: timedelta, say: Say
+    reconciler: Reconciler, installation: str, run_is_over: RunIsOver, *, timeout: timedelta, report: Report
 ) -> tuple[Findings, tuple[Leftover, ...]]:
     """Remove what no run wants, and wait for it; return what was found at first, and what is left after `timeout`.
 
@@ -116,7 +116,7 @@ def reap(
         lines = [*found.unreadable, *(() if is_done else _remove(reconciler, found))]
         for line in dict.fromkeys(lines):
             if line not in said:
-                say(line)
+                report(line)
         said |= set(lines)
         if is_done:
             return first, ()
@@ -176,7 +176,7 @@ def reap_pools(
     dry_run: bool,
     others: bool,
     timeout: timedelta,
-    say: Say,
+    report: Report,
 ) -> tuple[Reaped, ...]:
     """Check each pool and, unless it is a dry run, remove what no run wants; an error on one does not stop the rest.
 
@@ -188,7 +188,7 @@ def reap_pools(
         dry_run: Only report.
         others: Also check pools not in the list that this package has used in the same clusters.
         timeout: How long the removal of each pool's machines and pods may take.
-        say: Takes lines; the account and the cluster are named before anything is removed.
+        report: Takes lines; the account and the cluster are named before anything is removed.
     """
     todo = [(pool, True) for pool in dict.fromkeys(pools)]
     found_too = OtherPools(pools)
@@ -200,29 +200,29 @@ def reap_pools(
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())
             if result.where != where:
-                say(f"looking for leftovers in {(where := result.where)}")
+                report(f"looking for leftovers in {(where := result.where)}")
             if others:
                 todo += [(other, False) for other in found_too.beside(pool, reconciler.api)]
             if dry_run:
                 found = look(reconciler.snapshot(), installation, run_is_over)
                 left = found.leftovers
                 for line in found.unreadable:
-                    say(f"pool {pool.name}: {line}")
+                    report(f"pool {pool.name}: {line}")
             else:
-                say_of = partial(_say_of, pool.name, say)
-                found, left = reap(reconciler, installation, run_is_over, timeout=timeout, say=say_of)
+                report_of = partial(_report_of, pool.name, report)
+                found, left = reap(reconciler, installation, run_is_over, timeout=timeout, report=report_of)
             result = replace(result, leftovers=found.leftovers, left=left)
         except GpuError as error:
-            say(f"pool {pool.name}: {type(error).__name__}: {error}")
+            report(f"pool {pool.name}: {type(error).__name__}: {error}")
             result = replace(result, error=error)
         done.append(result)
     for line in found_too.left_out():
-        say(line)
+        report(line)
     return tuple(done)
 
 
-def _say_of(pool: str, say: Say, line: str) -> None:
-    say(f"pool {pool}: {line}")
+def _report_of(pool: str, report: Report, line: str) -> None:
+    report(f"pool {pool}: {line}")
 
 
 class _OverRuns:

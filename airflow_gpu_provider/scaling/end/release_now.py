@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import GpuError, PoolNotEnsured
-from airflow_gpu_provider.platforms.base import Group, Say
+from airflow_gpu_provider.platforms.base import Group, Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide
@@ -71,7 +71,7 @@ def release_now(
     reconciler: Reconciler,
     key: DemandKey,
     *,
-    say: Say,
+    report: Report,
     own: Collection[str] = (),
     within: timedelta | None = None,
 ) -> None:
@@ -82,14 +82,14 @@ def release_now(
     Args:
         reconciler: The pool's.
         key: The run's demand.
-        say: Takes lines for the task's log.
+        report: Takes lines for the task's log.
         own: The uids of the caller's own pods. Default: none.
         within: How long to continue. Default: a minute longer than the own pods' grace period.
 
     Raises:
         GpuError: An error of the cluster or the cloud; the next check of the pool releases the rest.
     """
-    narrator = Narrator(say, started=reconciler.clock.now())
+    narrator = Narrator(report, started=reconciler.clock.now())
     pause = _EVERY if within is None else min(_EVERY, within.total_seconds())
     give_up_at: datetime | None = None
     while True:
@@ -105,7 +105,7 @@ def release_now(
             last = max([now, *(pod.delete_at or now for pod in waited_for)])
             give_up_at = last + _AFTER_GRACE if within is None else now + within
         if now >= give_up_at:
-            say(f"stopped waiting for pool {key.pool}")
+            report(f"stopped waiting for pool {key.pool}")
             return
         time.sleep(pause)
 
@@ -117,7 +117,7 @@ def release_quietly(
     log: Log,
     own: Collection[str] = (),
     within: timedelta | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> None:
     """Do as `release_now`; an error is only logged: it would hide why the nodes are given back.
 
@@ -125,12 +125,12 @@ def release_quietly(
         opened: Returns the pool, connected; None if the nodes are another's to release.
         key, own, within: As for `release_now`.
         log: The task's.
-        say: Takes the lines of `release_now`. Default: the log.
+        report: Takes the lines of `release_now`. Default: the log.
     """
-    say = say or partial(log.info, "%s")
+    report = report or partial(log.info, "%s")
     try:
         if reconciler := opened():
-            release_now(reconciler, key, say=say, own=own, within=within)
+            release_now(reconciler, key, report=report, own=own, within=within)
     except GpuError as error:
         log.error(
             "Nodes of pool %s that no run wants could not be released now; the next reconcile of the pool releases"

@@ -39,7 +39,7 @@ class PoolLock:
         duration: How long others let a record stand before they take the lock from its holder.
         timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
         clock: The time; tests bring their own.
-        say: Takes one line, when the lock is held by another.
+        report: Takes one line, when the lock is held by another.
         spec: The pool's serialized spec, kept with the lock: the janitor finds forgotten pools by it.
         seen: What earlier tries saw of it, for one who tries again and again for a moment each: a dead holder's time
             then runs out all the same.
@@ -60,7 +60,7 @@ class PoolLock:
         duration: timedelta = timedelta(seconds=30),
         timeout: timedelta = timedelta(seconds=60),
         clock: Clock | None = None,
-        say: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
         spec: Mapping[str, Any] | None = None,
         seen: Sighting | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class PoolLock:
         self._duration = duration.total_seconds()
         self._timeout = timeout.total_seconds()
         self._clock = clock or SystemClock()
-        self._say = say
+        self._report = report
         self.memo = ""
         self._notes = {SPEC: json.dumps(spec)} if spec else {}
         self._seen = seen or Sighting()
@@ -203,8 +203,10 @@ class PoolLock:
         self._written_at = sent_at
 
     def _tell(self, found: dict[str, Any]) -> None:
-        if self._say and not self._seen.is_told:
-            self._say(f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it")
+        if self._report and not self._seen.is_told:
+            self._report(
+                f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it"
+            )
         self._seen.is_told = True
 
     def _busy(self, found: dict[str, Any]) -> DemandLockBusy:

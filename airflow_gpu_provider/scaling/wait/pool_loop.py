@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.informer import Change, watching
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler
@@ -48,7 +48,7 @@ class Subscription:
         pause: Returns the seconds after which it wants the next check.
         first: Seconds to its first check; sooner if others want one.
         is_eager: It wants a check whenever a node changes, including kubelets' reports every five minutes.
-        say: Takes log lines that do not wait for the outcome; called where it calls `next`.
+        report: Takes log lines that do not wait for the outcome; called where it calls `next`.
 
     Attributes:
         admits: It waits for gangs, so checks admit those whose nodes are free.
@@ -60,14 +60,14 @@ class Subscription:
         *,
         first: float = 0.0,
         is_eager: bool = True,
-        say: Say = lambda line: None,
+        report: Report = lambda line: None,
     ) -> None:
         self.pause = pause
         self.is_eager = is_eager
         self.admits = False
         self.asked: DemandChange | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
-        self._say = say
+        self._report = report
         self._begins = asyncio.get_running_loop().time() + first
         self._is_new = True
         self._said: list[str] = []
@@ -93,7 +93,7 @@ class Subscription:
         self._news.clear()
         said, self._said = self._said, []
         for line in said:
-            self._say(line)
+            self._report(line)
         if isinstance(self._told, Exception):
             raise self._told
         assert self._told is not None
@@ -248,7 +248,7 @@ class _PoolLoop:
     def _call(self, write: Write) -> Outcome:
         if self._reconciler is None:
             holder = f"{self._owner}, waiting at {socket.gethostname()}:{os.getpid()}"
-            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=self._said.append)
+            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, report=self._said.append)
             reconciler.patience = PATIENCE_IN_A_LOOP
             self._reconciler = reconciler
         return write(self._reconciler)

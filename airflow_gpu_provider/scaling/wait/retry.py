@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.wait.records import Record
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
         await asyncio.sleep(setbacks.pause)
 
 
-def call_with_retries(call: Callable[[], T], *, within: timedelta, say: Say) -> T:
+def call_with_retries(call: Callable[[], T], *, within: timedelta, report: Report) -> T:
     """Make a call that may be repeated, until it succeeds.
 
     Args:
         call: Raises a GpuError if it fails.
         within: How long to try at most; how long each error is tolerated depends on its type.
-        say: Takes lines for the task's log.
+        report: Takes lines for the task's log.
 
     Raises:
         GpuError: The call's last error.
@@ -158,6 +158,6 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, say: Say) -> 
                 raise
             line = patience.in_words(error)
             if line != told:
-                say(line)
+                report(line)
             told = line
         clock.sleep(_EVERY)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -41,8 +41,8 @@ class Narrator:
     `goes_on`: another process has already logged this wait; the first lines may repeat its log, and are marked.
     """
 
-    def __init__(self, say: Say, *, started: datetime, goes_on: bool = False) -> None:
-        self._say = say
+    def __init__(self, report: Report, *, started: datetime, goes_on: bool = False) -> None:
+        self._report = report
         self._started = started
         self._before = "so far: " if goes_on else ""
         self._true_now: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class Narrator:
     def log(self, now: datetime, *lines: str) -> None:
         for line in dict.fromkeys(lines):
             if line not in self._true_now:
-                self._say(f"[{format_seconds(now - self._started)}] {self._before}{line}")
+                self._report(f"[{format_seconds(now - self._started)}] {self._before}{line}")
         self._before = ""
         self._true_now = frozenset(lines)
 
@@ -82,7 +82,7 @@ async def run_wait(
     pool: GpuPool,
     owner: str,
     *,
-    say: Say,
+    report: Report,
     every: float,
     goes_on: bool = False,
     first: Write | None = None,
@@ -94,7 +94,7 @@ async def run_wait(
         wait: The wait.
         pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        say: Takes lines for the task's log.
+        report: Takes lines for the task's log.
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
         goes_on: Another process has already logged this wait; see Narrator.
@@ -104,11 +104,11 @@ async def run_wait(
     Raises:
         GpuError: The wait's own error, or a check's error that is no longer tolerated.
     """
-    narrator = Narrator(say, started=wait.started, goes_on=goes_on)
+    narrator = Narrator(report, started=wait.started, goes_on=goes_on)
     clock = _ClusterTime()
     patience = _patience(wait)
     pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731
-    looks = Subscription(pause, say=say)
+    looks = Subscription(pause, report=report)
     if first:
         looks.ask(first)
     pool_loop.subscribe(looks, pool, owner, reconciler)

@@ -66,7 +66,7 @@ class GangAttempt(ObjectAttempt[int]):
     def _want_nodes(self) -> None:
         """Write the gang's own demand: without it, its pods would get their nodes one by one."""
         log, pool = self.log, self._cluster.pool
-        reconciler = open_pool(pool, owner=self.owner.writer, holder=self._run.holder, say=log.info)
+        reconciler = open_pool(pool, owner=self.owner.writer, holder=self._run.holder, report=log.info)
         nodes, until = self._settings.nodes, self.deadlines.of_pod(self._cluster.clock.now())
         outcome = reconciler.want(self.demand_key, nodes, until, gang=nodes)
         for line in outcome.said:
@@ -82,10 +82,10 @@ class GangAttempt(ObjectAttempt[int]):
         if not placement.queue:
             # Where there is no such kind, it would wait for nothing.
             known = partial(requests_of, self._cluster.api, placement.pool)
-            call_with_retries(known, within=CREATE_WITHIN, say=self.log.warning)
+            call_with_retries(known, within=CREATE_WITHIN, report=self.log.warning)
         if self.owns_demand:
             check_namespace(self._cluster.api, self.pod["metadata"]["namespace"], creates_pods=False)
-            call_with_retries(self._want_nodes, within=CREATE_WITHIN, say=self.log.warning)
+            call_with_retries(self._want_nodes, within=CREATE_WITHIN, report=self.log.warning)
         job = indexed_job(
             self.pod,
             nodes=self._settings.nodes,

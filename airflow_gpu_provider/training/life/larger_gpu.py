@@ -66,7 +66,7 @@ def used(error: GpuOutOfMemory) -> str:
 def _asked(error: GpuOutOfMemory, run: Run, attempt: TaskAttempt) -> tuple[str, LargerGpu]:
     """Write what the next try is to have, and return the present machine type with it."""
     pool, owner = run.cluster.pool, attempt.owner
-    reconciler = open_pool(pool, owner=owner.writer, holder=run.holder, say=run.log.info)
+    reconciler = open_pool(pool, owner=owner.writer, holder=run.holder, report=run.log.info)
     for _ in range(_WRITES):
         if found := _written(reconciler, error, run, attempt, owner):
             return found

@@ -130,7 +130,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
             return
         release = partial(self._delete_or_keep, self.there, succeeded=succeeded)
         try:
-            call_with_retries(release, within=_RELEASE_WITHIN, say=self.log.warning)
+            call_with_retries(release, within=_RELEASE_WITHIN, report=self.log.warning)
         except GpuError as error:
             self.log.error("%s could not be deleted and keeps running until its deadline: %s", self.what, error)
 

@@ -331,7 +331,7 @@ class PodTry:
             return
         why = [f"No block's demand covers this task: it releases the nodes of pool {pool.name} without demand."]
 
-        def say(line: str) -> None:
+        def report(line: str) -> None:
             for each in (*why, line):
                 self.log.info("%s", each)
             why.clear()
@@ -339,10 +339,10 @@ class PodTry:
         def opened() -> Reconciler | None:
             if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
                 return None
-            return open_pool(pool, owner=owner.writer, holder=self._run.holder, say=say)
+            return open_pool(pool, owner=owner.writer, holder=self._run.holder, report=report)
 
         within = WHEN_KILLED if self._run.stop.error is not None else None
-        release_quietly(opened, self.attempt.demand_key, log=self.log, own=own, within=within, say=say)
+        release_quietly(opened, self.attempt.demand_key, log=self.log, own=own, within=within, report=report)
 
 
 def _own_deadline(pod: Json | None, left: timedelta) -> str:

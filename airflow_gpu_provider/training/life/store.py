@@ -133,7 +133,7 @@ class TaskPods(TaskObjects):
         """Return the attempt's pods, whether or not the object under which they ran still exists."""
         return [pod for pod in self.of_task(namespace, owner) if is_of_attempt(pod, owner)]
 
-    def await_end(self, pods: Iterable[Json], clock: Clock, say: Callable[[str], None]) -> None:
+    def await_end(self, pods: Iterable[Json], clock: Clock, report: Callable[[str], None]) -> None:
         """Wait until none of these deleted pods can still run: two pods of one task would write the same checkpoint.
 
         It takes at most a pod's grace period, and half a minute more if its node does not answer.
@@ -147,7 +147,7 @@ class TaskPods(TaskObjects):
                 if not told:
                     told = True
                     until = f", its grace period is over at {state.gone_by:%H:%M:%S} UTC" if state.gone_by else ""
-                    say(f"Waiting for pod {state.name} of an earlier try or attempt to end{until}.")
+                    report(f"Waiting for pod {state.name} of an earlier try or attempt to end{until}.")
                 clock.sleep(2 * _LOOK_EVERY)
 
     def state(self, pod: Json) -> PodState | None:

@@ -143,7 +143,7 @@ class TaskAttempt(ABC):
         def once() -> Json:
             return self._found(request["metadata"]["namespace"]) or self._made(request)
 
-        there = self.there = call_with_retries(once, within=CREATE_WITHIN, say=self.log.warning)
+        there = self.there = call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
         self.record = replace(self.record, number=attempt_of(there))
         return there
 
@@ -200,7 +200,7 @@ class TaskAttempt(ABC):
 
         async with connected(pool.cluster_identity, open_access) as api:
             logs = kind.logs(api, self.to_stream(), log.log, task_log)
-            gpus = GpuSampler(api, kind.wait, say=log.info, warn=log.warning)
+            gpus = GpuSampler(api, kind.wait, report=log.info, warn=log.warning)
             try:
                 async with logs, gpus:
                     progress = await follow(
@@ -241,7 +241,7 @@ class TaskAttempt(ABC):
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._run, self.owner, self.deadlines))
 
-        return call_with_retries(once, within=CREATE_WITHIN, say=self.log.warning)
+        return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 
     @property
     def _identity(self) -> Ownership:

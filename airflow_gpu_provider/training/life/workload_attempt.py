@@ -42,7 +42,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
 
-        return call_with_retries(once, within=CREATE_WITHIN, say=self.log.warning)
+        return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 
     @property
     def _kind(self) -> WorkloadKind:

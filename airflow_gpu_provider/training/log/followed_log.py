@@ -143,7 +143,7 @@ class PodLogs:
         self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
         self.heard_at = time.monotonic()
         self.last_line = ""
-        self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._say)
+        self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._report)
         self._saver = saver or self._own_saver
 
     async def __aenter__(self) -> Self:
@@ -155,7 +155,7 @@ class PodLogs:
         await self._own_saver.stop()
         for result in await asyncio.gather(*self._streams.values(), return_exceptions=True):
             if isinstance(result, Exception):
-                self._say(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
+                self._report(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
 
     def follow(self, pod: PodState, raw: Json, rank: Rank = 0) -> None:
         """Take the pod's present state: a container that has started is followed from now on."""
@@ -223,7 +223,7 @@ class PodLogs:
             await asyncio.wait(before)
             self._readers[name] = self._readers[name].of_next_run()
         self._unfollowed.add(name)
-        async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
+        async with nullcontext() if self._alone else _slot(lambda bound: self._report(_no_slot(name, bound))):
             self._unfollowed.discard(name)
             failures = 0
             while self._states[name].run in (run, None):  # the next run has a new log
@@ -233,7 +233,7 @@ class PodLogs:
                 except GpuError as error:
                     self.heard_at = time.monotonic()  # it may print what nobody hears
                     if not error.retryable and not self._is_draining:
-                        self._say(f"The log of container {name} comes when the pod has ended: {error}")
+                        self._report(f"The log of container {name} comes when the pod has ended: {error}")
                         self._unfollowed.add(name)
                         return
                 if not self._goes_on_running(name, run):
@@ -282,10 +282,10 @@ class PodLogs:
 
     def _write_line(self, name: str, text: str, at: datetime | None) -> None:
         if self._readers[name].is_after_gap:
-            self._say(ROTATED)
+            self._report(ROTATED)
         if self._may_repeat:
             self._may_repeat = False
-            self._say(REPEATED)
+            self._report(REPEATED)
         self._write(name, text, at)
         if text.strip():
             self.heard_at = time.monotonic()
@@ -299,7 +299,7 @@ class PodLogs:
         log_line(self._log, self._shown_as(name), text, with_name=self._with_name)
         supervisor_log().wrote(text)
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._log(logging.INFO, "%s", text)
 
     # -- positions -------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class PodLogs:
         try:
             kept = positions_from_record(json.loads(annotation))
         except (ValueError, TypeError, AttributeError):
-            self._say(f"The log starts again from the beginning: the pod's annotation {POSITIONS} cannot be read.")
+            self._report(f"The log starts again from the beginning: the pod's annotation {POSITIONS} cannot be read.")
             return
         newer = [n for n, reader in self._readers.items() if n in kept and kept[n].newest > reader.position.newest]
         self._readers |= {name: LogReader(kept[name]) for name in newer}
@@ -346,11 +346,11 @@ def _of_this_loop() -> _Shared:
 
 
 @asynccontextmanager
-async def _slot(say_full: Callable[[int], None]) -> AsyncIterator[None]:
+async def _slot(report_full: Callable[[int], None]) -> AsyncIterator[None]:
     """Hold one of the triggerer's stream slots; waiters get them in turn."""
     shared = _of_this_loop()
     if shared.slots.locked():
-        say_full(shared.bound)
+        report_full(shared.bound)
     async with shared.slots:
         yield
 

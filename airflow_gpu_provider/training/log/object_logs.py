@@ -72,8 +72,8 @@ class ObjectLogs:
         self._network = NetworkLook(api, log, self._wanted.get("network") or "")
         self._ranks_of: dict[str, Rank] = {}  # by the pods' names
         self._begun_at = time.monotonic()
-        say = partial(log, 20, "%s")
-        self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, say)
+        report = partial(log, 20, "%s")
+        self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, report)
 
     async def __aenter__(self) -> Self:
         if not self._alone and self._wanted.get("containers") and not self._wanted.get("anew"):

@@ -26,17 +26,17 @@ class PositionSaver:
         api: The cluster.
         path, uid: The object.
         positions: Returns those reached so far.
-        say: Takes a line for the task's log.
+        report: Takes a line for the task's log.
     """
 
     def __init__(
-        self, api: AsyncApi, path: str, uid: str, positions: Callable[[], dict[str, Any]], say: Callable[[str], None]
+        self, api: AsyncApi, path: str, uid: str, positions: Callable[[], dict[str, Any]], report: Callable[[str], None]
     ) -> None:
         self._api = api
         self._path = path
         self._uid = uid
         self._positions = positions
-        self._say = say
+        self._report = report
         self._unsaved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.first: dict[str, Any] = {}
@@ -60,7 +60,7 @@ class PositionSaver:
                 await self._save(positions)
             except GpuError as error:
                 if not error.retryable:
-                    self._say(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
+                    self._report(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
                     return
                 self._unsaved.set()
             await asyncio.sleep(SAVE_EVERY - _OUTLIVED)

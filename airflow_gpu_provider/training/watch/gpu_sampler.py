@@ -53,7 +53,7 @@ class GpuSampler:
     Args:
         api: The cluster.
         wait: What is waited for; nothing is sampled if its `gpus` is None.
-        say: Takes a line for the task's log.
+        report: Takes a line for the task's log.
         warn: Takes a warning.
 
     Attributes:
@@ -61,12 +61,12 @@ class GpuSampler:
     """
 
     def __init__(
-        self, api: AsyncApi, wait: AttemptWait, *, say: Callable[[str], object], warn: Callable[[str], object]
+        self, api: AsyncApi, wait: AttemptWait, *, report: Callable[[str], object], warn: Callable[[str], object]
     ) -> None:
         self._api = api
         self._wait = wait
         self._watching = wait.gpus
-        self._say = say
+        self._report = report
         self._warn = warn
         self._pods: dict[str, PodState] = {}
         self._ranks: dict[str, Rank] = {}
@@ -78,7 +78,7 @@ class GpuSampler:
         self._spinning = Spinning(SAMPLE_EVERY)
         self._queries: tuple[tuple[str, ...], ...] = (QUERY, QUERY_ON_GKE)
         self._is_over = asyncio.Event()
-        self._has_warned = self._has_warned_of_hang = self._has_said_unknown = False
+        self._has_warned = self._has_warned_of_hang = self._has_reported_unknown = False
         self._has_failed = self._is_stopped = False
         self.use = GpuUse()
 
@@ -222,7 +222,7 @@ class GpuSampler:
         self._is_stopped = self._is_stopped or is_refused
         if not self._has_failed:
             self._has_failed = True
-            self._say(f"The GPU use of {self._wait.what} cannot be sampled: {why}")
+            self._report(f"The GPU use of {self._wait.what} cannot be sampled: {why}")
 
     def _heed_idleness(self) -> None:
         gpus = self._watching
@@ -244,9 +244,9 @@ class GpuSampler:
 
     def _heed_hang(self) -> None:
         warn_seconds, end_seconds = self._hang_windows
-        if self._spinning.is_unknown and not self._has_said_unknown and (warn_seconds or end_seconds):
-            self._has_said_unknown = True
-            self._say(f"Whether {self._wait.what} hangs cannot be told by its GPUs' power: they do not report it.")
+        if self._spinning.is_unknown and not self._has_reported_unknown and (warn_seconds or end_seconds):
+            self._has_reported_unknown = True
+            self._report(f"Whether {self._wait.what} hangs cannot be told by its GPUs' power: they do not report it.")
         if self._hangs:
             self._is_over.set()
         if self._spins_for(warn_seconds) and not self._has_warned_of_hang:

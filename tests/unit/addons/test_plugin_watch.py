@@ -61,7 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
             yield feed
 
         monkeypatch.setattr(module, "watching", watching)
-        return await watch_plugin(POOL, WAIT, namespace="kube-system", say=lambda line: None)
+        return await watch_plugin(POOL, WAIT, namespace="kube-system", report=lambda line: None)
 
     return play
 
@@ -81,7 +81,7 @@ async def test_no_pods_are_watched_where_the_platform_brings_the_plugin(
         yield Played([synced(each) for each in wants])
 
     monkeypatch.setattr(module, "watching", watching)
-    assert (await watch_plugin(pool, WAIT, namespace="kube-system", say=lambda line: None)).done
+    assert (await watch_plugin(pool, WAIT, namespace="kube-system", report=lambda line: None)).done
     assert {resource.path.rpartition("/")[2] for resource in wanted} == watched
 
 

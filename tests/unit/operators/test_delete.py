@@ -32,7 +32,7 @@ class Platform:
         status = self._states.pop(0)
         return [Group(name="a", candidate=CANDIDATE, status=status, desired=0, max_size=1, issues=issues)]
 
-    def delete(self, say: Any) -> None:
+    def delete(self, report: Any) -> None:
         self.deletions += 1
 
 

@@ -104,14 +104,14 @@ class Pool:
         self._call("plan")
         return SimpleNamespace(lines=list, is_empty=True, changes=self.changes, too_dear=())
 
-    def groups_over_quota(self, nodes: int, say: Any) -> frozenset[str]:
+    def groups_over_quota(self, nodes: int, report: Any) -> frozenset[str]:
         self._call("groups_over_quota")
         return frozenset()
 
-    def apply(self, plan: Any, say: Any, over_quota: Any) -> None:
+    def apply(self, plan: Any, report: Any, over_quota: Any) -> None:
         self._call("apply")
 
-    def upgrade(self, say: Any) -> None:
+    def upgrade(self, report: Any) -> None:
         self._call("upgrade")
 
     def want(self, *_: Any, **__: Any) -> Any:

@@ -85,9 +85,9 @@ def test_only_what_is_wrong_has_an_advice() -> None:
 def test_launches_over_a_quota_that_was_raised_are_no_warning(
     kind: Any, minutes_ago: float, note: str, results: list[str]
 ) -> None:
-    def groups_over_quota(nodes: int, say: Any) -> frozenset[str]:
+    def groups_over_quota(nodes: int, report: Any) -> frozenset[str]:
         if note:
-            say(note)
+            report(note)
         return frozenset()
 
     failed = replace(dry(minutes_ago), kind=kind)

@@ -81,10 +81,10 @@ class Cluster:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("airflow_gpu_provider.cost.usage.read_runs", read_runs)
-            return bills(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)
+            return bills(self.connect(pool("new")), RUN, blocks, connect=self.connect, report=self.said.append)
 
     def release(self, blocks: Any) -> list[DemandKey]:
-        release(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)
+        release(self.connect(pool("new")), RUN, blocks, connect=self.connect, report=self.said.append)
         return self.given_up
 
     def _pods(self, api: Any, selector: Any, run: str) -> list[Any]:
@@ -156,7 +156,7 @@ class TestOwnBill:
         cluster = Cluster(monkeypatch, [])
         here = cluster.connect(pool("new"))
         here.api, here.ledger.claim = api, Ledger(api, pool("new"), print, taken=lambda *_: ()).claim
-        found, _ = bills(here, RUN, {("new", "new")}, connect=cluster.connect, say=print)
+        found, _ = bills(here, RUN, {("new", "new")}, connect=cluster.connect, report=print)
         return list(found)
 
     def night(self, api: Any, began: datetime) -> None:

@@ -270,7 +270,7 @@ def test_the_log_says_until_when_a_refusal_is_borne(opens: Any) -> None:
     opens(Played(PermissionDenied("No.", "Allow it."), snapshot()))
     sensor = a_sensor(deferrable=False, poke_interval=0.01)
     lines: list[str] = []
-    sensor._say = lines.append  # type: ignore[method-assign]
+    sensor._report = lines.append  # type: ignore[method-assign]
     sensor.execute(context_of(sensor))
     until = datetime.now(UTC) + timedelta(minutes=5)
     assert any(

@@ -48,7 +48,7 @@ def sampler_of(api: Api, gpus: GpuWatching, hang_seconds: float | None = None) -
         gpus=gpus,
         hang_seconds=hang_seconds,
     )
-    return GpuSampler(cast(Any, api), wait, say=lambda _: None, warn=lambda _: None)
+    return GpuSampler(cast(Any, api), wait, report=lambda _: None, warn=lambda _: None)
 
 
 def shown(sampler: GpuSampler, rank: int, *, gpus: int = 1, status: str = "running") -> None:

@@ -67,7 +67,7 @@ class Sampled:
         self.api = api
         self.said: list[str] = []
         self.warned: list[str] = []
-        self.sampler = GpuSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
+        self.sampler = GpuSampler(cast(Any, api), wait, report=self.said.append, warn=self.warned.append)
 
     async def until(self, is_so: Any) -> None:
         async with asyncio.timeout(60):

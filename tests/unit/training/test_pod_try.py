@@ -152,9 +152,9 @@ def test_a_pod_is_built_once_however_often_the_cloud_is_asked_whether_it_fits(mo
 def test_why_a_task_releases_nodes_is_said_where_it_releases_any(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lines: list[str]
 ) -> None:
-    def release(*_: Any, say: Callable[[str], None], **__: Any) -> None:
+    def release(*_: Any, report: Callable[[str], None], **__: Any) -> None:
         for line in lines:
-            say(line)
+            report(line)
 
     monkeypatch.setattr(giving_back, "release_now", release)
     life = Life()

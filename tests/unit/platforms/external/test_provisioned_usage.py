@@ -18,7 +18,7 @@ def test_a_machine_is_on_the_bill_at_its_own_price_as_long_as_karpenter_keeps_it
     cluster.node_pool()
     spec = pool(price_per_hour={"SPOT": 1.0, "ON_DEMAND": 3.0})
     api, platform = FakeApiClient(cluster.server), cluster.platform()
-    on = Reconciler(spec, platform, api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
+    on = Reconciler(spec, platform, api, holder="test", report=print, clock=clock)  # type: ignore[arg-type]
     on.want(RUN, 1, clock.now() + timedelta(hours=6))
     done = (condition("Registered"), condition("Initialized"))
     cluster.launched("gpu-aaaaa", *done, nodeName="node-a", ago=0)
@@ -44,7 +44,7 @@ def wanted() -> tuple[VirtualClock, Cluster, Reconciler]:
     clock, cluster = VirtualClock(), Cluster()
     cluster.node_pool()
     api = FakeApiClient(cluster.server)
-    on = Reconciler(pool(), cluster.platform(), api, holder="test", say=print, clock=clock)  # type: ignore[arg-type]
+    on = Reconciler(pool(), cluster.platform(), api, holder="test", report=print, clock=clock)  # type: ignore[arg-type]
     on.want(RUN, 1, clock.now() + timedelta(hours=6))
     return clock, cluster, on
 

@@ -43,7 +43,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def reconciler() -> Reconciler:
-    return Reconciler(pool(), Mock(), Mock(), holder="test", say=print, clock=Mock(), at_once=1)
+    return Reconciler(pool(), Mock(), Mock(), holder="test", report=print, clock=Mock(), at_once=1)
 
 
 def ranks(name: str) -> list[Pod]:

@@ -95,7 +95,7 @@ def test_a_group_that_was_just_told_to_upgrade_grows_when_that_is_over() -> None
     """The cloud may still show it as it was, to another process too: a machine that came now would be replaced."""
     night = Night()
     (name,) = night.world.cloud.asgs
-    night.lead.platform.upgrade = lambda say, check: (check(), (name,))[1]  # type: ignore[method-assign]
+    night.lead.platform.upgrade = lambda report, check: (check(), (name,))[1]  # type: ignore[method-assign]
     night.lead.upgrade(print)
     wanted = night.want_with(night.reconciler("another"), night.key("one"))
     assert (wanted.decision.grow, wanted.said) == ({}, (f"{name} grows to 1 when it has been updated",))

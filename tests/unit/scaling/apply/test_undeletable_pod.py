@@ -39,7 +39,7 @@ def test_the_demand_is_given_up_though_a_pod_cannot_be_deleted(monkeypatch: pyte
     monkeypatch.setattr(pool_access, "Ledger", Mock())
     given_up = Mock()
     monkeypatch.setattr(Reconciler, "delete_demand_and_reconcile", given_up)
-    reconciler = Reconciler(Mock(), Mock(), Mock(), holder="test", say=print, clock=Mock(), at_once=1)
+    reconciler = Reconciler(Mock(), Mock(), Mock(), holder="test", report=print, clock=Mock(), at_once=1)
 
     key = Mock(spec=DemandKey, hash="x")
     with pytest.raises(PermissionDenied, match="Pod ml/kept could not be deleted: A policy refuses it"):

@@ -45,7 +45,7 @@ async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
             return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
 
     async def wait_of(owner: str) -> None:
-        await run_wait(EndsAtOnce(), pool(), owner, say=print, every=1, reconciler=cast("Any", HeldUp()))
+        await run_wait(EndsAtOnce(), pool(), owner, report=print, every=1, reconciler=cast("Any", HeldUp()))
 
     loop = asyncio.get_running_loop()
     waits = [asyncio.create_task(wait_of(f"airflow/dag-{number}")) for number in range(WAITERS)]
@@ -66,7 +66,7 @@ def test_one_that_comes_again_waits_for_a_moment_and_takes_a_dead_holder_s_lock_
     clock = world.actors.clock
     reconciler = world.reconciler("comes again", 0)
     said: list[str] = []
-    reconciler._say = said.append
+    reconciler._report = said.append
     reconciler.clock, reconciler.patience = clock, PATIENCE_IN_A_LOOP
     PoolLock(world.api, "train", "dead", clock=clock).__enter__()  # type: ignore[arg-type]
     busy = 0

@@ -118,7 +118,7 @@ class Cluster:
             dry_run=True,
             others=True,
             timeout=timedelta(0),
-            say=self.said.append,
+            report=self.said.append,
         )
         self.said = [line for line in self.said if "left out" in line]
         return [each.pool for each in reaped if not each.error]

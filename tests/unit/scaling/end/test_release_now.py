@@ -49,7 +49,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Looks]:
     def release(*snapshots: PoolSnapshot, within: timedelta | None = None) -> Looks:
         looks = Looks(snapshots)
         monkeypatch.setattr(module.time, "sleep", looks.sleep)
-        release_now(cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within)
+        release_now(cast("Reconciler", looks), key("run"), own={"mine"}, report=looks.said.append, within=within)
         return looks
 
     return release

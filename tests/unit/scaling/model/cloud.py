@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Report
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from tests.unit.scaling.model.actors import Actors
 
@@ -260,8 +260,8 @@ class ModelPlatform(Platform):
     def plan(self, nodes: int) -> Plan:
         raise NotImplementedError
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         raise NotImplementedError
 
-    def delete(self, say: Say) -> None:
+    def delete(self, report: Report) -> None:
         raise NotImplementedError

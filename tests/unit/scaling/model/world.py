@@ -97,7 +97,7 @@ class World(Cluster):
             platform,
             self.api,  # type: ignore[arg-type]
             holder=holder,
-            say=self.actors.note,
+            report=self.actors.note,
             at_once=1,
             clock=ServerClock(self.api, self.clocks[number % 2]),  # type: ignore[arg-type]
         )

@@ -109,7 +109,7 @@ class Waits:
         return Progress(done=self.is_over, ask=ask)
 
     async def run(self) -> Progress:
-        return await run_wait(self, POOL, OWNER, say=self.said.append, every=0.01)
+        return await run_wait(self, POOL, OWNER, report=self.said.append, every=0.01)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ class Reconciles:
         self.snapshot = snapshot()
         self.platform = SimpleNamespace(cluster_access=None)
 
-    def open(self, pool: Any, *, owner: str, holder: str, say: Any) -> Reconciles:
+    def open(self, pool: Any, *, owner: str, holder: str, report: Any) -> Reconciles:
         self.opened.append(f"{pool.name} for {owner}")
         return self
 

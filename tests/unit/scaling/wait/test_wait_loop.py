@@ -73,7 +73,9 @@ class Script:
 
     def run(self, every: float = 15.0) -> Progress:
         as_reconciler: Any = self
-        return asyncio.run(run_wait(self, POOL, "me/dag", say=self.said.append, every=every, reconciler=as_reconciler))
+        return asyncio.run(
+            run_wait(self, POOL, "me/dag", report=self.said.append, every=every, reconciler=as_reconciler)
+        )
 
 
 def test_each_line_is_said_once_while_it_stays_true() -> None:
