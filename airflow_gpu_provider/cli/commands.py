@@ -207,7 +207,7 @@ def extend(args: Namespace) -> None:
         reason=args.reason or "",
         block=args.block_id,
     )
-    for line in dict.fromkeys(line for each in extended for line in each.said):
+    for line in dict.fromkeys(line for each in extended for line in each.log_lines):
         tell(line)
     rows = [
         {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended

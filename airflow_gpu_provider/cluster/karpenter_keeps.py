@@ -34,12 +34,12 @@ class Kept:
     Attributes:
         claim: Its NodeClaim.
         why: In Karpenter's words; empty where it has said nothing.
-        said_at: When it said so; None for what is so now.
+        reported_at: When it said so; None for what is so now.
     """
 
     claim: str
     why: str = ""
-    said_at: datetime | None = None
+    reported_at: datetime | None = None
 
 
 def why_kept(
@@ -74,7 +74,7 @@ def _kept(claim: NodeClaim, never: Collection[str], events: Iterable[Event], is_
     newest = max((event for event in events if _about(event) in about), key=time_of, default=None)
     if newest is None:
         return Kept(claim=claim.name)
-    return Kept(claim=claim.name, why=_words(newest), said_at=time_of(newest))
+    return Kept(claim=claim.name, why=_words(newest), reported_at=time_of(newest))
 
 
 def _events(api: ApiClient, reason: str, now: datetime) -> list[dict[str, Any]]:

@@ -283,7 +283,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         progress = wait.step(outcome.snapshot)
         of_money = budget_lines(outcome.snapshot, key) if max_cost is not None else ()
-        for line in (*outcome.said, *of_money, *progress.lines):
+        for line in (*outcome.log_lines, *of_money, *progress.lines):
             self.log.info(line)
         if progress.error:
             raise progress.error

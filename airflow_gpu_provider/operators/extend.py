@@ -103,7 +103,7 @@ class ExtendGpuPoolOperator(PoolOperator):
             block=self.block_id,
         )
         for each in done:
-            for line in each.said:
+            for line in each.log_lines:
                 self.log.info("%s", line)
             times = (f"{at:%Y-%m-%d %H:%MZ}" for at in (each.until, each.before))
             because = f" ({self.reason})" if self.reason else ""

@@ -69,7 +69,7 @@ def release(
                 report(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
                 continue
             report(f"pool {pool.name}: withdrawing the demand of {key}, a block that the DAG no longer has")
-            for line in former.delete_demand_and_reconcile(key).said:
+            for line in former.delete_demand_and_reconcile(key).log_lines:
                 report(f"pool {pool.name}: {line}")
     except GpuError as error:
         report(f"Demand of blocks that the DAG no longer has may be left over: {error}")

@@ -173,7 +173,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             return None
         patience.succeeded()
         progress = wait.step(outcome.snapshot)
-        narrator.log(SystemClock().now(), *outcome.said, *progress.lines)
+        narrator.log(SystemClock().now(), *outcome.log_lines, *progress.lines)
         return progress
 
     def _begun_or_new(self, context: Context) -> ReleaseWait:

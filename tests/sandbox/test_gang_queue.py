@@ -235,7 +235,7 @@ def test_who_waits_for_a_gang_has_the_keeper_admit_it_and_hears_why_not(night: N
 
     asyncio.run(wait())
     assert heard[-1].gang_error("default/first") is None
-    assert any("gang default/first may start: 2 nodes in" in line for news in heard for line in news.said)
+    assert any("gang default/first may start: 2 nodes in" in line for news in heard for line in news.log_lines)
     for name in ("first", "second"):
         night.end(name)
 
@@ -245,8 +245,8 @@ def test_what_a_run_leaves_of_its_gangs_goes_with_its_demand(night: Night) -> No
     for name in ("runs", "waits"):
         night.gang(name)
     eventually(lambda: night.lead.reconcile(admits=True) and night.bound("runs") == 2)
-    said = night.lead.release(night.key).said
-    assert {"deleted leftover gang default/runs", "deleted leftover gang default/waits"} <= {*said}
+    log_lines = night.lead.release(night.key).log_lines
+    assert {"deleted leftover gang default/runs", "deleted leftover gang default/waits"} <= {*log_lines}
     eventually(lambda: not list_gang_jobs(night.api, night.pool.name))
     eventually(lambda: night.bound("runs") == 0)
     eventually(lambda: not usable_nodes(night.lead.reconcile().snapshot))

@@ -447,7 +447,7 @@ def test_launches_that_a_dead_process_suspended_are_resumed(
     scaling._marks.set(asg, datetime.now(UTC) - timedelta(minutes=5))
     reconciler.snapshot()
     assert suspended() == ["Launch"]  # a look changes nothing
-    assert "resumed launches of left" in "".join(reconciler.reconcile().said)
+    assert "resumed launches of left" in "".join(reconciler.reconcile().log_lines)
     assert suspended() == []
     assert scaling._marks.read([{"AutoScalingGroupName": asg}]) == {}
 

@@ -77,8 +77,6 @@ OWED: dict[str, set[str]] = {
     "cli": {"said"},
     "operators": {"said"},
     "reports": {"said"},
-    "scaling": {"told", "let_go", "said", "counted", "news"},
-    "sensors": {"said"},
     "training": {r"\banew\b", "said", "counted", "news", "_SETTLED_AFTER", "told"},
     "triggers": {r"\banew\b"},
 }

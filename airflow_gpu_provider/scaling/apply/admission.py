@@ -264,7 +264,7 @@ class _Room:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangNews:
+class GangUpdate:
     """What a check of a pool's gangs reports to the waits for them.
 
     Attributes:
@@ -272,13 +272,13 @@ class GangNews:
         errors: What the cluster refused, such as a missing permission; by the gang's "namespace/name", "" for all
             gangs. Also that a gang's ProvisioningRequest brings no nodes any more.
         short: Why a gang's ProvisioningRequest has brought no nodes yet, likewise.
-        said: What was done, for the log.
+        log_lines: What was done, for the log.
     """
 
     why: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, GpuError] = field(default_factory=dict)
     short: Mapping[str, NoCapacity] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
+    log_lines: tuple[str, ...] = ()
 
 
 class GangQueue:
@@ -288,7 +288,7 @@ class GangQueue:
         self._api = api
         self._now = snapshot.now
         self._errors: dict[str, GpuError] = {}
-        self._said: list[str] = []
+        self._log_lines: list[str] = []
         pool = snapshot.pool
         try:
             jobs = list_gang_jobs(api, pool.name)
@@ -309,9 +309,9 @@ class GangQueue:
         return self._found.is_empty
 
     @property
-    def news(self) -> GangNews:
+    def update(self) -> GangUpdate:
         found = self._found
-        return GangNews(why=found.why, errors=self._errors, short=found.short, said=tuple(self._said))
+        return GangUpdate(why=found.why, errors=self._errors, short=found.short, log_lines=tuple(self._log_lines))
 
     def move_on(self, check: Callable[[], None]) -> None:
         """Carry out the admissions and suspensions; `check` is the pool lock's, which the caller holds."""
@@ -320,10 +320,10 @@ class GangQueue:
             self._write(check, job, partial(suspend, self._api, job), f"gang {job} is suspended again: {why}")
         for job, zone in self._found.admit:
             where = f" in {zone}" if zone else ""
-            said = f"gang {job} may start: {job.size} nodes{where}"
-            self._write(check, job, partial(admit, self._api, job, zone, self._now), said)
+            line = f"gang {job} may start: {job.size} nodes{where}"
+            self._write(check, job, partial(admit, self._api, job, zone, self._now), line)
 
-    def _write(self, check: Callable[[], None], job: GangJob, write: Callable[[], None], said: str) -> None:
+    def _write(self, check: Callable[[], None], job: GangJob, write: Callable[[], None], line: str) -> None:
         check()
         try:
             write()
@@ -334,4 +334,4 @@ class GangQueue:
         except GpuError as error:
             self._errors[str(job)] = error
             return
-        self._said.append(said)
+        self._log_lines.append(line)

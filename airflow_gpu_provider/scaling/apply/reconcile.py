@@ -197,9 +197,9 @@ class Reconciler(PoolAccess):
         decision = decide(snapshot)
         gangs = GangQueue(self.api, snapshot, decision) if admits else None
         if decision.is_empty and (gangs is None or gangs.is_empty):
-            news = gangs.news if gangs else None
+            update = gangs.update if gangs else None
             self._record_idle(snapshot)
-            return Outcome(snapshot=snapshot, decision=decision, said=decision.notes, gangs=news)
+            return Outcome(snapshot=snapshot, decision=decision, log_lines=decision.notes, gangs=update)
         with self._lock() as lock:
             snapshot = self.snapshot(lock)
             decision = decide(snapshot)
@@ -208,7 +208,7 @@ class Reconciler(PoolAccess):
                 return Writes(self, lock, snapshot, decision).carry_out()
             gangs.move_on(lock.check)
             outcome = Writes(self, lock, snapshot, decision).carry_out()
-            return replace(outcome, gangs=gangs.news, said=(*gangs.news.said, *outcome.said))
+            return replace(outcome, gangs=gangs.update, log_lines=(*gangs.update.log_lines, *outcome.log_lines))
 
     def amend(self, *asks: DemandChange) -> Outcome:
         """Write what runs want from now on, if their demand is unchanged; bring the pool closer to it.
@@ -309,7 +309,7 @@ class Reconciler(PoolAccess):
             self.delete_demand_and_reconcile(key)
             raise
         outcome = self.delete_demand_and_reconcile(key)
-        return replace(outcome, said=(*(f"deleted leftover {name}" for name in deleted), *outcome.said))
+        return replace(outcome, log_lines=(*(f"deleted leftover {name}" for name in deleted), *outcome.log_lines))
 
     def record_machines(self) -> None:
         """Record the pool's present machines, for the bills of its runs."""

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.nodes import (
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.platforms.base import Machine
-from airflow_gpu_provider.scaling.apply.admission import GangNews
+from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -56,14 +56,14 @@ class Outcome:
     Attributes:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         decision: What was decided from it.
-        said: What was done and why, for the task's log.
-        gangs: The news for waits for gangs; None if gangs were not checked.
+        log_lines: What was done and why, for the task's log.
+        gangs: The update for waits for gangs; None if gangs were not checked.
     """
 
     snapshot: PoolSnapshot
     decision: Decision
-    said: tuple[str, ...]
-    gangs: GangNews | None = None
+    log_lines: tuple[str, ...]
+    gangs: GangUpdate | None = None
 
 
 def do_nothing() -> None:
@@ -85,7 +85,7 @@ class Writes:
         self._snapshot = snapshot
         self._decision = decision
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self._said = list(decision.notes)
+        self._log_lines = list(decision.notes)
         self._recent = RecentWrites.parse(lock.memo)
 
     def carry_out(self, write_demand: Callable[[], None] = do_nothing) -> Outcome:
@@ -101,7 +101,7 @@ class Writes:
             self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
             delete_demand(self._on.api, key)
-        return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
+        return Outcome(snapshot=self._snapshot, decision=self._decision, log_lines=tuple(self._log_lines))
 
     def _prepare_groups(self) -> None:
         """Write to the groups what has to precede demand: launches allowed, the switch, the tags."""
@@ -109,7 +109,9 @@ class Writes:
         if decision.resume:
             self._lock.check()
             platform.resume_launches(decision.resume)
-            self._said.append(f"resumed launches of {', '.join(decision.resume)}: the process that suspended them died")
+            self._log_lines.append(
+                f"resumed launches of {', '.join(decision.resume)}: the process that suspended them died"
+            )
         for group, at in decision.switch.items():
             self._lock.check()
             platform.schedule_scale_to_zero([group], at)
@@ -119,7 +121,7 @@ class Writes:
         if decision.update_tags:
             self._lock.check()
             platform.update_autoscaler_tags(decision.update_tags)
-            self._said.append(f"set cluster-autoscaler's tags on {', '.join(decision.update_tags)}")
+            self._log_lines.append(f"set cluster-autoscaler's tags on {', '.join(decision.update_tags)}")
 
     def _shrink(self) -> bool:
         """Return True if all groups that were to be shrunk are: a launch in progress can prevent it."""
@@ -131,7 +133,7 @@ class Writes:
                 self._keep(self._recent.with_size(name, size, self._on.clock.now()))
             if group not in sizes:
                 refused.append(group)
-                self._said.append(f"left {group} as it is: its missing machines have come, or are being launched")
+                self._log_lines.append(f"left {group} as it is: its missing machines have come, or are being launched")
         return not refused
 
     def _grow(self, with_new_machines: bool) -> None:
@@ -178,7 +180,7 @@ class Writes:
             return True
 
         done = zip(nodes, self._each(undo, nodes), strict=True)
-        self._said += [f"uncordoned node {node.name}: it stays" for node, is_there in done if is_there]
+        self._log_lines += [f"uncordoned node {node.name}: it stays" for node, is_there in done if is_there]
 
     # -- releasing machines ----------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class Writes:
             # An autoscaler sets the size of its groups itself.
             groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
             self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
-            self._said += [
+            self._log_lines += [
                 f"machine {each.id} of {each.group} cannot be ended yet: it is still being launched, or changed"
                 for each in busy
             ]
@@ -239,7 +241,7 @@ class Writes:
 
     def _not_joined(self, machines: Sequence[Machine]) -> list[Machine]:
         joined = self._joined({machine.id for machine in machines})
-        self._said += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
+        self._log_lines += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
         return [machine for machine in machines if machine.id not in joined]
 
     def _joined(self, machines: Collection[str]) -> set[str]:
@@ -262,6 +264,6 @@ class Writes:
         why = {name: f"node {name} has become Ready" for name in ready}
         busy = (node.name for node in looked_at if node.name in holders)
         why |= {name: f"pod {holders[name]} was bound to node {name}" for name in busy}
-        self._said += why.values()
+        self._log_lines += why.values()
         self._uncordon([node for node in looked_at if node.name in why])
         return [machine for machine in machines if nodes[machine.id].name not in why]

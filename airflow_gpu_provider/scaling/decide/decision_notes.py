@@ -27,8 +27,8 @@ def notes(
     later: tuple[MachineStatus, ...],
 ) -> tuple[str, ...]:
     """Return the lines for one decision; the arguments are its parts."""
-    counted = sum(each.counts for each in machines)
-    short = wanted - counted - sum(placed.values())
+    counting = sum(each.counts for each in machines)
+    short = wanted - counting - sum(placed.values())
     lines = [str(each) for lease in snapshot.leases for each in lease.unreadable]
     lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
     lines += _not_reserved(snapshot, is_short=bool(placed) or short > 0)
@@ -41,11 +41,11 @@ def notes(
     lines += [*_late(snapshot, machines), *_late_of_provisioners(snapshot, machines)]
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     why = {
-        each: _CAME_ALONE if each.counts and counted <= wanted else why_released(each) for each in (*release, *later)
+        each: _CAME_ALONE if each.counts and counting <= wanted else why_released(each) for each in (*release, *later)
     }
     lines += [f"releasing {each}: {why[each]}" for each in release]
     lines += [f"{each} is released when its group has been updated: {why[each]}" for each in later]
-    if counted > wanted:
+    if counting > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [_stuck(pod) for pod in snapshot.pods if pod.is_stuck(snapshot.now)]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
@@ -122,8 +122,8 @@ def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus,
     who = {group.name: group.provisioner for group in snapshot.groups}
     for each in machines:
         if each.since and each.lacks_for_long(snapshot.now):
-            said = f"{who[each.machine.group]}: {each.machine.lacks}"
-            yield f"{each} was launched at {each.since:%H:%M:%S}Z, and pods cannot use it yet: {said}"
+            reason = f"{who[each.machine.group]}: {each.machine.lacks}"
+            yield f"{each} was launched at {each.since:%H:%M:%S}Z, and pods cannot use it yet: {reason}"
 
 
 def why_released(each: MachineStatus) -> str:

@@ -59,7 +59,7 @@ def fewer(lease: DemandLease, got: int) -> DemandChange:
     return DemandChange(before=lease, after=replace(lease, nodes=got), why=why)
 
 
-def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> DemandChange:
+def back_off(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> DemandChange:
     """Ask for nothing for a while: the nodes that came are released, and other runs can use them."""
     attempts = lease.attempts + 1
     resume_at = next_attempt(snapshot, lease, attempts)

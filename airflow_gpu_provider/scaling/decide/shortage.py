@@ -135,7 +135,7 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
     return no_capacity(snapshot, found, have=have, more_time_by="schedule_timeout_seconds")
 
 
-def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
+def reported_by_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
     """Return what prevented an autoscaler or a provisioner from adding nodes since then, quoting it and the cloud.
 
     Nothing for a pool that this package sizes: there each decision logs it, as it does for a machine that a provisioner

@@ -24,7 +24,7 @@ Longer = Callable[[DemandLease], DemandLease]
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """Demand of one block of a run, extended from `before` to `until`; `said` is what was done for it.
+    """Demand of one block of a run, extended from `before` to `until`; `log_lines` is what was done for it.
 
     `max_cost` is what it may cost; None where there is no limit.
     """
@@ -33,7 +33,7 @@ class Extension:
     before: datetime
     until: datetime
     max_cost: float | None = None
-    said: tuple[str, ...] = ()
+    log_lines: tuple[str, ...] = ()
 
 
 def extend_demand(
@@ -103,7 +103,7 @@ def extend_demand(
             before=before[each.key],
             until=each.until,
             max_cost=each.budget.limit if each.budget else None,
-            said=outcome.said,
+            log_lines=outcome.log_lines,
         )
         for each in after
     ]

@@ -107,7 +107,7 @@ def reap(
     """
     until = time.monotonic() + timeout.total_seconds()
     first: Findings | None = None
-    said: frozenset[str] = frozenset()
+    logged: frozenset[str] = frozenset()
     while True:
         snapshot = reconciler.snapshot()
         found = look(snapshot, installation, run_is_over)
@@ -115,9 +115,9 @@ def reap(
         is_done = not found.leftovers and not any(_is_ending(pod, snapshot.now) for pod in snapshot.pods)
         lines = [*found.unreadable, *(() if is_done else _remove(reconciler, found))]
         for line in dict.fromkeys(lines):
-            if line not in said:
+            if line not in logged:
                 report(line)
-        said |= set(lines)
+        logged |= set(lines)
         if is_done:
             return first, ()
         if time.monotonic() > until:
@@ -262,7 +262,7 @@ def _remove(reconciler: Reconciler, found: Findings) -> Iterator[str]:
             yield f"kept the demand of {lease.key}: it has changed meanwhile"
     for name in reconciler.delete_pods(pod for pod in found.pods if pod.run not in kept):
         yield f"deleted leftover pod {name}"
-    yield from reconciler.reconcile().said
+    yield from reconciler.reconcile().log_lines
 
 
 def _lease(snapshot: PoolSnapshot, lease: DemandLease) -> Leftover:

@@ -96,7 +96,7 @@ def release_now(
         outcome = reconciler.delete_demand_and_reconcile(key)
         now = outcome.snapshot.now
         stays = [*_staying(outcome.snapshot, outcome.decision, own)]
-        narrator.log(now, *outcome.said, *(each.words for each in stays))
+        narrator.log(now, *outcome.log_lines, *(each.words for each in stays))
         waited_for = [each.pod for each in stays if each.is_waited_for]
         # Neither is certain to succeed: AWS terminates no machine while it is launching, and reduces no size meanwhile.
         if not waited_for and not (outcome.decision.release or outcome.decision.shrink):

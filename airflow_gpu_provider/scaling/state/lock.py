@@ -191,7 +191,7 @@ class PoolLock:
             self._taken = {}
             return False  # another one was faster
         self._taken_at = self._written_at
-        self._seen.is_told = False
+        self._seen.is_reported = False
         return True
 
     def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:
@@ -203,11 +203,11 @@ class PoolLock:
         self._written_at = sent_at
 
     def _tell(self, found: dict[str, Any]) -> None:
-        if self._report and not self._seen.is_told:
+        if self._report and not self._seen.is_reported:
             self._report(
                 f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it"
             )
-        self._seen.is_told = True
+        self._seen.is_reported = True
 
     def _busy(self, found: dict[str, Any]) -> DemandLockBusy:
         spec = found["spec"]
@@ -236,10 +236,10 @@ def _memo_of(lease: Mapping[str, Any] | None) -> str:
 
 
 class Sighting:
-    """What a waiter has seen of a held lock: which record, and since when by its own clock; and whether it said so."""
+    """What a waiter has seen of a held lock: which record, since when by its own clock, and whether it reported it."""
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_reported = False
         self._version = ""
         self._since = 0.0
 

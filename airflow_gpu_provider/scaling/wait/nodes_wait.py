@@ -101,7 +101,7 @@ class NodesWait(Record):
             if self.at_least is not None and got >= self.at_least:
                 return scarce_capacity.fewer(lease, got)
             if self.all_or_nothing and snapshot.now < self.deadline:
-                return scarce_capacity.let_go(snapshot, lease, got)
+                return scarce_capacity.back_off(snapshot, lease, got)
         if not self._keeps_trying or snapshot.now >= self.deadline:
             return None
         return scarce_capacity.more_time(snapshot, lease, self.latest)
@@ -198,9 +198,9 @@ class NodesWait(Record):
             )
         if error := no_capacity(snapshot, found, have=have, more_time_by="give_up_after"):
             return error
-        said = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
+        reasons = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
         return NodesNotReady(
-            f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
+            f"{have} No machine came: {reasons}.", "See the node groups' health in the console.", pool=pool
         )
 
     def as_it_is(self, snapshot: PoolSnapshot) -> dict[str, Any]:

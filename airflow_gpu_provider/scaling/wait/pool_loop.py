@@ -42,7 +42,7 @@ Write = Callable[[Reconciler], Outcome]
 
 
 class Subscription:
-    """What one wait wants from the pool's loop, and the news that it gets.
+    """What one wait wants from the pool's loop, and the outcomes that it gets.
 
     Args:
         pause: Returns the seconds after which it wants the next check.
@@ -70,9 +70,9 @@ class Subscription:
         self._report = report
         self._begins = asyncio.get_running_loop().time() + first
         self._is_new = True
-        self._said: list[str] = []
-        self._told: Outcome | Exception | None = None
-        self._news = asyncio.Event()
+        self._log_lines: list[str] = []
+        self._outcome: Outcome | Exception | None = None
+        self._has_outcome = asyncio.Event()
 
     def ask(self, what: DemandChange | Write) -> None:
         """Have something written at once, and again with the next checks until it succeeds; the newest request counts.
@@ -89,21 +89,21 @@ class Subscription:
         Raises:
             GpuError: It failed; the pool's loop tries again.
         """
-        await self._news.wait()
-        self._news.clear()
-        said, self._said = self._said, []
-        for line in said:
+        await self._has_outcome.wait()
+        self._has_outcome.clear()
+        log_lines, self._log_lines = self._log_lines, []
+        for line in log_lines:
             self._report(line)
-        if isinstance(self._told, Exception):
-            raise self._told
-        assert self._told is not None
-        return self._told
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
 
-    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+    def notify(self, outcome: Outcome | Exception, log_lines: Iterable[str] = ()) -> None:
         self._is_new = False
-        self._told = told
-        self._said += said
-        self._news.set()
+        self._outcome = outcome
+        self._log_lines += log_lines
+        self._has_outcome.set()
 
     def due(self, last: float) -> float:
         """Return when the next check is due after the last one at `last`, in seconds of the event loop."""
@@ -151,7 +151,7 @@ class _PoolLoop:
         self._owner = owner
         self._reconciler = reconciler
         self.subscriptions: list[Subscription] = []
-        self._said: list[str] = []
+        self._log_lines: list[str] = []
         self._last = float("-inf")
         self._is_due = False
         self._wake = asyncio.Event()
@@ -209,10 +209,10 @@ class _PoolLoop:
     async def _look_once(self) -> None:
         is_seen = False
         for write, asked in self._asked_for():
-            told = await self._carry_out(write, asked)
-            if isinstance(told, _SHARED_FAILURES):
+            outcome = await self._carry_out(write, asked)
+            if isinstance(outcome, _SHARED_FAILURES):
                 return
-            is_seen |= not isinstance(told, Exception)
+            is_seen |= not isinstance(outcome, Exception)
         if not is_seen and not all(each.asked for each in self.subscriptions):
             admits = any(each.admits for each in self.subscriptions)
             await self._carry_out(lambda reconciler: reconciler.reconcile(admits=admits), {})
@@ -230,25 +230,25 @@ class _PoolLoop:
     async def _carry_out(self, write: Write, asked: Mapping[Subscription, DemandChange | Write]) -> Outcome | Exception:
         """Call `write`, which does what was requested, and report it; return what was reported."""
         there = tuple(self.subscriptions)
-        told: Outcome | Exception
+        outcome: Outcome | Exception
         try:
-            told = await in_thread(self._call, write)
+            outcome = await in_thread(self._call, write)
         except Exception as error:  # noqa: BLE001 - each who waits judges it
-            told = error
+            outcome = error
         for each in asked:
-            if each.asked is asked[each] and not isinstance(told, GpuError):
+            if each.asked is asked[each] and not isinstance(outcome, GpuError):
                 each.asked = None
-        said, self._said = self._said, []
-        is_theirs_alone = bool(asked) and isinstance(told, Exception)
+        log_lines, self._log_lines = self._log_lines, []
+        is_theirs_alone = bool(asked) and isinstance(outcome, Exception)
         for each in there:
-            if each in asked or isinstance(told, _SHARED_FAILURES) or not (each.asked or is_theirs_alone):
-                each.notify(told, said)
-        return told
+            if each in asked or isinstance(outcome, _SHARED_FAILURES) or not (each.asked or is_theirs_alone):
+                each.notify(outcome, log_lines)
+        return outcome
 
     def _call(self, write: Write) -> Outcome:
         if self._reconciler is None:
             holder = f"{self._owner}, waiting at {socket.gethostname()}:{os.getpid()}"
-            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, report=self._said.append)
+            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, report=self._log_lines.append)
             reconciler.patience = PATIENCE_IN_A_LOOP
             self._reconciler = reconciler
         return write(self._reconciler)
@@ -270,7 +270,7 @@ async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess]
         wants = {**wants, unlabelled_nodes(): ""}
     known: set[str] = set()
 
-    def is_news(change: Change) -> bool:
+    def is_new(change: Change) -> bool:
         if change.resource != unlabelled_nodes():
             return True
         name = change.raw.get("metadata", {}).get("name")
@@ -283,7 +283,7 @@ async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess]
         try:
             async with watching(pool.cluster_identity, open_access, wants) as feed:
                 while True:
-                    if any([is_news(each) for each in await feed.changes(_LONGEST)]):
+                    if any([is_new(each) for each in await feed.changes(_LONGEST)]):
                         report()
         except GpuError as error:
             _log.info("Changes of pool %s are not heard: %s", pool.name, error)

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.apply.admission import GangNews
+from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.writes import Outcome
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods, reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import Subscription, subscribe, subscriptions
@@ -35,7 +35,7 @@ class PoolUpdates:
     """What a reconcile reports to the tasks that wait for a node.
 
     Attributes:
-        said: Lines for their logs.
+        log_lines: Lines for their logs.
         no_capacity: Why no machine is available now, if that is a stock-out or a quota.
         empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
         gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
@@ -44,7 +44,7 @@ class PoolUpdates:
         gang_shortages: Why gangs whose nodes come by ProvisioningRequests have none yet, by the Jobs.
     """
 
-    said: tuple[str, ...] = ()
+    log_lines: tuple[str, ...] = ()
     no_capacity: NoCapacity | None = None
     empty_nodes: frozenset[str] = frozenset()
     gangs: Mapping[str, str] = field(default_factory=dict)
@@ -60,14 +60,14 @@ Listener = Callable[[PoolUpdates], None]
 
 
 def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False) -> None:
-    """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
+    """Have the pool reconciled until `leave`; `listener` gets the update of each reconcile, in the event loop.
 
     Call it in an event loop.
 
     Args:
         pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        listener: Takes the news.
+        listener: Takes the update.
         admits: It waits for a gang: each reconcile admits the pool's gangs whose nodes are free, the first reconcile at
             once.
     """
@@ -83,7 +83,7 @@ def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False)
 
 
 async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its news is dropped."""
+    """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its update is dropped."""
     pods = _pods(pool, owner)
     if pods is None or listener not in pods.listeners:
         return
@@ -105,30 +105,30 @@ class _Pods(Subscription):
         super().__init__(self._pause, first=min(FIRST, EVERY), is_eager=False)
         self._started: datetime | None = None
         self._empty_since: dict[str, datetime] = {}
-        self._gangs = GangNews()
+        self._gangs = GangUpdate()
         self.listeners: list[Listener] = []
         self.admitting: list[Listener] = []
 
     def _pause(self) -> float:
         return min(EVERY, EVERY_FOR_GANGS) if self.admits else EVERY
 
-    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
-        super().notify(told)
-        if isinstance(told, DemandLockBusy):
+    def notify(self, outcome: Outcome | Exception, log_lines: Iterable[str] = ()) -> None:
+        super().notify(outcome)
+        if isinstance(outcome, DemandLockBusy):
             return  # another process is reconciling the pool
         try:
-            news = self._news_of(told)
+            update = self._update_of(outcome)
         except GpuError as error:
-            news = PoolUpdates(said=(f"{type(error).__name__}: {error}",))
+            update = PoolUpdates(log_lines=(f"{type(error).__name__}: {error}",))
         except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
-            news = PoolUpdates(said=(f"the pool could not be reconciled: {error!r}",))
+            update = PoolUpdates(log_lines=(f"the pool could not be reconciled: {error!r}",))
         for listener in tuple(self.listeners):
             try:
-                listener(news)
-            except Exception:  # noqa: BLE001 - else it would end the pool's loop, and with it the news of all others
+                listener(update)
+            except Exception:  # noqa: BLE001 - else it would end the pool's loop, and with it the updates of all others
                 _log.exception("A pod that waits for a node could not take the news of its pool")
 
-    def _news_of(self, outcome: Outcome | Exception) -> PoolUpdates:
+    def _update_of(self, outcome: Outcome | Exception) -> PoolUpdates:
         if isinstance(outcome, Exception):
             raise outcome
         if self._started is None:
@@ -139,7 +139,7 @@ class _Pods(Subscription):
             gangs=self._gangs.why,
             gang_errors=self._gangs.errors,
             gang_shortages=self._gangs.short,
-            said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
+            log_lines=(*outcome.log_lines, *reported_by_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
             empty_nodes=self._empty_nodes(outcome.snapshot),
         )

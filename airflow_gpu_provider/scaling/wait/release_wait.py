@@ -94,8 +94,8 @@ class ReleaseWait(Record):
         since = self.started.replace(microsecond=0)
         for each in left_to_provisioner(snapshot):
             who, kept = names[each.machine.group], snapshot.kept.get(each.machine.id)
-            is_news = kept is not None and (kept.said_at is None or kept.said_at >= since)
-            why = f" ({who}: {kept.why})" if kept is not None and kept.why and is_news else ""
+            is_recent = kept is not None and (kept.reported_at is None or kept.reported_at >= since)
+            why = f" ({who}: {kept.why})" if kept is not None and kept.why and is_recent else ""
             yield f"{each}: waiting for {who} to remove it, no run wants it{why}"
 
     def _late(self, snapshot: PoolSnapshot, decision: Decision, pending: tuple[str, ...]) -> GpuError:

@@ -149,7 +149,7 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, report: Repor
     """
     clock = SystemClock()
     patience = Tolerance(clock.now() + within)
-    told = ""
+    last_line = ""
     while True:
         try:
             return call()
@@ -157,7 +157,7 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, report: Repor
             if not patience.allows(error, clock.now()):
                 raise
             line = patience.in_words(error)
-            if line != told:
+            if line != last_line:
                 report(line)
-            told = line
+            last_line = line
         clock.sleep(_EVERY)

@@ -125,7 +125,9 @@ async def run_wait(
             clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
             patience = _patience(wait)
-            narrator.log(clock.now(), *outcome.said, *progress.lines, *([progress.ask.why] if progress.ask else []))
+            narrator.log(
+                clock.now(), *outcome.log_lines, *progress.lines, *([progress.ask.why] if progress.ask else [])
+            )
             if progress.done:
                 return progress
             if progress.error:

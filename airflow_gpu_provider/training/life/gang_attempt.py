@@ -69,7 +69,7 @@ class GangAttempt(ObjectAttempt[int]):
         reconciler = open_pool(pool, owner=self.owner.writer, holder=self._run.holder, report=log.info)
         nodes, until = self._settings.nodes, self.deadlines.of_pod(self._cluster.clock.now())
         outcome = reconciler.want(self.demand_key, nodes, until, gang=nodes)
-        for line in outcome.said:
+        for line in outcome.log_lines:
             log.info("%s", line)
 
     # -- creation --------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def _written(
     others = tuple(each for each in lease.larger if each is not before)
     after = replace(lease, larger=(*others, larger))
     outcome = reconciler.amend(DemandChange(before=lease, after=after, why=f"{owner.task_id} needs a larger GPU"))
-    for line in outcome.said:
+    for line in outcome.log_lines:
         run.log.info("%s", line)
     written = any(each.key == owner.key and larger in each.larger for each in outcome.snapshot.leases)
     return (has, larger) if written else None

@@ -158,7 +158,7 @@ class GangView(ObjectView[int]):
 
     def _is_new(self, known: PoolUpdates) -> bool:
         news = self.pool_updates
-        return (news.said, news.gangs, news.gang_errors) != (known.said, known.gangs, known.gang_errors)
+        return (news.log_lines, news.gangs, news.gang_errors) != (known.log_lines, known.gangs, known.gang_errors)
 
     def snapshot(self, now: datetime) -> GangSnapshot:
         if len(self._newest()) >= self._wait.nodes:

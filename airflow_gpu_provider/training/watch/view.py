@@ -204,7 +204,7 @@ class View(ABC):
 
     def _is_new(self, known: PoolUpdates) -> bool:
         """Return True if the pool's loop has reported something new for the log."""
-        return self.pool_updates.said != known.said
+        return self.pool_updates.log_lines != known.log_lines
 
     # -- what no watch shows ---------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class View(ABC):
     def _remarks(self) -> tuple[str, ...]:
         """Remarks on the present state."""
         troubles = [*self._trouble.values(), *self._direct.failures.values()]
-        return (*self.pool_updates.said, *self._lost_label.values(), *troubles_in_words(troubles))
+        return (*self.pool_updates.log_lines, *self._lost_label.values(), *troubles_in_words(troubles))
 
     def _lasting(self, error: GpuError | None, now: datetime) -> GpuError | None:
         """Return a refusal that has lasted longer than it is tolerated."""

@@ -62,7 +62,7 @@ def test_a_node_whose_plugin_never_came_is_never_removed() -> None:
         "it removes no node that is not initialized (ResourceNotRegistered: Resource"
         ' "nvidia.com/gpu" was requested but not registered)'
     )
-    assert kept.said_at is None
+    assert kept.reported_at is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_newest_event_about_it_is_told(about: tuple[str, str], reason: str) 
     cluster.says(about, reason, "then", at=at(4))
     cluster.says(("NodeClaim", "gpu-other"), reason, "of another", at=at(5))
     cluster.says(about, "Nominated", "of another kind", at=at(5))
-    assert cluster.why_kept() == {"i-1": Kept(claim="gpu-x5x9l", why="then", said_at=at(4))}
+    assert cluster.why_kept() == {"i-1": Kept(claim="gpu-x5x9l", why="then", reported_at=at(4))}
 
 
 def test_a_budget_for_another_reason_keeps_no_empty_node() -> None:

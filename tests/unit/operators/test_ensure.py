@@ -116,7 +116,7 @@ class Pool:
 
     def want(self, *_: Any, **__: Any) -> Any:
         self._call("want")
-        return SimpleNamespace(snapshot=None, said=())
+        return SimpleNamespace(snapshot=None, log_lines=())
 
     def record_machines(self) -> None:
         self._call("record_machines")
@@ -124,7 +124,7 @@ class Pool:
     def delete_demand_and_reconcile(self, key: Any) -> Any:
         self._call("delete_demand_and_reconcile")
         found = snapshot(*(self._left.pop(0) if self._left else ()))
-        return Outcome(snapshot=found, decision=decide(found), said=())
+        return Outcome(snapshot=found, decision=decide(found), log_lines=())
 
 
 RESULT = {"nodes": [{"name": "n1", "instance_type": "", "zone": ""}], "timeline": []}

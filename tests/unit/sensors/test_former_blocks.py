@@ -94,7 +94,7 @@ class Cluster:
         if "unreachable" in former.block:
             raise ClusterUnreachable("gone.", "Wait.")
         self.given_up.append(former)
-        return SimpleNamespace(said=("releases node-1",))
+        return SimpleNamespace(log_lines=("releases node-1",))
 
 
 def test_what_a_renamed_block_wanted_is_given_up_and_nobody_else_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ class Played:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, GpuError):
             raise answer
-        return SimpleNamespace(snapshot=replace(answer, now=self.clock.now()), said=())
+        return SimpleNamespace(snapshot=replace(answer, now=self.clock.now()), log_lines=())
 
 
 def with_a_machine() -> Any:

@@ -59,7 +59,7 @@ class Demand:
             self.lease = replace(self.lease, larger=(*self.lease.larger, SIBLING))
         if ask.before == self.lease:
             self.lease = ask.after
-        return SimpleNamespace(said=("grows",), snapshot=self.snapshot())
+        return SimpleNamespace(log_lines=("grows",), snapshot=self.snapshot())
 
 
 def lease(**fields: Any) -> DemandLease:

@@ -333,7 +333,7 @@ def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:
 def test_what_the_pools_keeper_says_is_told_at_once_and_once() -> None:
     view, why = a_view(), OutOfStock("Pool train-gpu: 0 of 1 nodes.")
     for no_capacity in (None, why):
-        view.take_news(PoolUpdates(said=("no g6.xlarge in us-west-2a",), no_capacity=no_capacity))
+        view.take_news(PoolUpdates(log_lines=("no g6.xlarge in us-west-2a",), no_capacity=no_capacity))
     assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a",)
     assert view.snapshot(NOW).no_capacity is why
     assert cast("Woken", view._feed).times == 1

@@ -337,7 +337,7 @@ def test_a_missing_permission_is_told_to_those_whose_gangs_it_keeps_waiting() ->
     server.refuse()
     queue = GangQueue(cluster, state, decide(state))
     assert queue.is_empty
-    error = PoolUpdates(gang_errors=queue.news.errors).gang_error("ml/train")
+    error = PoolUpdates(gang_errors=queue.update.errors).gang_error("ml/train")
     assert isinstance(error, PermissionDenied)
 
     job = raw_job()
@@ -349,7 +349,7 @@ def test_a_missing_permission_is_told_to_those_whose_gangs_it_keeps_waiting() ->
     queue = GangQueue(cluster, state, decide(replace(state, leases=(lease(nodes=2),))))
     assert not queue.is_empty
     queue.move_on(lambda: None)
-    news = PoolUpdates(gang_errors=queue.news.errors)
-    assert isinstance(news.gang_error("ml/train"), PermissionDenied)
-    assert news.gang_error("ml/another") is None
-    assert queue.news.said == ()
+    update = PoolUpdates(gang_errors=queue.update.errors)
+    assert isinstance(update.gang_error("ml/train"), PermissionDenied)
+    assert update.gang_error("ml/another") is None
+    assert queue.update.log_lines == ()

@@ -98,7 +98,7 @@ def queue_of(server: ApiServer) -> GangQueue:
 
 
 def test_each_check_reads_the_requests_and_tells_what_they_say() -> None:
-    short, gone = queue_of(cluster(QUEUED, WAITS)).news, queue_of(cluster(FAILED)).news
+    short, gone = queue_of(cluster(QUEUED, WAITS)).update, queue_of(cluster(FAILED)).update
     assert [type(each) for each in short.short.values()] == [OutOfStock]
     assert short.errors == {}
     assert {name: type(error) for name, error in gone.errors.items()} == {"ml/train": OutOfStock}
@@ -107,6 +107,6 @@ def test_each_check_reads_the_requests_and_tells_what_they_say() -> None:
 def test_requests_that_may_not_be_read_are_everybodys_error() -> None:
     server = cluster(QUEUED, THERE)
     server.refuse(path="apis/autoscaling.x-k8s.io/v1/provisioningrequests")
-    found: GpuError = queue_of(server).news.errors[""]
+    found: GpuError = queue_of(server).update.errors[""]
     assert type(found) is PermissionDenied
     assert "provisioningrequests" in str(found)

@@ -16,7 +16,7 @@ def test_wanting_again_changes_nothing() -> None:
     night.until_usable(1)
     again = night.lead.want(night.key("one"), 1, until)
     assert again.decision.is_empty
-    assert again.said == ()
+    assert again.log_lines == ()
 
 
 def test_a_group_without_quota_does_not_grow_for_who_saw_that_whoever_reconciles() -> None:
@@ -98,7 +98,7 @@ def test_a_group_that_was_just_told_to_upgrade_grows_when_that_is_over() -> None
     night.lead.platform.upgrade = lambda report, check: (check(), (name,))[1]  # type: ignore[method-assign]
     night.lead.upgrade(print)
     wanted = night.want_with(night.reconciler("another"), night.key("one"))
-    assert (wanted.decision.grow, wanted.said) == ({}, (f"{name} grows to 1 when it has been updated",))
+    assert (wanted.decision.grow, wanted.log_lines) == ({}, (f"{name} grows to 1 when it has been updated",))
     night.until_usable(1)
 
 
@@ -122,7 +122,7 @@ def test_somebody_s_own_cordon_is_left_alone() -> None:
     night.world.cordon_by_people(night.world.nodes[node.name])
     outcome = night.lead.delete_demand_and_reconcile(night.key("one"))
     assert outcome.decision.release == ()
-    assert any("it was cordoned externally" in line for line in outcome.said)
+    assert any("it was cordoned externally" in line for line in outcome.log_lines)
     night.world.uncordon_by_people()
     night.until_gone()
 

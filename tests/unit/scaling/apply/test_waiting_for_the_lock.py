@@ -42,7 +42,7 @@ async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
         def reconcile(self, *, admits: bool = False) -> Any:
             held_up.append(threading.current_thread())
             may_go_on.wait()
-            return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
+            return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), log_lines=())
 
     async def wait_of(owner: str) -> None:
         await run_wait(EndsAtOnce(), pool(), owner, report=print, every=1, reconciler=cast("Any", HeldUp()))

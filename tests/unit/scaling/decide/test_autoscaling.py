@@ -9,7 +9,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.autoscaler_status import FRESH, AutoscalerStatus
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.shortage import said_of_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
@@ -106,17 +106,17 @@ class TestWaits:
     def test_say_what_hinders_the_autoscaler(self) -> None:
         said = snapshot(leases=(lease(),), train_b_g6_xlarge={"autoscaler_name": "eks-b"})
         status = AutoscalerStatus(updated_at=NOW, backoff={"eks-b": "AWS cannot provision"})
-        lines = said_of_autoscaler(replace(said, autoscaler=status), EARLIER)
+        lines = reported_by_autoscaler(replace(said, autoscaler=status), EARLIER)
         assert lines == (
             "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
         )
         dead = AutoscalerStatus(updated_at=NOW - FRESH)
-        (line,) = said_of_autoscaler(replace(said, autoscaler=dead), EARLIER)
+        (line,) = reported_by_autoscaler(replace(said, autoscaler=dead), EARLIER)
         assert "has not reported since" in line
 
     def test_say_that_no_autoscaler_has_ever_reported(self) -> None:
         waiting = snapshot(leases=(lease(),), pods=(pod("p", None, "run"),))
-        (line,) = said_of_autoscaler(replace(waiting, autoscaler=None), EARLIER)
+        (line,) = reported_by_autoscaler(replace(waiting, autoscaler=None), EARLIER)
         assert line == "no cluster-autoscaler has ever reported from the cluster: nothing adds nodes"
 
     def test_a_stock_out_that_the_autoscaler_met_is_one(self) -> None:

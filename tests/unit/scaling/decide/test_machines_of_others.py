@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.wanted import usable_needed
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
@@ -194,16 +194,16 @@ def waiting_for_karpenter(*failures: LaunchFailure, machines: Any = ()) -> PoolS
 
 def test_a_launch_that_failed_is_told_to_those_who_waited_then() -> None:
     failed = waiting_for_karpenter(replace(dry(minutes_ago=5), message="insufficient capacity"))
-    assert said_of_autoscaler(failed, EARLIER) == ("Karpenter got no machine: insufficient capacity",)
-    assert said_of_autoscaler(failed, NOW) == (), "another run's"
-    assert said_of_autoscaler(replace(failed, now=NOW + timedelta(minutes=50)), EARLIER) == (), "an hour ago"
+    assert reported_by_autoscaler(failed, EARLIER) == ("Karpenter got no machine: insufficient capacity",)
+    assert reported_by_autoscaler(failed, NOW) == (), "another run's"
+    assert reported_by_autoscaler(replace(failed, now=NOW + timedelta(minutes=50)), EARLIER) == (), "an hour ago"
     assert decide(failed).notes == (), "a decision does not know who waits"
 
 
 def test_a_launch_that_is_refused_now_is_told_once() -> None:
     failed = replace(dry(), message=REFUSED.partition(": ")[2], kind="other")
     claim = replace(machine(1, state="requested", launched_at=NOW), lacks=REFUSED)
-    assert said_of_autoscaler(waiting_for_karpenter(failed, machines=(claim,)), EARLIER) == ()
+    assert reported_by_autoscaler(waiting_for_karpenter(failed, machines=(claim,)), EARLIER) == ()
 
 
 @pytest.mark.parametrize("machines", [(), (machine(1, state="requested", launched_at=NOW),)], ids=["none", "asked for"])

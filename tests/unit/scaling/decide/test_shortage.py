@@ -11,7 +11,7 @@ import pytest
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling.decide.scarce_capacity import tried
-from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, NOW, dry, lease, machine, pod, pool, snapshot
 
@@ -91,13 +91,13 @@ def test_pods_that_lack_something_else_are_not_out_of_stock(seen: PoolSnapshot) 
 def test_failures_of_the_autoscalers_launches_are_said_with_its_own_words() -> None:
     seen = waiting(spec=pool(scaling="autoscaler"), train_a_g6_xlarge={**IN_A, "autoscaler_name": "eks-a"})
     seen = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW, backoff={"eks-a": "AWS cannot provision"}))
-    assert said_of_autoscaler(seen, EARLIER) == (
+    assert reported_by_autoscaler(seen, EARLIER) == (
         "no g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity",
         "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now: AWS cannot provision",
     )
     silent = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW))
-    assert said_of_autoscaler(silent, NOW) == (), "that was before they waited"
+    assert reported_by_autoscaler(silent, NOW) == (), "that was before they waited"
 
 
 def test_a_pool_that_this_package_sizes_says_it_with_its_decision() -> None:
-    assert said_of_autoscaler(waiting(), EARLIER) == ()
+    assert reported_by_autoscaler(waiting(), EARLIER) == ()

@@ -41,7 +41,7 @@ class Looks:
         found = replace(self._snapshots[min(self.count, len(self._snapshots) - 1)], now=self.now())
         self.count += 1
         decision = decide(found)
-        return Outcome(snapshot=found, decision=decision, said=decision.notes)
+        return Outcome(snapshot=found, decision=decision, log_lines=decision.notes)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
             world.actors.note(type(error).__name__)
             world.actors.clock.sleep(5)
         else:
-            for line in outcome.said:
+            for line in outcome.log_lines:
                 world.actors.note(line)
             return outcome
 

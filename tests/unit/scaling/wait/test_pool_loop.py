@@ -57,7 +57,7 @@ class Played:
         self.finished += 1
         if self.error:
             raise self.error
-        return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=(call,))
+        return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), log_lines=(call,))
 
 
 class Feed:
@@ -172,7 +172,7 @@ async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: 
 
     async def listen() -> None:
         while True:
-            heard.append((await other.next()).said)
+            heard.append((await other.next()).log_lines)
 
     asking.ask(write)
     async with subscribed(other), subscribed(asking), asyncio.timeout(WITHIN):
@@ -180,8 +180,8 @@ async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: 
         for _ in range(2):
             with pytest.raises(CloudError):
                 await asking.next()
-        assert (await asking.next()).said == ("release",)
-        assert (await asking.next()).said == ("reconcile",)
+        assert (await asking.next()).log_lines == ("release",)
+        assert (await asking.next()).log_lines == ("reconcile",)
         await eventually(lambda: {("reconcile",), ("release",)} <= set(heard))
         assert not listening.done()
         listening.cancel()

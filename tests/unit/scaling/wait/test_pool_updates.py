@@ -34,7 +34,7 @@ class Reconciles:
         self.count += 1
         if self.error:
             raise self.error
-        return SimpleNamespace(gangs=None, said=(f"reconcile {self.count}",), snapshot=self.snapshot)
+        return SimpleNamespace(gangs=None, log_lines=(f"reconcile {self.count}",), snapshot=self.snapshot)
 
 
 async def hears_nothing(*_: Any) -> None:
@@ -66,7 +66,7 @@ async def test_all_who_wait_hear_of_the_same_reconcile(reconciles: Reconciles) -
     await heard(second, 2)
     assert reconciles.opened == ["train-gpu for me/dag"]
     assert first[:2] == second[:2]
-    assert [news.said for news in first[:2]] == [("reconcile 1",), ("reconcile 2",)]
+    assert [news.log_lines for news in first[:2]] == [("reconcile 1",), ("reconcile 2",)]
     await pool_updates.leave(pool, "me/dag", first.append)
     await pool_updates.leave(pool, "me/dag", second.append)
 
@@ -90,10 +90,10 @@ async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
     reconciles.error = CloudError("Throttled.")
     pool_updates.keep(pool, "me/dag", lines.append)
     await heard(lines, 1)
-    assert lines[0].said == ("CloudError: Throttled.",)
+    assert lines[0].log_lines == ("CloudError: Throttled.",)
     reconciles.error = None
     await heard(lines, len(lines) + 2)
-    assert lines[-1].said[0].startswith("reconcile")
+    assert lines[-1].log_lines[0].startswith("reconcile")
     await pool_updates.leave(pool, "me/dag", lines.append)
 
 

@@ -62,7 +62,7 @@ class Script:
         step = next(self._steps)
         if isinstance(step, Exception):
             raise step
-        return SimpleNamespace(snapshot=SimpleNamespace(now=self.now(), progress=step), said=())
+        return SimpleNamespace(snapshot=SimpleNamespace(now=self.now(), progress=step), log_lines=())
 
     def now(self) -> datetime:
         """Return the time in the cluster."""
