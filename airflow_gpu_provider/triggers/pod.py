@@ -42,7 +42,7 @@ from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_st
 RECORD_VERSION = 1
 LONGEST_RESULT = 2**14
 """The most bytes of a result in the trigger's event, which Airflow logs and stores in its database."""
-ANEW = "(the pod's log follows from its beginning: Airflow has cleared what the triggerer had logged before)"
+FROM_START = "(the pod's log follows from its beginning: Airflow has cleared what the triggerer had logged before)"
 _RESULT_WITHIN = 10.0
 
 
@@ -145,11 +145,11 @@ class GpuPodTrigger(Recorded):
         if wanted is None:
             return None
         if self._logs is not None:
-            return {**wanted, "positions": self._logs.rest()["positions"], "anew": False}
-        is_anew = bool(wanted.get("anew")) and not is_taken_over(self.record)
-        if is_anew and wanted["containers"]:
-            self._kept.log(logging.INFO, ANEW)
-        return {**wanted, "anew": is_anew}
+            return {**wanted, "positions": self._logs.rest()["positions"], "from_start": False}
+        is_from_start = bool(wanted.get("from_start")) and not is_taken_over(self.record)
+        if is_from_start and wanted["containers"]:
+            self._kept.log(logging.INFO, FROM_START)
+        return {**wanted, "from_start": is_from_start}
 
     async def _logs_so_far(self) -> dict[str, Any]:
         handed = (self.record.get("logs") or {}).get("positions") or {}

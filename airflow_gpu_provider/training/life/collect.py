@@ -124,8 +124,8 @@ def _answer(error: Exception) -> GpuError | None:
 
 def _in_words(error: Exception) -> str:
     answer = _answer(error)
-    said = str(answer.what if answer else error).strip().partition("\n")[0][:_SAID].rstrip(".") or "no words"
-    return said if answer else f"{type(error).__name__}: {said}"
+    message = str(answer.what if answer else error).strip().partition("\n")[0][:_SAID].rstrip(".") or "no words"
+    return message if answer else f"{type(error).__name__}: {message}"
 
 
 def _uncapitalized(sentence: str) -> str:

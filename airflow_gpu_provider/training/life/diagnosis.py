@@ -48,11 +48,11 @@ def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord 
     A missing nvidia-smi is a cause only if a missing command ended the container (`lacks_command`). What the kernel
     said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
     """
-    told = last_error(lines)
-    for line in told:
+    error_lines = last_error(lines)
+    for line in error_lines:
         if advice := _advice(line, lacks_command=lacks_command):
             return LastWord(advice=advice, line=line.strip())
-    if any(_OF_GPU.search(line) for line in told):
+    if any(_OF_GPU.search(line) for line in error_lines):
         return next(
             (LastWord(advice=BROKEN, line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
         )
@@ -107,9 +107,9 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         word = LastWord(advice=BROKEN, line=bad_gpu)
     if word is not None:
         happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
-        said = error.what.partition("\n")[0].rstrip(".")
+        first_line = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
-        return _TYPES[word.cause](f"{said}: {happened}{because}.", _fix(word, pool), **details)
+        return _TYPES[word.cause](f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
     return with_last_lines(PodFailed(error.what, **details), lines) if lines else error
 
 

@@ -44,8 +44,8 @@ def with_larger_gpu(error: GpuOutOfMemory, run: Run, attempt: TaskAttempt) -> Po
             raise _NotLarger("There is no try left that could have a larger GPU: raise retries.")
         has, larger = _asked(error, run, attempt)
     except (_NotLarger, GpuError) as why:
-        said = str(why) if isinstance(why, _NotLarger) else f"A larger GPU could not be asked for: {why.what}"
-        return GpuOutOfMemory(error.what, f"{said} {error.fix}", **error.details)
+        reason = str(why) if isinstance(why, _NotLarger) else f"A larger GPU could not be asked for: {why.what}"
+        return GpuOutOfMemory(error.what, f"{reason} {error.fix}", **error.details)
     in_use, following = used(error), memory_of(larger.instance_type)
     run.log.info("%s on %s; next: %s", in_use, has, following)
     details = {**error.details, "instance_type": has, "next_instance_type": larger.instance_type}
@@ -55,8 +55,8 @@ def with_larger_gpu(error: GpuOutOfMemory, run: Run, attempt: TaskAttempt) -> Po
 
 def used(error: GpuOutOfMemory) -> str:
     """Return how much of the GPU's memory was in use, as far as the program has said: "22.9 of 23.0 GiB"."""
-    said = "\n".join((*map(str, error.details.get("last_lines") or ()), error.what))
-    found = _OF_TORCH.search(said)
+    printed = "\n".join((*map(str, error.details.get("last_lines") or ()), error.what))
+    found = _OF_TORCH.search(printed)
     if found is None or not {found[2], found[4]} <= _IN_GIB.keys():
         return "too little GPU memory"
     capacity, free = float(found[1]) * _IN_GIB[found[2]], float(found[3]) * _IN_GIB[found[4]]

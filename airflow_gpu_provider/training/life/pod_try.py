@@ -186,8 +186,8 @@ class PodTry:
         if is_late or is_unread or not setbacks.may_pass(error):
             return False
         self._setbacks = setbacks
-        said = "%s: %s Checking the pod again in %.0f s."
-        self.log.warning(said, type(error).__name__, error, setbacks.pause)
+        message = "%s: %s Checking the pod again in %.0f s."
+        self.log.warning(message, type(error).__name__, error, setbacks.pause)
         return True
 
     def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:

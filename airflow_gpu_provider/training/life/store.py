@@ -142,10 +142,10 @@ class TaskPods(TaskObjects):
             GpuError: A pod or its node cannot be read.
         """
         for pod in pods:
-            told = False
+            is_logged = False
             while (state := self.state(pod)) is not None and self._may_still_run(state, clock):
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     until = f", its grace period is over at {state.gone_by:%H:%M:%S} UTC" if state.gone_by else ""
                     report(f"Waiting for pod {state.name} of an earlier try or attempt to end{until}.")
                 clock.sleep(2 * _LOOK_EVERY)

@@ -316,9 +316,9 @@ class TaskAttempt(ABC):
 
     def _tell_advice(self, watched: WaitOutcome) -> None:
         """Leave what would have made the training faster, each in one sentence, for the run's report."""
-        if told := slow_pull(watched.timeline, self._cluster.pool):
-            self.log.info("  %s", told)
-        if advice := [*filter(None, (told, watched.logs.get("network")))]:  # the network's was logged when it was seen
+        if pull := slow_pull(watched.timeline, self._cluster.pool):
+            self.log.info("  %s", pull)
+        if advice := [*filter(None, (pull, watched.logs.get("network")))]:  # the network's was logged when it was seen
             self._push("advice", advice)
 
     def _push_result_of_failed(self, result: Any) -> None:

@@ -88,8 +88,8 @@ class PodLogs:
         api: The cluster.
         wait: The pod.
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
-            "positions" from which to continue, and whether lines "may_repeat", in a redeferral; or "anew", whatever
-            positions the pod has. None: nothing is streamed.
+            "positions" from which to continue, and whether lines "may_repeat", in a redeferral; or "from_start",
+            whatever positions the pod has. None: nothing is streamed.
         log: The task's log; takes a level, a format and its arguments.
         write: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
         alone: It runs in the event loop of the pod's own task: its streams are not limited, and none takes over from
@@ -131,14 +131,14 @@ class PodLogs:
         self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
         self._secrets: set[str] = set()
         self._goes_on = bool(positions)
-        self._is_anew = bool((wanted or {}).get("anew"))
+        self._is_from_start = bool((wanted or {}).get("from_start"))
         self._has_seen_pod = False
         self._started_from: dict[str, Any] = {}
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
         self._unfollowed: set[str] = set()
         self._is_draining = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._streams: dict[tuple[str, ContainerRun], asyncio.Task[None]] = {}
         self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
         self.heard_at = time.monotonic()
@@ -163,7 +163,7 @@ class PodLogs:
             return
         if not self._has_seen_pod:
             self._has_seen_pod = True
-            if not self._is_anew:
+            if not self._is_from_start:
                 self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
             self._started_from = self._own_saver.first = self._positions()
             self._secrets = secrets_of(raw, self._masked)
@@ -254,12 +254,12 @@ class PodLogs:
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while self._goes_on_running(name, run):
-                    await self._news.wait()
+                    await self._changed.wait()
         return not self._goes_on_running(name, run)
 
     def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _read(self, name: str) -> bool:
         """Write what is new until the connection ends; return whether the log has, as far as one can tell."""

@@ -21,21 +21,21 @@ class NetworkLook:
     Args:
         api: The cluster.
         log: The task's log.
-        told: What has been told already, by who followed the log before.
+        warning: What was logged already, by who followed the log before.
 
     Attributes:
-        told: What was told; empty if there was nothing to tell.
+        warning: What was logged; empty if there was nothing to warn of.
     """
 
-    def __init__(self, api: AsyncApi, log: Log, told: str) -> None:
+    def __init__(self, api: AsyncApi, log: Log, warning: str) -> None:
         self._api = api
         self._log = log
         self._judging: asyncio.Task[None] | None = None
-        self.told = told
+        self.warning = warning
 
     def hear(self, line: str, node: str) -> None:
         """Take a line that a rank on that node has printed."""
-        if self._judging is None and not self.told and node and is_on_sockets(line):
+        if self._judging is None and not self.warning and node and is_on_sockets(line):
             self._judging = asyncio.create_task(self._judge(node))
 
     async def end(self) -> None:
@@ -48,6 +48,6 @@ class NetworkLook:
         with suppress(GpuError):
             raw = await self._api.get(f"api/v1/nodes/{node}") or {}
             labels = raw.get("metadata", {}).get("labels") or {}
-            if told := on_sockets_in_words(labels.get(INSTANCE_TYPE_LABEL, "")):
-                self.told = told
-                self._log(logging.WARNING, "%s", told)
+            if warning := on_sockets_in_words(labels.get(INSTANCE_TYPE_LABEL, "")):
+                self.warning = warning
+                self._log(logging.WARNING, "%s", warning)

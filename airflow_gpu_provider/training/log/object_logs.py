@@ -76,7 +76,7 @@ class ObjectLogs:
         self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, report)
 
     async def __aenter__(self) -> Self:
-        if not self._alone and self._wanted.get("containers") and not self._wanted.get("anew"):
+        if not self._alone and self._wanted.get("containers") and not self._wanted.get("from_start"):
             await self._take_positions()
         self._saver.first = dict(self._kept)
         return self
@@ -119,10 +119,10 @@ class ObjectLogs:
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods.
 
-        "network" is what was told of a gang's network: see NetworkLook.
+        "network" is the warning about a gang's network: see NetworkLook.
         """
         may_repeat = self._may_repeat and not self._pods
-        return {"positions": self._positions(), "may_repeat": may_repeat, **self._told()}
+        return {"positions": self._positions(), "may_repeat": may_repeat, **self._network_warning()}
 
     async def safe_rest(self) -> dict[str, Any]:
         """Return `rest` as far as the lines are certain to be in the task's log."""
@@ -130,10 +130,10 @@ class ObjectLogs:
         positions = self._kept | {name: rest["positions"] for name, rest in rests.items()}
         may_repeat = any(rest["may_repeat"] for rest in rests.values())
         repeats = may_repeat or (self._may_repeat and not rests)
-        return {"positions": positions, "may_repeat": repeats, **self._told()}
+        return {"positions": positions, "may_repeat": repeats, **self._network_warning()}
 
-    def _told(self) -> dict[str, Any]:
-        return {"network": self._network.told} if self._network.told else {}
+    def _network_warning(self) -> dict[str, Any]:
+        return {"network": self._network.warning} if self._network.warning else {}
 
     def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
         base, containers = self._wait.main_container(raw), self._wanted.get("containers")

@@ -94,7 +94,7 @@ class TaskLog:
 
     def to_go_on(self) -> Json:
         """Return from where the triggerer goes on, for `to_stream`."""
-        how = {key: self.followed.get(key) for key in ("may_repeat", "anew", "network")}
+        how = {key: self.followed.get(key) for key in ("may_repeat", "from_start", "network")}
         return {"positions": self.followed.get("positions") or {}, **how}
 
     def prepare_next_wait(self, *, is_cleared: bool, has_ended: bool) -> None:
@@ -105,7 +105,7 @@ class TaskLog:
             has_ended: The pod has; no triggerer streams its log again, and the next worker writes what it lacks.
         """
         if is_cleared:
-            self.followed = {"anew": True, "network": self.followed.get("network")}
+            self.followed = {"from_start": True, "network": self.followed.get("network")}
         self.is_left_to_worker = has_ended
 
     def write_line(self, container: str, text: str, at: datetime | None) -> None:

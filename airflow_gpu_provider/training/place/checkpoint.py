@@ -151,10 +151,10 @@ def _zones_of(volume: k8s.V1PersistentVolume) -> frozenset[str]:
     """Return the zones from which the volume can be reached; none if it does not say."""
     required = volume.spec.node_affinity and volume.spec.node_affinity.required
     terms = required.node_selector_terms if required else ()
-    said = [expression for term in terms for expression in term.match_expressions or ()]
+    expressions = [expression for term in terms for expression in term.match_expressions or ()]
     return frozenset(
         zone
-        for expression in said
+        for expression in expressions
         if expression.key in _ZONE_LABELS and expression.operator == "In"
         for zone in expression.values
     )

@@ -281,8 +281,8 @@ def _by_ray_status(workload: Json) -> WorkloadEnd | None:
     deployment, job = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     if deployment not in ("Complete", "Failed", "ValidationFailed"):
         return None
-    said = {"reason": status.get("reason") or job, "message": status.get("message") or ""}
-    return WorkloadEnd(succeeded=deployment == "Complete" and job == "SUCCEEDED", **said)
+    details = {"reason": status.get("reason") or job, "message": status.get("message") or ""}
+    return WorkloadEnd(succeeded=deployment == "Complete" and job == "SUCCEEDED", **details)
 
 
 _ROWS = (

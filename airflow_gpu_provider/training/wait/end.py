@@ -151,13 +151,13 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
             pod=pod.name,
             memory_limit=pod.memory_limit,
         )
-    said = f": {base.message.strip()}" if base.message.strip() else ""
+    message = f": {base.message.strip()}" if base.message.strip() else ""
     has_started = base.reason not in NOT_STARTED
     ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
     log = "See its log, if it has printed anything."
     no_log = "It has no log: see the log of the node's container runtime."
     return PodFailed(
-        f"Pod {pod.name}: container {base.name} {ended}{said}.",
+        f"Pod {pod.name}: container {base.name} {ended}{message}.",
         log if has_started else no_log,
         pod=pod.name,
         exit_code=base.exit_code,
@@ -266,13 +266,13 @@ def with_disruption(pod: PodState, events: Iterable[PodEvent]) -> PodState:
 
     Karpenter gives no DisruptionTarget to a pod that it deletes with its node, and the eviction API's has no reason.
     """
-    told = next((event for event in reversed([*events]) if event.disrupts), None)
+    disrupting = next((event for event in reversed([*events]) if event.disrupts), None)
     known = pod.disruption
-    if told is None or pod.deletion_asked_at is None or (known is not None and known.reason != _BY_EVICTION_API):
+    if disrupting is None or pod.deletion_asked_at is None or (known is not None and known.reason != _BY_EVICTION_API):
         return pod
     at = pod.deletion_asked_at if known is None else known.at
-    reason = told.reason if known is None else known.reason
-    return replace(pod, disruption=Disruption(reason=reason, message=told.in_words, at=at))
+    reason = disrupting.reason if known is None else known.reason
+    return replace(pod, disruption=Disruption(reason=reason, message=disrupting.in_words, at=at))
 
 
 def why_disrupted(pod: PodState) -> str:
@@ -285,5 +285,5 @@ def why_disrupted(pod: PodState) -> str:
 
 
 def _because(reason: str, message: str) -> str:
-    said = f"{reason}: {message}".strip(": ")
-    return f" ({said})" if said else ""
+    text = f"{reason}: {message}".strip(": ")
+    return f" ({text})" if text else ""

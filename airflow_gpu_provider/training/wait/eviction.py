@@ -47,15 +47,15 @@ class OwnUse:
 
 def own_use(pod: PodState) -> OwnUse | None:
     """Return what an evicted pod had itself used up; None if it was not evicted, or for others' use."""
-    said = _said(pod)
-    if _OVER_LIMIT.search(said):
-        return OwnUse(what=said.strip().rstrip("."), fix=_RAISE_LIMIT)
-    low = _LOW.search(said)
+    message = _kubelet_message(pod)
+    if _OVER_LIMIT.search(message):
+        return OwnUse(what=message.strip().rstrip("."), fix=_RAISE_LIMIT)
+    low = _LOW.search(message)
     if low is None or low["resource"] not in _DO:
         return None
-    resource, found = low["resource"], _THRESHOLD.search(said)
+    resource, found = low["resource"], _THRESHOLD.search(message)
     kept_free = parse_quantity(found["threshold"]) if found else _KEPT_FREE[resource]
-    uses = [use.groupdict() for use in _USE.finditer(said)]
+    uses = [use.groupdict() for use in _USE.finditer(message)]
     uses = [use for use in uses if use["kind"] == "Pod"] or uses  # the whole pod's includes its containers'
     beyond = {use["name"]: parse_quantity(use["used"]) - parse_quantity(use["asked"]) for use in uses}
     if not uses or sum(beyond.values()) < kept_free:
@@ -66,7 +66,7 @@ def own_use(pod: PodState) -> OwnUse | None:
     return OwnUse(what=f"{who} used {used}, until the node had too little left", fix=_DO[resource])
 
 
-def _said(pod: PodState) -> str:
+def _kubelet_message(pod: PodState) -> str:
     """Return the kubelet's message: the pod's own, or the condition that it sets first."""
     if pod.reason == EVICTED:
         return pod.message

@@ -47,8 +47,8 @@ def ended_at(end: RankEnd) -> datetime | None:
     finished = pod.base.finished_at if pod.base else None
     if not isinstance(end.error, PodPreempted):
         return finished
-    told = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at, finished]
-    return min((at for at in told if at), default=None)
+    times = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at, finished]
+    return min((at for at in times if at), default=None)
 
 
 def _weight(end: RankEnd) -> int:

@@ -80,8 +80,8 @@ def _pending(pod: PodState, seen: PodSnapshot) -> str:
     if pod.scheduled_at is None:
         if seen.is_full:
             return "waits for its turn: the pool is full (all its nodes are up and in use)"
-        told = [event.about_node for event in events if event.about_node]
-        why = "; ".join(filter(None, (short_scheduling_message(pod.unschedulable), *told[-1:])))
+        about_nodes = [event.about_node for event in events if event.about_node]
+        why = "; ".join(filter(None, (short_scheduling_message(pod.unschedulable), *about_nodes[-1:])))
         return f"waits for its node{f': {why}' if why else ''}"
     waiting = [one for one in pod.waiting if one.reason not in _NOT_TOLD]
     if waiting:

@@ -155,8 +155,8 @@ class GangWait(ObjectWait[int]):
         last_lines = silence.by_rank if silence else {}
         lines = [f"rank {rank}: {line}" for rank, line in last_lines.items()]
         differs = "Look at the rank whose last line differs. The ranks' last lines:"
-        said = "\n".join([differs, *lines]) if lines else "No rank has printed anything at all." if silence else ""
-        return GangHung(what, f"{fix} {said}".strip(), job=self.name, last_lines=last_lines, **details)
+        printed = "\n".join([differs, *lines]) if lines else "No rank has printed anything at all." if silence else ""
+        return GangHung(what, f"{fix} {printed}".strip(), job=self.name, last_lines=last_lines, **details)
 
     def _admission_deadline(self, job: WorkloadState, snapshot: GangSnapshot) -> datetime:
         since = max(job.created_at, snapshot.queued_at or job.created_at)
@@ -207,8 +207,8 @@ class _Look:
     def completed(self) -> frozenset[int]:
         """Ranks whose success only the Job records: their pods were gone before it was seen, with no deletion seen."""
         job, ranks = self.snapshot.object, self.snapshot.pods
-        counted: frozenset[int] = job.completed if job is not None else frozenset()
-        return frozenset(rank for rank in counted if rank not in ranks or _went_unseen(ranks[rank]))
+        recorded: frozenset[int] = job.completed if job is not None else frozenset()
+        return frozenset(rank for rank in recorded if rank not in ranks or _went_unseen(ranks[rank]))
 
     @property
     def are_all_well(self) -> bool:

@@ -53,14 +53,14 @@ class Sample:
     @property
     def percent(self) -> float | None:
         """The mean of the GPUs that report it."""
-        said = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
-        return sum(said) / len(said) if said else None
+        reported = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
+        return sum(reported) / len(reported) if reported else None
 
     @property
     def is_idle(self) -> bool | None:
         """Whether all report that they did not compute; unknown if one does not report it and none computed."""
-        said = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
-        return False if any(said) else (True if len(said) == len(self.gpus) else None)
+        reported = [gpu.percent for gpu in self.gpus if gpu.percent is not None]
+        return False if any(reported) else (True if len(reported) == len(self.gpus) else None)
 
     @property
     def memory_mib(self) -> float | None:

@@ -174,22 +174,22 @@ class _Log:
     passed_over: set[int] = field(default_factory=set)
 
     def last_error(self) -> Iterator[_Line]:
-        sender, counted = self._of_last_failure()
+        sender, considered = self._of_last_failure()
         survived = self._last_work(sender)
-        return (self.lines[at] for at in reversed(counted) if at > survived and not self.lines[at].is_quiet)
+        return (self.lines[at] for at in reversed(considered) if at > survived and not self.lines[at].is_quiet)
 
     def _of_last_failure(self) -> tuple[str, Sequence[int]]:
         """Return the lines of the last failure that ended the program, and its sender; without one, the last lines."""
         for failure in reversed(self._failures):
             if not self._ended_nothing(failure):
-                since = self._told(failure.named[0])
+                since = self._own_lines(failure.named[0])
                 is_near = sum(not self.lines[at].text[:1].isspace() for at in since) <= _FAR
                 return failure.sender, since if is_near else since[-_NEAR:]
             its = range(failure.begins, failure.named[-1] + 1)
             self.passed_over.update(at for at in its if self.lines[at].sender == failure.sender)
-        return "", self._told(0)[-_NEAR:]
+        return "", self._own_lines(0)[-_NEAR:]
 
-    def _told(self, begins: int) -> list[int]:
+    def _own_lines(self, begins: int) -> list[int]:
         """Return the lines from there on that the program has printed itself."""
         own = (at for at in range(begins, len(self.lines)) if at not in self.passed_over)
         return [at for at in own if not _CLOSING.match(self.lines[at].text)]
@@ -202,7 +202,7 @@ class _Log:
         last = -1
         seen: set[str] = set()  # a bar is printed once more, as it was, when its program ends
         bars: dict[str, tuple[int, str]] = {}
-        for at in self._told(0):
+        for at in self._own_lines(0):
             line = self.lines[at]
             if moved := [bar for part in line.raw.split("\r") if (bar := _BAR.match(part[:200]))]:
                 for bar in moved:
@@ -210,8 +210,8 @@ class _Log:
                     last = max(last, before) if count != bar["at"] else last
                     bars[bar["of"]] = (at, bar["at"])
             elif line.is_work and sender in ("", line.sender):
-                last = last if (said := _PACE.sub("", line.text)) in seen else at
-                seen.add(said)
+                last = last if (text := _PACE.sub("", line.text)) in seen else at
+                seen.add(text)
             elif not _EXCEPTION.match(line.text) and _RECOVERS.search(line.text):
                 last = at
         return last
@@ -259,5 +259,5 @@ class _Log:
 
     def _logs_an_error_after(self, failure: _Failure) -> bool:
         """Return True if the program logs an error later: then what it logged as a warning before was not its end."""
-        later = (at for at in self._told(failure.named[-1] + 1) if self.lines[at].sender == failure.sender)
+        later = (at for at in self._own_lines(failure.named[-1] + 1) if self.lines[at].sender == failure.sender)
         return any(self.lines[at].is_loud and not _REPORTS.search(self.lines[at].shown) for at in later)

@@ -197,9 +197,9 @@ class PodWait(AttemptWait):
             if why := snapshot.no_capacity:
                 return type(why)(f"Pod {self.name} {what}. {why.what}", why.fix, **why.details, pod=self.name)
             if snapshot.passed_over:
-                said = "; ".join(_why_late(snapshot))
+                causes = "; ".join(_why_late(snapshot))
                 return PodUnschedulable(
-                    f"Pod {self.name} {what}, for a reason other than the pods running on the pool's nodes ({said}).",
+                    f"Pod {self.name} {what}, for a reason other than the pods running on the pool's nodes ({causes}).",
                     _how_to_be_scheduled(pod, snapshot.nodes),
                     pod=self.name,
                 )
@@ -260,11 +260,11 @@ class PodWait(AttemptWait):
 
 
 def _how_to_be_scheduled(pod: PodState, nodes: Sequence[Node]) -> str:
-    said = pod.unschedulable.lower()
-    if "persistentvolumeclaim" in said:  # the scheduler's VolumeBinding: 'persistentvolumeclaim "x" not found'
-        do = "Create the claim, or correct its name" if "not found" in said else "See why the claim has no volume"
+    message = pod.unschedulable.lower()
+    if "persistentvolumeclaim" in message:  # the scheduler's VolumeBinding: 'persistentvolumeclaim "x" not found'
+        do = "Create the claim, or correct its name" if "not found" in message else "See why the claim has no volume"
         return f"{do}: kubectl describe pvc --namespace {pod.namespace}."
-    if "untolerated taint" in said:
+    if "untolerated taint" in message:
         found = dict.fromkeys(str(taint) for node in nodes for taint in untolerated(node.taints, pod.tolerations))
         which = ", ".join(found) or "that the pod does not tolerate"
         return f"See what should take the taint {which} off the node, or name it in the pool's taints."
@@ -319,10 +319,10 @@ def timeline(
     return phases
 
 
-def phase_in_words(told: Mapping[str, Any]) -> str:
+def phase_in_words(entry: Mapping[str, Any]) -> str:
     """Return a phase of a timeline as a human-readable line."""
-    image = f"  {told['image']}{size_in_words(told.get('bytes', 0))}" if "image" in told else ""
-    return f"{told['phase']:<18} {told['seconds']:6.1f} s{image}"
+    image = f"  {entry['image']}{size_in_words(entry.get('bytes', 0))}" if "image" in entry else ""
+    return f"{entry['phase']:<18} {entry['seconds']:6.1f} s{image}"
 
 
 def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
@@ -335,12 +335,12 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         queued = "the pool is full (all its nodes are up and in use): the pod is queued"
         has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable
         return [f"{queued} ({short_scheduling_message(pod.unschedulable)})" if has_other_reason else queued]
-    said = []
+    lines = []
     if snapshot.no_node_has:
-        said.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")
+        lines.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")
     if pod.unschedulable:
-        said.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
-    return said + [_node_line(node, pod) for node in snapshot.nodes]
+        lines.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
+    return lines + [_node_line(node, pod) for node in snapshot.nodes]
 
 
 def _waiting_lines(pod: PodState) -> list[str]:

@@ -119,11 +119,11 @@ def why_not_pulled(message: str) -> Why:
     Before a cause that is not known, only a registry's own verdict says that it is final: "failed to authorize" tells
     what was being done.
     """
-    said = _QUOTED.sub("", message)
-    if _LIMITED.search(said):
+    unquoted = _QUOTED.sub("", message)
+    if _LIMITED.search(unquoted):
         return "passing"
     is_not_found = is_unclear = False
-    for segment in reversed([part.strip(" :") for part in re.split(r":\s", said)]):
+    for segment in reversed([part.strip(" :") for part in re.split(r":\s", unquoted)]):
         if _NOT_FOUND.match(segment):
             is_not_found = True
         elif _WORDS.search(segment) and not _IS_REFERENCE.match(segment) and not _SAYS_NOTHING.match(segment):
@@ -136,11 +136,11 @@ def why_not_pulled(message: str) -> Why:
 
 def cannot_start(pod: PodState, events: Sequence[PodEvent], now: datetime) -> PodImageError | None:
     """Return why a pod that is not running will never run; None if waiting may help."""
-    for container, said, why, final_at in _failures(pod, events):
+    for container, message, why, final_at in _failures(pod, events):
         if now >= final_at:
             image = pod.image if container is pod.base else container.name
             return PodImageError(
-                f"Pod {pod.name}: the image {image} cannot be pulled ({f'{container.reason}: {said}'.strip(': ')}).",
+                f"Pod {pod.name}: the image {image} cannot be pulled ({f'{container.reason}: {message}'.strip(': ')}).",
                 _FIX_SIDECAR if container.name == XCOM_SIDECAR else FIX[why],
                 pod=pod.name,
                 image=image,
@@ -161,10 +161,10 @@ def _failures(pod: PodState, events: Sequence[PodEvent]) -> Iterator[tuple[Conta
             yield container, container.message, "no name", pod.created_at
         elif container.reason in PULL_FAILED:
             # While the kubelet backs off, an older one does not repeat the cause.
-            said = container.message if _names_a_cause(container.message) else (tries[-1].message if tries else "")
-            why = why_not_pulled(said)
+            message = container.message if _names_a_cause(container.message) else (tries[-1].message if tries else "")
+            why = why_not_pulled(message)
             if why in LASTS:
-                yield container, said, why, _since(pod, tries) + LASTS[why]
+                yield container, message, why, _since(pod, tries) + LASTS[why]
 
 
 def _tries(events: Sequence[PodEvent]) -> list[PodEvent]:

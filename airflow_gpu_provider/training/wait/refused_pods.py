@@ -90,5 +90,5 @@ class RefusedPods:
 
 
 def _error(message: str) -> GpuError:
-    said = _CREATING.sub("", message)
-    return refusal(422 if " is invalid: " in said else 403, {"message": said}, "create", "pods")
+    reason = _CREATING.sub("", message)
+    return refusal(422 if " is invalid: " in reason else 403, {"message": reason}, "create", "pods")

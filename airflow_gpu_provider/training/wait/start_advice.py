@@ -235,19 +235,19 @@ def how_to_start(pod: PodState, events: Sequence[PodEvent]) -> tuple[str, PodEve
     What a container waits for now counts first, then the newest event that names a cause; last what may follow from any
     other.
     """
-    told: list[tuple[ContainerState | PodEvent, str]] = [(container, container.name) for container in pod.waiting]
-    told += [(event, "") for event in standing(events)]
-    for said, container in sorted(told, key=lambda each: _may_follow(each[0])):
-        if fix := _fix(said.reason, said.message, node=pod.node or "", container=container):
-            return fix, said if isinstance(said, PodEvent) else None
+    causes: list[tuple[ContainerState | PodEvent, str]] = [(container, container.name) for container in pod.waiting]
+    causes += [(event, "") for event in standing(events)]
+    for cause, container in sorted(causes, key=lambda each: _may_follow(each[0])):
+        if fix := _fix(cause.reason, cause.message, node=pod.node or "", container=container):
+            return fix, cause if isinstance(cause, PodEvent) else None
     is_pulling = bool(events) and events[-1].reason == "Pulling"
     running = [container.name for container in pod.others if container.status == "running"]
     return (_SEE_LOG.format(container=", ".join(running)) if running and not is_pulling else _LONGER), None
 
 
-def _may_follow(said: ContainerState | PodEvent) -> bool:
+def _may_follow(cause: ContainerState | PodEvent) -> bool:
     """Return True for a node that no longer answers, and for the kubelet's summary of all volumes that are missing."""
-    return said.reason == _NODE_GONE or said.message.startswith("Unable to attach or mount volumes")
+    return cause.reason == _NODE_GONE or cause.message.startswith("Unable to attach or mount volumes")
 
 
 def _fix(reason: str, message: str, **names: str) -> str:

@@ -138,13 +138,13 @@ class WorkloadWait(ObjectWait[str]):
         ends = self._ends(snapshot, now)
         if not _has_settled(snapshot, now) or (not ends and not _is_late(snapshot, now)):
             return None
-        said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
+        why = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
         if not ends and end.reason == _BY_POLICY and "condition DisruptionTarget" in end.message:
-            return PodPreempted(f"{workload} has failed ({said}).", RETRY, workload=self.name)
+            return PodPreempted(f"{workload} has failed ({why}).", RETRY, workload=self.name)
         if not ends or end.reason == "DeadlineExceeded":
             is_late = end.reason == "DeadlineExceeded"
             error, fix = (PodDeadline, RAISE_DEADLINE) if is_late else (PodFailed, "Its pods' logs are in this log.")
-            return error(f"{workload} has failed ({said}).", fix, workload=self.name, reason=end.reason)
+            return error(f"{workload} has failed ({why}).", fix, workload=self.name, reason=end.reason)
         title = first_failure(ends)
         return of_rank(ends[title].error, title)
 
@@ -197,11 +197,11 @@ def _lines(snapshot: WorkloadSnapshot) -> list[str]:
     states: dict[str, list[str]] = {}
     for title, seen in sorted(snapshot.pods.items()):
         states.setdefault(pod_in_words(seen), []).append(title)
-    counted = Counter({state: len(titles) for state, titles in states.items()})
-    running, well = counted.pop("runs", 0), counted.pop("has finished", 0)
-    said = [f"{running} of {len(snapshot.pods)} pods run" + (f", {well} have finished" if well else "")]
-    said += [f"{_named(states[state])} {state_of(state, len(states[state]))}" for state in [*counted][:_TOLD]]
-    return ["; ".join([*said, *([f"{len(counted) - _TOLD} more groups of pods wait"] if len(counted) > _TOLD else [])])]
+    counts = Counter({state: len(titles) for state, titles in states.items()})
+    running, well = counts.pop("runs", 0), counts.pop("has finished", 0)
+    parts = [f"{running} of {len(snapshot.pods)} pods run" + (f", {well} have finished" if well else "")]
+    parts += [f"{_named(states[state])} {state_of(state, len(states[state]))}" for state in [*counts][:_TOLD]]
+    return ["; ".join([*parts, *([f"{len(counts) - _TOLD} more groups of pods wait"] if len(counts) > _TOLD else [])])]
 
 
 def _named(titles: list[str]) -> str:
@@ -210,8 +210,8 @@ def _named(titles: list[str]) -> str:
 
 
 def _because(snapshot: WorkloadSnapshot) -> str:
-    said = "; ".join([*_lines(snapshot), *snapshot.notes])
-    return f" ({said})" if said else ""
+    text = "; ".join([*_lines(snapshot), *snapshot.notes])
+    return f" ({text})" if text else ""
 
 
 def _result(snapshot: WorkloadSnapshot) -> dict[str, Any]:

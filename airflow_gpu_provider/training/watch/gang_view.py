@@ -157,8 +157,8 @@ class GangView(ObjectView[int]):
         return not self.is_suspended
 
     def _is_new(self, known: PoolUpdates) -> bool:
-        news = self.pool_updates
-        return (news.log_lines, news.gangs, news.gang_errors) != (known.log_lines, known.gangs, known.gang_errors)
+        update = self.pool_updates
+        return (update.log_lines, update.gangs, update.gang_errors) != (known.log_lines, known.gangs, known.gang_errors)
 
     def snapshot(self, now: datetime) -> GangSnapshot:
         if len(self._newest()) >= self._wait.nodes:

@@ -182,8 +182,8 @@ class GpuSampler:
 
     async def _take_one(self, pod: PodState, at: float, *, counts: bool) -> None:
         try:
-            said = await self._answer(pod)
-            sample = parse(said.decode(errors="replace")) if said is not None else None
+            output = await self._answer(pod)
+            sample = parse(output.decode(errors="replace")) if output is not None else None
             if sample is None:
                 await self._failed(pod, "nvidia-smi in its container reports no GPU", is_refused=True)
                 return
@@ -206,10 +206,10 @@ class GpuSampler:
         assert pod.base is not None
         path = f"api/v1/namespaces/{self._wait.namespace}/pods/{pod.name}"
         for query in self._queries:
-            said = await self._api.output(path, container=pod.base.name, command=query, within=_WITHIN)
-            if said is not None:
+            output = await self._api.output(path, container=pod.base.name, command=query, within=_WITHIN)
+            if output is not None:
                 self._queries = (query,)
-                return said
+                return output
             if pod.name not in self._running:
                 break
         return None

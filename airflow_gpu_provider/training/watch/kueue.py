@@ -106,13 +106,13 @@ def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
         return f"Kueue has not taken it into queue {queue} yet"
     waiting = sorted((each for each in workloads if _is_pending(each)), key=_order)
     place = next((number for number, each in enumerate(waiting, 1) if is_of(each, uid)), None)
-    said = [f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"]
+    parts = [f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"]
     for kind in ("QuotaReserved", "Admitted"):
         condition = _condition(own, kind)
         if condition and condition["status"] != "True" and condition.get("message"):
-            said.append(str(condition["message"]))
+            parts.append(str(condition["message"]))
             break
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def evicted_in_words(uid: str, workloads: Iterable[Json]) -> str:

@@ -176,8 +176,8 @@ class Pace:
     """Lets a line pass every two seconds: ranks change one after another, and the log reports the whole."""
 
     def __init__(self) -> None:
-        self._told: tuple[str, ...] = ()
-        self._told_at: datetime | None = None
+        self._passed: tuple[str, ...] = ()
+        self._passed_at: datetime | None = None
         self._is_held = False
 
     @property
@@ -186,12 +186,12 @@ class Pace:
         return _PACE.total_seconds() if self._is_held else LONGEST
 
     def lets_pass(self, lines: tuple[str, ...], now: datetime) -> bool:
-        if not lines or lines == self._told:
+        if not lines or lines == self._passed:
             self._is_held = False
             return bool(lines)
-        self._is_held = self._told_at is not None and now - self._told_at < _PACE
+        self._is_held = self._passed_at is not None and now - self._passed_at < _PACE
         if not self._is_held:
-            self._told, self._told_at = lines, now
+            self._passed, self._passed_at = lines, now
         return not self._is_held
 
 

@@ -27,7 +27,7 @@ from airflow_gpu_provider.training.watch.view import OnPod, View
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog
 
-_SETTLED_AFTER = timedelta(seconds=2)
+_EVENTS_SHOWN_WITHIN = timedelta(seconds=2)
 """How long the end of the wait waits for the events, which have a watch of their own."""
 
 
@@ -132,12 +132,12 @@ class PodView(View):
         """Return True once the watch of events has shown the past ones, or fails, or has had its time."""
         self._over_since = self._over_since or now
         has_answer = self._shows_events or self._pod_events in self._trouble
-        return has_answer or now >= self._over_since + _SETTLED_AFTER
+        return has_answer or now >= self._over_since + _EVENTS_SHOWN_WITHIN
 
     @property
     def longest(self) -> float:
         is_settling = self._over_since is not None and not self._shows_events
-        return min(_SETTLED_AFTER.total_seconds(), super().longest) if is_settling else super().longest
+        return min(_EVENTS_SHOWN_WITHIN.total_seconds(), super().longest) if is_settling else super().longest
 
     def look(self, now: datetime) -> tuple[Progress, datetime]:
         snapshot = self.snapshot(now)

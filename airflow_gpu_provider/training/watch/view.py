@@ -196,9 +196,9 @@ class View(ABC):
             self._shown.add(uid)
             self._gone.discard(uid)
 
-    def take_news(self, news: PoolUpdates) -> None:
+    def take_update(self, update: PoolUpdates) -> None:
         """Take what the pool's loop reports."""
-        known, self.pool_updates = self.pool_updates, news
+        known, self.pool_updates = self.pool_updates, update
         if self._is_new(known):
             self._feed.wake()
 
@@ -320,12 +320,12 @@ class View(ABC):
 
         For a gang whose zone has no node yet it excludes none: the gang's own are to come.
         """
-        if not self._waits_for_node(uid) or not (said := self._known[uid].unschedulable):
+        if not self._waits_for_node(uid) or not (message := self._known[uid].unschedulable):
             return False
         wanted = self._selector(uid).items()
         ready = {node.name for node in self._nodes.ready() if wanted <= node.labels.items()}
         has_none = self.queues_pods and bool(self._no_node_has(uid))
-        return has_none or is_left_out(said, ready=ready, empty=self.pool_updates.empty_nodes)
+        return has_none or is_left_out(message, ready=ready, empty=self.pool_updates.empty_nodes)
 
     def _no_node_has(self, uid: str) -> str:
         return not_on_any(self._selector(uid), self._nodes.ready()) if self._waits_for_node(uid) else ""

@@ -136,7 +136,7 @@ async def watch(
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
                 view.take(changes, await feed.api.now())
         finally:
-            await pool_updates.leave(pool, owner, view.take_news)
+            await pool_updates.leave(pool, owner, view.take_update)
 
 
 async def _is_believed(progress: Progress, view: View, now: datetime) -> bool:
@@ -154,8 +154,8 @@ async def _keep_pool(view: View, pool: GpuPool, owner: str) -> None:
     """Keep the pool reconciled exactly while the view needs it."""
     if view.needs_pool_loop and not view.is_kept:
         view.is_kept = True
-        pool_updates.keep(pool, owner, view.take_news, admits=view.is_admitted_here)
+        pool_updates.keep(pool, owner, view.take_update, admits=view.is_admitted_here)
     elif view.is_kept and not view.needs_pool_loop:
         view.is_kept = False
         view.pool_updates = PoolUpdates()
-        await pool_updates.leave(pool, owner, view.take_news)
+        await pool_updates.leave(pool, owner, view.take_update)

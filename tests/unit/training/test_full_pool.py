@@ -66,7 +66,7 @@ def test_pod_for_which_an_empty_node_has_too_little_room_is_not_queued() -> None
         [present(PODS, unschedulable(NO_ROOM)), present(NODES, raw_node("n1")), present(NODES, raw_node("n2"))], NOW
     )
     for empty, passed_over in (((), False), (("n2",), True), (("n1", "n2"), True), (("left",), False)):
-        view.take_news(PoolUpdates(empty_nodes=frozenset(empty)))
+        view.take_update(PoolUpdates(empty_nodes=frozenset(empty)))
         snapshot = view.snapshot(NOW)
         assert (snapshot.is_full, snapshot.passed_over) == (not passed_over, passed_over), empty
 

@@ -86,21 +86,21 @@ async def heard(nodes: Nodes, *lines: str, told: str = "") -> tuple[NetworkLook,
 async def test_told_once_whatever_ranks_and_lines_say_it() -> None:
     nodes = Nodes({"n-0": "p5.48xlarge"})
     look, said = await heard(nodes, "step 1", SOCKET, SOCKET, SOCKET)
-    assert said == [look.told]
-    assert "p5.48xlarge has up to 32 EFA interfaces" in look.told
+    assert said == [look.warning]
+    assert "p5.48xlarge has up to 32 EFA interfaces" in look.warning
     assert nodes.asked == 1
 
 
 async def test_who_goes_on_does_not_tell_again() -> None:
     nodes = Nodes({"n-0": "p5.48xlarge"})
     look, said = await heard(nodes, SOCKET, told="NCCL uses NET/Socket")
-    assert (look.told, said, nodes.asked) == ("NCCL uses NET/Socket", [], 0)
+    assert (look.warning, said, nodes.asked) == ("NCCL uses NET/Socket", [], 0)
 
 
 @pytest.mark.parametrize("types", [{"n-0": "g6.xlarge"}, None])
 async def test_nothing_is_told_of_other_machines_or_by_a_cluster_that_does_not_answer(types: Any) -> None:
     look, said = await heard(Nodes(types), SOCKET)
-    assert (look.told, said) == ("", [])
+    assert (look.warning, said) == ("", [])
 
 
 async def test_it_travels_with_how_far_the_log_is_written() -> None:

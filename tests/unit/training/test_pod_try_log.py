@@ -53,7 +53,7 @@ def test_what_a_triggerer_has_streamed_is_wanted_again_where_the_task_waits_ther
     with pytest.raises(TaskDeferred):
         life.tries.resume(watched("success" if has_ended else "error", None if has_ended else AWAY, logs=followed))
     logs = life.records[0]["logs"]
-    assert (logs["positions"], logs["anew"]) == ({}, True)
+    assert (logs["positions"], logs["from_start"]) == ({}, True)
     assert logs["containers"] == ([] if has_ended else ["base"])
 
     again = with_a_log(Life(ENDED_WELL), monkeypatch, away)

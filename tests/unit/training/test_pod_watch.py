@@ -333,7 +333,7 @@ def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:
 def test_what_the_pools_keeper_says_is_told_at_once_and_once() -> None:
     view, why = a_view(), OutOfStock("Pool train-gpu: 0 of 1 nodes.")
     for no_capacity in (None, why):
-        view.take_news(PoolUpdates(log_lines=("no g6.xlarge in us-west-2a",), no_capacity=no_capacity))
+        view.take_update(PoolUpdates(log_lines=("no g6.xlarge in us-west-2a",), no_capacity=no_capacity))
     assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a",)
     assert view.snapshot(NOW).no_capacity is why
     assert cast("Woken", view._feed).times == 1
@@ -388,7 +388,7 @@ def test_a_pod_that_no_demand_covers_has_the_pool_looked_at_once_it_is_placed() 
         view = PodView(replace(WAIT, is_covered=is_covered), a_pool(), cast("Feed", Woken()))
         view.take([present(PODS, raw_pod(scheduled=True))], NOW)
         assert view.needs_pool_loop is needed
-        view.take_news(PoolUpdates())
+        view.take_update(PoolUpdates())
         assert not view.needs_pool_loop
 
 
@@ -404,7 +404,7 @@ def test_a_pod_at_a_scheduling_gate_is_no_demand_and_has_nobody_look_after_the_p
 def test_a_look_before_the_pod_is_placed_is_not_the_one() -> None:
     view = PodView(replace(WAIT, is_covered=False), a_pool(), cast("Feed", Woken()))
     view.take([present(PODS, raw_pod())], NOW)
-    view.take_news(PoolUpdates())
+    view.take_update(PoolUpdates())
     view.take([present(PODS, raw_pod(scheduled=True))], NOW)
     assert view.needs_pool_loop
 
