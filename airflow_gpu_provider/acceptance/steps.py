@@ -161,7 +161,7 @@ class Acceptance:
         findings = examine(self.pool, functools.partial(self._opened, self.pool), pod_namespace=self._namespace)
         for each in findings:
             if each.result != "ok":
-                report.lines.append(f"{each.result}: {each.check}: {each.said} {each.fix}".strip())
+                report.lines.append(f"{each.result}: {each.check}: {each.message} {each.fix}".strip())
         problems = [each.check for each in findings if each.result == "problem"]
         if problems:
             raise NotAsExpected(f"It would stop a run: {', '.join(problems)}.")

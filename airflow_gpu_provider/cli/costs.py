@@ -100,10 +100,10 @@ def cost_row(row: Row) -> Row:
     is_less = bool(row["unknown"] or row["at_least"])
     is_unknown = row["unknown"] == row["bills"]
     by = row["price_source"] or ""
-    said = UNKNOWN if is_unknown else in_words(row["cost"], row["currency"], at_least=is_less, by=by)
+    cost = UNKNOWN if is_unknown else in_words(row["cost"], row["currency"], at_least=is_less, by=by)
     notes = [f"{row['unknown']} of unknown cost"] if row["unknown"] and not is_unknown else []
     shown = {name: row[name] for name in ("month", "dag", "pool", "nights", "node_hours")}
-    return {**shown, "cost": said, "note": "; ".join(notes)}
+    return {**shown, "cost": cost, "note": "; ".join(notes)}
 
 
 def since_day(given: str | None, now: datetime) -> datetime:

@@ -79,7 +79,7 @@ def _left(budget: Mapping[str, Any], of: PoolStatus) -> str:
 
 def finding_row(each: Finding) -> Row:
     """Return what to do beneath what was found: side by side, both would be too narrow to read."""
-    found = f"{each.said}\n-> {each.fix}" if each.fix else each.said
+    found = f"{each.message}\n-> {each.fix}" if each.fix else each.message
     return {"pool": each.pool, "check": each.check, "result": each.result, "found": found}
 
 

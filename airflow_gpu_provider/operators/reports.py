@@ -79,7 +79,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
         self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
         self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
-        for line in status.said:
+        for line in status.notes:
             self.log.info("  %s", line)
         for gang in status.gangs:
             self.log.info("  gang %s: %s", gang.gang, gang.state)
@@ -121,12 +121,12 @@ class GpuPoolDoctorOperator(_ReportOperator):
         findings = [finding for found in in_parallel(ask, self.gpu_pools) for finding in found]
         for each in findings:
             log = self.log.info if each.result == "ok" else self.log.warning
-            log("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)
+            log("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.message, each.fix)
         context["ti"].xcom_push(key="findings", value=[each.to_json() for each in findings])
         problems = [each for each in findings if each.result == "problem"]
         if problems:
             raise PoolNotUsable(
-                "; ".join(f"Pool {each.pool}, {each.check}: {each.said}" for each in problems),
+                "; ".join(f"Pool {each.pool}, {each.check}: {each.message}" for each in problems),
                 problems[0].fix,
                 findings=[each.to_json() for each in problems],
             )

@@ -59,16 +59,17 @@ Result = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found: `said`, as text, and `fix`, what to do about it."""
+    """What one check found: `message`, as text, and `fix`, what to do about it."""
 
     pool: str
     check: str
     result: Result
-    said: str
+    message: str
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return it as it is left in XCom, where `message` is "said"."""
+        return {"said" if name == "message" else name: value for name, value in asdict(self).items()}
 
 
 def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:
@@ -85,29 +86,29 @@ def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: 
     except GpuError as error:
         no_credentials = isinstance(error, (ConnectionNotFound, CredentialsError))
         return (_problem(pool, "credentials" if no_credentials else "cluster", error),)
-    findings = [Finding(pool=pool.name, check="credentials", result="ok", said=where)]
+    findings = [Finding(pool=pool.name, check="credentials", result="ok", message=where)]
     for name, check in _Doctor(reconciler, pod_namespace).checks().items():
         try:
-            for result, said, fix in check():
-                findings.append(Finding(pool=pool.name, check=name, result=result, said=said, fix=fix))
+            for result, message, fix in check():
+                findings.append(Finding(pool=pool.name, check=name, result=result, message=message, fix=fix))
         except (CredentialsError, ClusterUnreachable) as error:
             return (*findings, _problem(pool, name, error))
         except GpuError as error:
-            findings.append(_unless_said(_problem(pool, name, error), findings))
+            findings.append(_unless_reported(_problem(pool, name, error), findings))
     return tuple(findings)
 
 
 def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
-    return Finding(pool=pool.name, check=check, result="problem", said=error.what, fix=error.fix)
+    return Finding(pool=pool.name, check=check, result="problem", message=error.what, fix=error.fix)
 
 
-def _unless_said(problem: Finding, before: Iterable[Finding]) -> Finding:
+def _unless_reported(problem: Finding, before: Iterable[Finding]) -> Finding:
     """Return a short form of a problem that an earlier check has reported."""
-    first = next((each.check for each in before if each.said == problem.said), None)
-    return replace(problem, said=f"could not be checked: see {first}", fix="") if first else problem
+    first = next((each.check for each in before if each.message == problem.message), None)
+    return replace(problem, message=f"could not be checked: see {first}", fix="") if first else problem
 
 
-Said = Iterator[tuple[Result, str, str]]
+Findings = Iterator[tuple[Result, str, str]]
 
 
 class _Doctor:
@@ -120,9 +121,9 @@ class _Doctor:
         self._has_quota = False
         self._provisioner = getattr(reconciler.pool, "provisioner", None)
 
-    def checks(self) -> dict[str, Callable[[], Said]]:
+    def checks(self) -> dict[str, Callable[[], Findings]]:
         """Return them by name, in the order in which a run would meet them."""
-        found: dict[str, Callable[[], Said]] = {
+        found: dict[str, Callable[[], Findings]] = {
             "cluster": self._cluster,
             "permissions": self._permissions,
             "cloud permissions": self._cloud_permissions,
@@ -158,11 +159,11 @@ class _Doctor:
         except GpuError as error:
             return error
 
-    def _cluster(self) -> Said:
+    def _cluster(self) -> Findings:
         live = sum(lease.live(self._seen.now) for lease in self._seen.leases)
         yield "ok", f"reached; nodes of the pool: {len(self._seen.nodes)}, runs that want some: {live}", ""
 
-    def _permissions(self) -> Said:
+    def _permissions(self) -> Findings:
         refused = missing(self._on.api, rules(self._pool, self._namespace))
         yield from map(_refusal, refused)
         try:
@@ -173,7 +174,7 @@ class _Doctor:
         if not refused:
             yield "ok", f"all that a run does in the cluster, with pods in namespace {self._namespace}", ""
 
-    def _cloud_permissions(self) -> Said:
+    def _cloud_permissions(self) -> Findings:
         answer = self._on.platform.refusals()
         if answer is None:
             return
@@ -188,7 +189,7 @@ class _Doctor:
         except PermissionDenied as error:
             yield "warning", f'bills will have "at least": {error.what}', error.fix
 
-    def _groups(self) -> Said:
+    def _groups(self) -> Findings:
         try:
             plan = self._on.platform.plan(1)
         except PriceLimitExceeded:
@@ -213,7 +214,7 @@ class _Doctor:
         if not (plan.changes or plan.brought or plan.notes):
             yield "ok", f"{plural(len(self._seen.groups), 'group')}, as the spec has them", ""
 
-    def _quota(self) -> Said:
+    def _quota(self) -> Findings:
         most, notes = self._pool.max_nodes, list[str]()
         try:
             self._on.platform.groups_over_quota(most, notes.append)
@@ -232,7 +233,7 @@ class _Doctor:
             self._has_quota = True
             yield "ok", f"enough for max_nodes={most}", ""
 
-    def _prices(self) -> Said:
+    def _prices(self) -> Findings:
         listed, pool = self._on.platform.list_prices(), self._pool
         for why in dict.fromkeys(listed.unknown.values() if listed else ()):
             yield (
@@ -246,7 +247,7 @@ class _Doctor:
             cheapest, dearest = min(listed.per_hour.values()), max(listed.per_hour.values())
             yield "ok", f"nodes cost {money(pool, cheapest)} to {money(pool, dearest)} an hour", ""
 
-    def _stock(self) -> Said:
+    def _stock(self) -> Findings:
         now = self._seen.now
         over = passed_over(self._seen.groups, now)
         quiet = True
@@ -259,12 +260,12 @@ class _Doctor:
             if lately:
                 quiet = False
                 still = f"; not tried again until {over[group.name].until:%H:%M}Z" if group.name in over else ""
-                said = _failed(str(group.candidate), lately, lately[-1].reason)
-                yield "warning", said + still, "Name more zones, types or markets; see give_up_after= of Ensure."
+                message = _failed(str(group.candidate), lately, lately[-1].reason)
+                yield "warning", message + still, "Name more zones, types or markets; see give_up_after= of Ensure."
         if quiet:
             yield "ok", "no launch failed in the last day", ""
 
-    def _launches(self) -> Said:
+    def _launches(self) -> Findings:
         quiet = True
         for group in self._seen.groups:
             if group.failures:
@@ -278,12 +279,12 @@ class _Doctor:
         for each in supply(self._seen):
             if each.lacks_for_long(self._seen.now):
                 quiet = False
-                said = f"{each}: {who[each.machine.group]}: {each.machine.lacks}"
-                yield "warning", said, "See `kubectl describe nodeclaim`."
+                message = f"{each}: {who[each.machine.group]}: {each.machine.lacks}"
+                yield "warning", message, "See `kubectl describe nodeclaim`."
         if quiet:
             yield "ok", "no launch has failed in the last hour, by the cluster's events", ""
 
-    def _plugin(self) -> Said:
+    def _plugin(self) -> Findings:
         servers, is_installed = look(self._on.api, self._pool)
         server = served_by(self._pool, servers, ours=is_installed)
         if server:
@@ -295,7 +296,7 @@ class _Doctor:
         else:
             yield "ok", "not installed yet: InstallDevicePluginOperator of the block installs it", ""
 
-    def _driver(self) -> Said:
+    def _driver(self) -> Findings:
         blind = [node for node in self._seen.nodes if node.ready and not node.gpus]
         if not blind:
             yield "ok", _driver_words(self._pool, self._seen.nodes), ""
@@ -306,17 +307,17 @@ class _Doctor:
             since = self._seen.now - (node.ready_changed_at or node.created_at)
             is_late = since > READY_WITHIN or (plugin is not None and has_failed(plugin))
             state = f"; {plugin_state(plugin)}" if plugin else ""
-            said = f"node {node.name} has been Ready for {format_seconds(since)}, without an allocatable GPU{state}"
+            message = f"node {node.name} has been Ready for {format_seconds(since)}, without an allocatable GPU{state}"
             logs = (
                 f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
             )
-            yield "problem" if is_late else "warning", said, f"{driver_fix(node)} See `{logs}`."
+            yield "problem" if is_late else "warning", message, f"{driver_fix(node)} See `{logs}`."
 
-    def _images(self) -> Said:
-        for said, fix in slow_pulls(self._on.api, self._pool, self._namespace):
-            yield "warning", said, fix
+    def _images(self) -> Findings:
+        for message, fix in slow_pulls(self._on.api, self._pool, self._namespace):
+            yield "warning", message, fix
 
-    def _autoscaler(self) -> Said:
+    def _autoscaler(self) -> Findings:
         status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)
         names = [group.autoscaler_name for group in self._seen.groups if group.autoscaler_name]
         for name in names:

@@ -87,8 +87,8 @@ class PoolStatus:
         booting: Machines that exist and will soon be such nodes: those that are coming.
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
-        said: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
-            that no run wants. A key of the XCom.
+        notes: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
+            that no run wants. In XCom it is "said".
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -112,7 +112,7 @@ class PoolStatus:
     leases: tuple[LeaseRow, ...]
     price_source: str = ""
     gangs: tuple[GangRow, ...] = ()
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -122,7 +122,7 @@ class PoolStatus:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; an unknown cost is "unknown"."""
         values: dict[str, Any] = _with_unknown(asdict(self))
-        return values
+        return {"said" if name == "notes" else name: value for name, value in values.items()}
 
 
 def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:
@@ -149,7 +149,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,
-        said=(*_said_by_provisioners(snapshot, machines), *_left_over(snapshot)),
+        notes=(*_notes_of_provisioners(snapshot, machines), *_left_over(snapshot)),
     )
 
 
@@ -181,7 +181,7 @@ def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
     )
 
 
-def _said_by_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStatus]) -> Iterator[str]:
+def _notes_of_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStatus]) -> Iterator[str]:
     machines = tuple(machines)
     for group in (group for group in snapshot.groups if group.provisioner):
         who = group.provisioner

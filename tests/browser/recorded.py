@@ -124,7 +124,7 @@ def error(task_id: str, ended_by: GpuError) -> Conf:
 
 
 def finding(result: Any, said: str, *, pool: str = "train-gpu", check: str = "quota", fix: str = "") -> Conf:
-    return Finding(pool=pool, check=check, result=result, said=said, fix=fix).to_json()
+    return Finding(pool=pool, check=check, result=result, message=said, fix=fix).to_json()
 
 
 def look(statuses: Any, findings: list[Conf]) -> Conf:

@@ -36,10 +36,10 @@ def findings(pool: KubernetesGpuPool) -> dict[str, Finding]:
     return found
 
 
-def said(pool: KubernetesGpuPool) -> str:
+def message(pool: KubernetesGpuPool) -> str:
     """All that is not ok."""
     wrong = [f for f in examine(pool, lambda: opened(pool)) if f.result != "ok"]
-    return "\n".join(f"{finding.check}: {finding.result}: {finding.said}" for finding in wrong)
+    return "\n".join(f"{finding.check}: {finding.result}: {finding.message}" for finding in wrong)
 
 
 def test_a_machine_that_is_being_removed_is_not_launching(cluster: Cluster, cloud: MachineCloud) -> None:
@@ -67,7 +67,7 @@ def test_the_doctor_finds_nothing_wrong_where_nothing_is(cluster: Cluster) -> No
     found = findings(pool)
     assert found["groups"].result == "ok"
     assert not found["groups"].fix
-    assert said(pool) == ""
+    assert message(pool) == ""
 
 
 @pytest.mark.parametrize("what", ["node class", "node pool"])
@@ -79,14 +79,14 @@ def test_the_doctor_names_what_is_missing(cluster: Cluster, what: str) -> None:
         cluster.node_pool("another")
         pool, words = cluster.pool("nothing"), "karpenter.sh/nodepool=nothing"
     assert findings(pool)["groups"].result == "problem"
-    assert words in said(pool)
+    assert words in message(pool)
 
 
 def test_the_doctor_tells_limits_that_are_used_up(cluster: Cluster) -> None:
     pool = cluster.node_pool("full", limits={"nvidia.com/gpu": "1"}, disruption=NEVER)
     Night(pool).train()
     eventually(lambda: cluster.nodepool("full").get("status", {}).get("resources", {}).get("nvidia.com/gpu") == "1")
-    assert "nvidia.com/gpu: 1 of 1" in said(pool)
+    assert "nvidia.com/gpu: 1 of 1" in message(pool)
 
 
 def test_the_doctor_tells_a_stock_out_of_a_minute_ago(cluster: Cluster, cloud: MachineCloud) -> None:
@@ -96,4 +96,4 @@ def test_the_doctor_tells_a_stock_out_of_a_minute_ago(cluster: Cluster, cloud: M
     cloud.refusal = None
     found = findings(pool)
     assert found["stock"].result == "warning"
-    assert "capacity" in found["stock"].said
+    assert "capacity" in found["stock"].message

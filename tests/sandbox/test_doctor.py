@@ -82,7 +82,7 @@ def identity(
 def examined(pool: GpuPool) -> tuple[Finding, ...]:
     found = examine(pool, lambda: open_pool(pool, owner="tests/doctor", holder="the doctor", report=print))
     # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
-    return tuple(each for each in found if "managed node groups and would have" not in each.said)
+    return tuple(each for each in found if "managed node groups and would have" not in each.message)
 
 
 def complaints(pool: GpuPool) -> dict[str, list[Finding]]:
@@ -90,7 +90,7 @@ def complaints(pool: GpuPool) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {}
     for each in examined(pool):
         if each.result != "ok":
-            assert each.fix or each.said.startswith("could not be checked: see "), each
+            assert each.fix or each.message.startswith("could not be checked: see "), each
             found.setdefault(each.check, []).append(each)
     return found
 
@@ -111,7 +111,7 @@ def test_nothing_would_stop_it(pool: Callable[..., EksGpuPool]) -> None:
     findings = examined(pool())
     assert {each.result for each in findings} == {"ok"}
     assert list(dict.fromkeys(each.check for each in findings)) == ["credentials", *POOL_CHECKS]
-    assert "all changes that a run makes in the cloud" in [each.said for each in findings]
+    assert "all changes that a run makes in the cloud" in [each.message for each in findings]
 
 
 # -- credentials and the way to the cluster --------------------------------------------------------------------
@@ -121,12 +121,12 @@ def test_connections_that_are_missing_though_there_are_ambient_credentials(
     pool: Callable[..., EksGpuPool], gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_aws = the_only(pool(aws_conn_id="nowhere"), "credentials")
-    assert of_aws.said == "The Airflow connection 'nowhere' was not found."
+    assert of_aws.message == "The Airflow connection 'nowhere' was not found."
     assert "aws_conn_id=None uses the worker's own" in of_aws.fix
     assert examined(pool(aws_conn_id=None))[0].result == "ok", "who asks for ambient credentials has them"
 
     monkeypatch.delenv("AIRFLOW_CONN_KUBERNETES_DEFAULT")
-    assert "kubernetes_default" in the_only(KubernetesGpuPool(name="lab", nodes=["metal-1"]), "credentials").said
+    assert "kubernetes_default" in the_only(KubernetesGpuPool(name="lab", nodes=["metal-1"]), "credentials").message
 
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(gpu_sandbox.kubeconfig))
     gke = GkeGpuPool(
@@ -138,7 +138,7 @@ def test_connections_that_are_missing_though_there_are_ambient_credentials(
         max_nodes=1,
         gcp_conn_id="nowhere",
     )
-    assert "nowhere" in the_only(gke, "credentials").said
+    assert "nowhere" in the_only(gke, "credentials").message
 
 
 def test_a_cluster_that_does_not_answer_is_told_once(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_cluster_that_does_not_answer_is_told_once(gpu_sandbox: Sandbox, monke
     connection = {"conn_type": "kubernetes", "extra": {"kube_config": json.dumps(kubeconfig)}}
     monkeypatch.setenv("AIRFLOW_CONN_SILENT", json.dumps(connection))
     pool = KubernetesGpuPool(name="lab", nodes=["metal-1"], kubernetes_conn_id="silent")
-    assert "did not answer" in the_only(pool, "cluster").said
+    assert "did not answer" in the_only(pool, "cluster").message
 
 
 # -- permissions -----------------------------------------------------------------------------------------------
@@ -161,16 +161,16 @@ def test_permissions_of_the_cluster_that_are_missing(
     identity("rbac", EVERY_POLICY, "doctor-patients")
     patient = pool(aws_conn_id="patient")
     nobody = complaints(patient)
-    assert nobody["cluster"][0].said.startswith("The cluster denies permission to list leases")
-    assert [each.said for each in nobody["stock"]] == ["could not be checked: see cluster"]
+    assert nobody["cluster"][0].message.startswith("The cluster denies permission to list leases")
+    assert [each.message for each in nobody["stock"]] == ["could not be checked: see cluster"]
     assert "may not get/list/create/update/delete leases in namespace airflow-gpu-provider" in [
-        each.said for each in nobody["permissions"]
+        each.message for each in nobody["permissions"]
     ]
 
     give_most_of(documented_roles.FULL_ROLES, "doctor-patients", administrator)
     until_allowed(administrator, groups=["doctor-patients"], namespace="airflow-gpu-provider", resource="leases")
     found = complaints(patient)
-    assert {(each.said, each.result) for each in found.pop("permissions")} == {
+    assert {(each.message, each.result) for each in found.pop("permissions")} == {
         ("may not patch nodes", "problem"),
         ("may not create pods in namespace default", "problem"),
         (
@@ -182,7 +182,7 @@ def test_permissions_of_the_cluster_that_are_missing(
     assert found == {}
     scaled = complaints(pool(aws_conn_id="patient", name="doctor-scaled", scaling="autoscaler"))
     (report,) = (each for each in scaled["permissions"] if "autoscaler.yaml" in each.fix)
-    assert (report.said, report.result) == (
+    assert (report.message, report.result) == (
         "may not get configmaps cluster-autoscaler-status in namespace kube-system",
         "problem",
     )
@@ -217,8 +217,8 @@ def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], id
     found = complaints(patient)
     assert list(found) == ["cloud permissions", "quota"]
     assert [each.result for each in found["quota"]] == ["warning"]
-    assert "quotas are not checked: AWS refused servicequotas:GetServiceQuota" in found["quota"][0].said
-    assert [each.said for each in found["cloud permissions"]] == [
+    assert "quotas are not checked: AWS refused servicequotas:GetServiceQuota" in found["quota"][0].message
+    assert [each.message for each in found["cloud permissions"]] == [
         "may not eks:CreateNodegroup",
         "may not autoscaling:SetDesiredCapacity",
     ]
@@ -230,14 +230,14 @@ def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], id
     found = complaints(patient)
     (groups,) = found["groups"]
     assert groups.result == "problem"
-    assert "AWS refused ec2:DescribeSubnets" in groups.said
-    assert [each.said for each in found["quota"]] == ["could not be checked: see groups"]
+    assert "AWS refused ec2:DescribeSubnets" in groups.message
+    assert [each.message for each in found["quota"]] == ["could not be checked: see groups"]
 
     identity("cannot-ask", ["eks-full.json"], "system:masters", without=["autoscaling:SetDesiredCapacity"])
     findings = examined(patient)
     assert {each.check for each in findings if each.result != "ok"} == {"cloud permissions"}
-    (said,) = (each.said for each in findings if each.check == "cloud permissions")
-    assert "are not checked: iam:SimulatePrincipalPolicy is not allowed" in said
+    (message,) = (each.message for each in findings if each.check == "cloud permissions")
+    assert "are not checked: iam:SimulatePrincipalPolicy is not allowed" in message
 
 
 def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypa
 
     assert complaints(pool("gcp_admin")) == {}
     refused = the_only(pool("patient"), "cloud permissions")
-    assert refused.said == "may not compute.instanceGroupManagers.update"
+    assert refused.message == "may not compute.instanceGroupManagers.update"
     assert "docs/iam-gke.md" in refused.fix
     gke_sandbox.faults.set_quota("NVIDIA_L4_GPUS", 0)
     gke_sandbox.faults.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
@@ -280,10 +280,10 @@ def test_quotas_that_are_too_small(pool: Callable[..., EksGpuPool], gpu_sandbox:
     patient = pool(instance_types=["p3.8xlarge"])
     gpu_sandbox.faults.set_quota("L-417A185B", 32)
     few = the_only(patient, "quota", "warning")
-    assert few.said.startswith("one more node fits, but max_nodes=2 nodes do not: Pool doctor needs 2 more nodes")
+    assert few.message.startswith("one more node fits, but max_nodes=2 nodes do not: Pool doctor needs 2 more nodes")
     gpu_sandbox.faults.set_quota("L-417A185B", 31)
     none = the_only(patient, "quota")
-    assert "(L-417A185B) is 31 vCPUs, 0 are used, 32 more are needed" in none.said
+    assert "(L-417A185B) is 31 vCPUs, 0 are used, 32 more are needed" in none.message
     assert "Request a higher L-417A185B in Service Quotas" in none.fix
 
 
@@ -331,14 +331,14 @@ def test_groups_of_others_and_their_autoscaler(
     assert found.keys() - {"autoscaler"} == {"groups"}, "what it has looked for a minute for it does not know either"
     (untagged,) = found["groups"]
     assert untagged.result == "problem"
-    assert f"cannot scale {group_of_others} from zero: tags are missing" in untagged.said
+    assert f"cannot scale {group_of_others} from zero: tags are missing" in untagged.message
     assert "aws autoscaling create-or-update-tags" in untagged.fix
 
     put_tags(gpu_sandbox, untagged.fix)
     eventually(lambda: complaints(there) == {})
 
     gone = complaints(pool(name="doctor-others", node_groups=["nowhere"], **of_others))
-    assert "has no node group nowhere" in gone["groups"][0].said
+    assert "has no node group nowhere" in gone["groups"][0].message
 
     scaled = pool(name="doctor-scaled", scaling="autoscaler")
     assert complaints(scaled) == {}
@@ -353,12 +353,12 @@ def test_groups_of_others_and_their_autoscaler(
 
     eventually(lambda: reports(datetime.now(UTC), "autoscalerStatus: Running"))
     unknown = the_only(there, "autoscaler", "warning")
-    assert f"does not report eks-{group_of_others}-" in unknown.said
+    assert f"does not report eks-{group_of_others}-" in unknown.message
     eventually(lambda: reports(datetime.now(UTC) - timedelta(hours=1), ""))
-    assert "was last written" in the_only(scaled, "autoscaler").said
+    assert "was last written" in the_only(scaled, "autoscaler").message
     core.delete_namespaced_config_map(STATUS_NAME, STATUS_NAMESPACE)
     absent = the_only(scaled, "autoscaler")
-    assert f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME} does not exist" in absent.said
+    assert f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME} does not exist" in absent.message
     assert "InstallClusterAutoscalerOperator" in absent.fix
     gpu_sandbox.faults.clear()
     until_it_reports(core)
@@ -374,7 +374,7 @@ def test_a_driver_that_never_becomes_ready(pool: Callable[..., EksGpuPool], gpu_
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=patient, deferrable=False))
     try:
         slow = the_only(patient, "driver", "warning")
-        assert "without an allocatable GPU" in slow.said
+        assert "without an allocatable GPU" in slow.message
         install = InstallDevicePluginOperator(
             task_id="plugin", gpu_pool=patient, deferrable=False, timeout=timedelta(seconds=3)
         )
@@ -382,7 +382,7 @@ def test_a_driver_that_never_becomes_ready(pool: Callable[..., EksGpuPool], gpu_
             run(install)
         blind = eventually(lambda: [each for each in examined(patient) if each.result == "problem"])
         assert [each.check for each in blind] == ["driver"]
-        assert "; plugin pod nvidia-device-plugin-doctor-blind-" in blind[0].said
+        assert "; plugin pod nvidia-device-plugin-doctor-blind-" in blind[0].message
         assert "kubectl -n kube-system logs nvidia-device-plugin-doctor-blind-" in blind[0].fix
         with pytest.raises(PoolNotUsable, match=r"Pool doctor-blind, driver: node .* without an allocatable GPU"):
             run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[patient]))

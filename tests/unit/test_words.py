@@ -1,8 +1,7 @@
 """The words that this project left behind, in code and in prose: each thing has one name, which Kubernetes, Airflow or
 the clouds know.
 
-CONTRIBUTING.md lists the names; here are the old ones. What still has some of them is listed in `OWED`: an entry that
-nothing needs any more fails, so that the list only shrinks.
+CONTRIBUTING.md lists the names; here are the old ones.
 """
 
 import ast
@@ -72,15 +71,6 @@ PHRASES = {
     r"is four tasks": "is six tasks",
 }
 
-OWED: dict[str, set[str]] = {
-    "acceptance": {"said"},
-    "cli": {"said"},
-    "operators": {"said"},
-    "reports": {"said"},
-}
-"""By folder or file, the names and phrases that are still there. `said` is a key of what the doctor and the status
-leave in XCom."""
-
 
 def python(path: Path) -> Iterator[str]:
     """Yield each name that code gives or uses, those within f-strings too."""
@@ -97,39 +87,29 @@ def prose(path: Path) -> str:
     return re.sub(r"\s*\n\s*(#\s*)?", " ", text)
 
 
-def room(path: Path) -> str:
-    """Return what owes a word: the provider's folder or module, or the folder or page beside it."""
-    parts = path.relative_to(ROOT).parts
-    return parts[1] if parts[0] == CODE.name else parts[0]
-
-
 def texts() -> list[Path]:
     patterns = ("airflow_gpu_provider/**/*.py", "docs/**/*.md", "ui/src/*.ts*", "example_dags/**/*.py")
     return [*ROOT.glob("*.md"), ROOT / "Makefile", *(path for each in patterns for path in ROOT.glob(each))]
 
 
-def found() -> dict[str, set[str]]:
-    """Return the old words of each room."""
-    owed: dict[str, set[str]] = {}
+def found() -> dict[str, dict[str, str]]:
+    """Return each file's old words, and what to write instead."""
+    found: dict[str, dict[str, str]] = {}
     for path in CODE.rglob("*.py"):
-        names = set(python(path)) | {path.stem}
-        old = (names & NAMES.keys()) | set(filter(SETTLE.fullmatch, names))
-        owed.setdefault(room(path), set()).update(old)
+        names = {*python(path), path.stem}
+        found[str(path)] = {
+            each: NAMES.get(each, "see SETTLE") for each in names if each in NAMES or SETTLE.fullmatch(each)
+        }
     for path in texts():
         if path.name != "CHANGELOG.md":
             text = prose(path)
-            owed.setdefault(room(path), set()).update(each for each in PHRASES if re.search(each, text, re.IGNORECASE))
-    return {name: words for name, words in owed.items() if words}
+            old = {each: better for each, better in PHRASES.items() if re.search(each, text, re.IGNORECASE)}
+            found[str(path)] = found.get(str(path), {}) | old
+    return {path: words for path, words in found.items() if words}
 
 
 def test_no_old_word_comes_back() -> None:
-    new = {name: words - OWED.get(name, set()) for name, words in found().items()}
-    assert {name: {word: (NAMES | PHRASES).get(word) for word in words} for name, words in new.items() if words} == {}
-
-
-def test_what_is_paid_is_owed_no_more() -> None:
-    now = found()
-    assert {name: words - now.get(name, set()) for name, words in OWED.items() if words - now.get(name, set())} == {}
+    assert found() == {}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_doctor_tells_all_pools_in_their_order(
             assert connect() is pool
         except GpuError:
             raise AssertionError from None
-        return (Finding(pool=pool.name, check="cluster", result="problem", said=f"{pod_namespace}?", fix="See."),)
+        return (Finding(pool=pool.name, check="cluster", result="problem", message=f"{pod_namespace}?", fix="See."),)
 
     monkeypatch.setattr(doctor, "examine", examine)
     ti = Ti()

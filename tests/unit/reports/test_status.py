@@ -79,12 +79,12 @@ def test_what_the_provisioner_says_is_told_with_its_time() -> None:
     slow = replace(machine(1, state="pending", launched_at=NOW), lacks=lacks)
     failed = replace(dry(minutes_ago=5), message="insufficient capacity")
     status = pool_status(provisioned(slow, issues=("NodePool gpu has no room",), launch_failure=failed), "here")
-    assert status.said == (
+    assert status.notes == (
         "Karpenter: NodePool gpu has no room",
         "Karpenter got no machine at 01:55Z: insufficient capacity",
         f"machine i-1 (no node in the pool) of {A}: Karpenter: {lacks}",
     )
-    assert status.to_json()["said"] == list(status.said)
+    assert status.to_json()["said"] == list(status.notes)
 
 
 def test_only_what_comes_is_called_booting() -> None:
@@ -98,11 +98,11 @@ def test_only_what_comes_is_called_booting() -> None:
 
 def test_what_is_left_without_an_owner_is_said_with_how_it_goes() -> None:
     over, one = lease("old", until=NOW - timedelta(minutes=1)), machine(1)
-    (said,) = pool_status(snapshot(one, nodes=(node(1),), leases=(over,)), "here").said
-    assert said.startswith(
+    (notes,) = pool_status(snapshot(one, nodes=(node(1),), leases=(over,)), "here").notes
+    assert notes.startswith(
         "no run wants the demand of dag/old, which is over, nor 1 machine: unless a scale-down is at it,"
     )
-    assert "`airflow gpu reap` says more" in said
+    assert "`airflow gpu reap` says more" in notes
 
 
 def test_machines_that_a_run_a_pod_or_the_pool_s_own_minimum_keeps_are_no_leftovers() -> None:
@@ -113,10 +113,10 @@ def test_machines_that_a_run_a_pod_or_the_pool_s_own_minimum_keeps_are_no_leftov
         snapshot(one, spec=pool(min_nodes=1)),
         snapshot(leases=(lease(),)),
     ):
-        assert pool_status(kept, "here").said == ()
+        assert pool_status(kept, "here").notes == ()
 
 
 def test_a_size_that_no_run_wants_is_left_over_too() -> None:
     asked = snapshot(train_a_g6_xlarge={"desired": 1})
-    (said,) = pool_status(asked, "here").said
-    assert said.startswith("no run wants machines that 1 group still asks the cloud for:")
+    (notes,) = pool_status(asked, "here").notes
+    assert notes.startswith("no run wants machines that 1 group still asks the cloud for:")
