@@ -1,11 +1,19 @@
-"""What AWS lists for a pool's candidates: on demand by the AWS Price List, spot by EC2's price history."""
+"""What AWS lists for a pool's candidates: on demand by the AWS Price List, spot by EC2's price history.
+
+Endpoints, filters and answers of the first are those of "Using the AWS Price List Query API" (Billing user guide) and
+of botocore's model; where it has endpoints is in botocore's endpoints.json. It lists no spot prices: the newest entry
+of DescribeSpotPriceHistory is the price. From a StartTime on that answers each change, and the last one before ("Spot
+Instance pricing history", EC2 user guide). EC2 tells spot prices in US dollars, in China in yuan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from airflow_gpu_provider.platforms.aws import price_list, spot_prices
-from airflow_gpu_provider.platforms.aws.clients import AwsClients, price_list_region
+from airflow_gpu_provider.platforms.aws.clients import AwsClients, AwsService, price_list_region
 from airflow_gpu_provider.platforms.list_prices import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
@@ -15,6 +23,13 @@ ON_DEMAND = Kept[Mapping[str, Price]]()
 
 SPOT = Kept[Mapping[tuple[str, str], float]]()
 """By type and zone."""
+
+# One machine's hours, in use, without a licence: the same type is listed for other systems and tenancies, and for
+# capacity reservations.
+_PLAIN = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+
+_PRODUCT = "Linux/UNIX"
+_CLOCKS_APART = timedelta(hours=1)
 
 
 def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate]) -> ListPrices:
@@ -43,14 +58,14 @@ def _on_demand(clients: AwsClients, pool: EksGpuPool, types: Sequence[str]) -> M
     if not price_list_region(pool.region):
         return Unknown(why=f"the AWS Price List has no endpoint for {pool.region}")
     key = (pool.aws_conn_id, pool.region, pool.currency, *types)
-    return ON_DEMAND.get(key, lambda: price_list.read(clients.pricing, pool.region, types, pool.currency))
+    return ON_DEMAND.get(key, lambda: on_demand_prices(clients.pricing, pool.region, types, pool.currency))
 
 
 def _spot(clients: AwsClients, pool: EksGpuPool, types: Sequence[str]) -> Mapping[tuple[str, str], float] | Unknown:
-    currency = spot_prices.currency_of(pool.region)
+    currency = currency_of(pool.region)
     if currency != pool.currency:
         return Unknown(why=f"EC2 tells spot prices in {currency}, not in {pool.currency}")
-    return SPOT.get((pool.aws_conn_id, pool.region, *types), lambda: spot_prices.read(clients.ec2_once, types))
+    return SPOT.get((pool.aws_conn_id, pool.region, *types), lambda: spot_prices(clients.ec2_once, types))
 
 
 def _in_zones(prices: Mapping[tuple[str, str], float], candidate: Candidate) -> Price:
@@ -58,3 +73,70 @@ def _in_zones(prices: Mapping[tuple[str, str], float], candidate: Candidate) -> 
     wheres = [(candidate.instance_type, zone) for zone in candidate.zone.split(", ")]
     found = [prices[where] for where in wheres if where in prices]
     return max(found) if found else Unknown(why=f"EC2 tells no spot price of {candidate.machine} in {candidate.zone}")
+
+
+def on_demand_prices(pricing: AwsService, region: str, types: Iterable[str], currency: str) -> dict[str, Price]:
+    """Return what a machine of each type costs an hour.
+
+    Raises:
+        CloudError: AWS does not answer.
+        PermissionDenied: The identity may not read prices.
+    """
+    found: dict[str, Price] = {}
+    for name in types:
+        wanted = {**_PLAIN, "instanceType": name, "regionCode": region}
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+        answer = pricing.call("get_products", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100)
+        found[name] = price_of(answer.get("PriceList") or (), f"{name} in {region}", currency)
+    return found
+
+
+def price_of(products: Iterable[str], what: str, currency: str) -> Price:
+    """Return the one price of an hour of products, as GetProducts answers them; `what` names the machine. Pure."""
+    rates = [prices for product in products for prices in _per_hour(json.loads(product))]
+    prices = {float(each[currency]) for each in rates if float(each.get(currency, 0)) > 0}
+    if len(prices) == 1:
+        return prices.pop()
+    others = sorted({name for each in rates for name in each} - {currency})
+    if not prices and others:
+        return Unknown(why=f"AWS lists {what} in {', '.join(others)}, not in {currency}")
+    return Unknown(why=f"AWS lists {'several prices' if prices else 'no price'} for {what}")
+
+
+def _per_hour(product: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """Yield the prices of an hour on demand, by currency; a capacity block's, which is paid ahead, is none of them."""
+    if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
+        return
+    for term in (product.get("terms", {}).get("OnDemand") or {}).values():
+        for rate in term.get("priceDimensions", {}).values():
+            if rate.get("unit") == "Hrs":
+                yield rate.get("pricePerUnit", {})
+
+
+def currency_of(region: str) -> str:
+    """Return the currency of a region's spot prices."""
+    return "CNY" if region.startswith("cn-") else "USD"
+
+
+def spot_prices(ec2: AwsService, types: Collection[str]) -> dict[tuple[str, str], float]:
+    """Return what a spot machine costs an hour now, by type and zone.
+
+    Raises:
+        CloudError: EC2 does not answer.
+        PermissionDenied: The identity may not read them.
+    """
+    entries = ec2.items(
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=sorted(types),
+        ProductDescriptions=[_PRODUCT],
+        StartTime=datetime.now(UTC) - _CLOCKS_APART,
+    )
+    newest: dict[tuple[str, str], tuple[datetime, float]] = {}
+    for entry in entries:
+        where, reading = (
+            (entry["InstanceType"], entry["AvailabilityZone"]),
+            (entry["Timestamp"], float(entry["SpotPrice"])),
+        )
+        newest[where] = max(newest.get(where, reading), reading)
+    return {where: price for where, (_, price) in newest.items()}

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.platforms.aws.clients import price_list_region
-from airflow_gpu_provider.platforms.aws.price_list import price_of
+from airflow_gpu_provider.platforms.aws.prices import price_of
 from airflow_gpu_provider.platforms.list_prices import Unknown
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
