@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_gpu_provider.accelerators import instance_type
-from airflow_gpu_provider.platforms.aws.local_disks import has_local_disk
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.node_user_data import API_VERSION, as_data
 
@@ -22,6 +21,14 @@ _ON_LOCAL_DISKS = {
     "spec": {"instance": {"localStorage": {"strategy": "RAID0"}}, "featureGates": {"FastImagePull": True}},
 }
 """The kubelet's and containerd's files on the machine's own disks, and images pulled and unpacked in parallel."""
+
+_WITHOUT_DISKS = ("p2", "p3", "g5g")
+"""The families of the catalogue without disks of their own (DescribeInstanceTypes, InstanceStorageInfo)."""
+
+
+def has_local_disk(name: str) -> bool:
+    """Return True if machines of EC2 type `name` have local NVMe; False for a type that the catalogue does not know."""
+    return instance_type(name) is not None and name.partition(".")[0] not in _WITHOUT_DISKS
 
 
 def uses_local_disks(pool: EksGpuPool, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow_gpu_provider.platforms.aws.local_disks import has_local_disk
+from airflow_gpu_provider.platforms.aws.fast_start import has_local_disk
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.scaling.wait.waits import format_seconds
 
