@@ -24,8 +24,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
-from airflow_gpu_provider.scaling.decide.queued_capacity import NO_REQUEST, not_provisioned
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
+from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply, usable_nodes
 from airflow_gpu_provider.scaling.decide.wanted import live_leases, waits_for_gpus
