@@ -14,7 +14,6 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.training.place.trace_context import trace_context
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
 RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
@@ -49,10 +48,25 @@ def check_location(checkpoint: str) -> None:
 
 def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[str, str]:
     """Return the variables that let a training continue where an earlier pod has stopped, and continue its trace."""
-    variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id, **trace_context()}
+    variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id, **_trace_context()}
     if checkpoint:
         variables[CHECKPOINT_VARIABLE] = f"{checkpoint.rstrip('/')}/{run_id}"
     return variables
+
+
+def _trace_context() -> dict[str, str]:
+    """Return TRACEPARENT and TRACESTATE of the task's span, W3C Trace Context; nothing where Airflow traces nothing.
+
+    Airflow opens the span of a task where [traces] otel_on is set (airflow/sdk/execution_time/task_runner.py). Without
+    it there is a context all the same, of a trace that nobody exports.
+    """
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    if trace.get_current_span().is_recording():
+        TraceContextTextMapPropagator().inject(carrier)
+    return {name.upper(): value for name, value in carrier.items()}
 
 
 def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, pool: GpuPool, groups: Groups) -> None:
