@@ -1,12 +1,31 @@
-"""What a cloud has answered, by the error of ours that its answer became: AWS's code, or Google's status."""
+"""What a cloud has answered, by the error of ours that its answer became: AWS's code, or Google's status.
+
+And what it would refuse, as far as it says so without being tried.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from airflow_gpu_provider.errors import CloudError, GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals:
+    """What a run changes in the cloud and the cloud would refuse, as far as it answers such a question.
+
+    Attributes:
+        refused: Permissions, in the cloud's words.
+        unasked: Why it did not answer, for people; empty where it did.
+        fix: Where it is written what to allow.
+    """
+
+    refused: tuple[str, ...] = ()
+    unasked: str = ""
+    fix: str = ""
 
 
 def has_code(error: GpuError, *codes: str) -> bool:

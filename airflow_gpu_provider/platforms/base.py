@@ -15,8 +15,8 @@ from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.platforms.answers import Refusals
     from airflow_gpu_provider.platforms.group_update import GroupUpdate
-    from airflow_gpu_provider.platforms.refusals import Refusals
     from airflow_gpu_provider.platforms.reserved import Reserved
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, CredentialsError, PermissionDenied, QuotaExceeded
+from airflow_gpu_provider.platforms.answers import Refusals
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
-from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.template_needs import needs
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.answers import has_code
+from airflow_gpu_provider.platforms.answers import Refusals, has_code
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
@@ -22,7 +22,6 @@ from airflow_gpu_provider.platforms.aws.reserved_groups import types_of
 from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
-from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
+from airflow_gpu_provider.platforms.answers import Refusals
 from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife
 from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
@@ -23,7 +24,6 @@ from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePool
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
-from airflow_gpu_provider.platforms.refusals import Refusals
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 
