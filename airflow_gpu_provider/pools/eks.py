@@ -262,7 +262,6 @@ class EksGpuPool(GpuPool):
             self._refuse(reservation_problems(self))
         self._check_zones()
         self._check_autoscaling()
-        self._check("fast_start", lambda value: isinstance(value, bool), "True or False")
         self._check("network", (None, "efa").__contains__, '"efa", or left out')
         if not is_template(
             [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]

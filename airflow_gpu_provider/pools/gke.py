@@ -15,7 +15,15 @@ from airflow_gpu_provider.pools import gke_machines
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import QUEUED_TAINT
-from airflow_gpu_provider.pools.values import Taint, are_some_of, as_constant, as_constants, as_tuple, is_template
+from airflow_gpu_provider.pools.values import (
+    Taint,
+    are_some_of,
+    as_bool,
+    as_constant,
+    as_constants,
+    as_tuple,
+    is_template,
+)
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 """GKE adds it to node pools with GPUs, unless all node pools of the cluster have them; Ensure does in its place."""
@@ -276,6 +284,9 @@ class GkeGpuPool(GpuPool):
             self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
         if self.reservation_affinity and not is_template(self.reservation_affinity):
             self._set("reservation_affinity", _affinity(self.reservation_affinity))
+        if isinstance(self.shielded_instance_config, dict):
+            switches = {name: as_bool(value) for name, value in self.shielded_instance_config.items()}
+            self._set("shielded_instance_config", switches)
         if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
             self._set("gpu_sharing", {**self.gpu_sharing, "strategy": as_constant(self.gpu_sharing["strategy"])})
 
@@ -287,7 +298,6 @@ class GkeGpuPool(GpuPool):
         self._check(
             "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order"
         )
-        self._check("exclude_upgrades", lambda value: isinstance(value, bool), "True or False")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(shape=SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
@@ -342,16 +352,14 @@ class GkeGpuPool(GpuPool):
             self._refuse(gke_machines.lifetime_problems(*lifetime))
 
     def _check_capacity(self) -> None:
-        for name in ("flex_start", "queued_provisioning"):
-            self._check(name, lambda value: isinstance(value, bool), "True or False")
-        if self.queued_provisioning:
+        if self.queued_provisioning and not is_template([self.queued_provisioning, self.flex_start]):
             self._refuse(gke_machines.queued_problems(self.flex_start, self.gpu_sharing, self.placement))
         if not is_template(self.shielded_instance_config):
             self._refuse(gke_machines.shielded_problems(self.shielded_instance_config))
         if is_template(self.reservation_affinity) or is_template(self.capacity_types):
             return
         self._refuse(gke_machines.reservation_problems(self.reservation_affinity, self.capacity_types))
-        if self.flex_start and not is_template([self.scaling, self.location_policy]):
+        if self.flex_start and not is_template([self.flex_start, self.scaling, self.location_policy]):
             self._refuse(
                 gke_machines.flex_start_problems(
                     capacity_types=self.capacity_types,

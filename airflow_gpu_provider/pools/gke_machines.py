@@ -191,11 +191,9 @@ def start_problems(streaming: bool, disks: Sequence[str], *, image: str) -> Iter
     GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
     container images": both are for COS, and the disks are read by what streams images.
     """
-    if not isinstance(streaming, bool) and not is_template(streaming):
-        yield f"image_streaming={streaming!r}", "It is True or False."
     if disks and streaming is False:
         yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
-    if (streaming or disks) and not is_template(image) and not image.upper().startswith("COS"):
+    if (streaming is True or disks) and not is_template(image) and not image.upper().startswith("COS"):
         yield f"image_type={image!r} streams no images", 'Leave image_type out, or use "COS_CONTAINERD".'
     for disk in () if is_template(disks) else disks:
         if not is_template(disk) and not _DISK_IMAGE.fullmatch(disk):

@@ -26,20 +26,19 @@ from airflow_gpu_provider.pools.values import (
     are_group_names,
     are_labels,
     are_strings,
+    as_bool,
     as_constant,
     as_tuple,
     is_currency_code,
     is_dns_label,
     is_template,
-    list_problems,
-    not_plain,
     to_json,
+    type_problems,
 )
 
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
 
-_PLAIN = "Use plain values; for a value that is known only at run time, use a Jinja expression."
 _VERSION = 1
 _MANAGE = ("full", "scale")
 _PRICES = f'a price of 0 or more, one for each capacity type ({", ".join(MARKETS)}), or "{LIST}"'
@@ -90,10 +89,7 @@ class GpuPool(ABC):
 
     def __post_init__(self) -> None:
         self._coerce()
-        for name in (spec_field.name for spec_field in fields(self)):
-            if kind := not_plain(getattr(self, name)):  # an XComArg would make every task with this spec depend on one
-                raise self._error(f"{name} holds a {kind}", _PLAIN)
-        self._refuse(list_problems(self))
+        self._refuse(type_problems(self))
         self._validate()
 
     # -- JSON ------------------------------------------------------------------------------------------------
@@ -270,6 +266,8 @@ class GpuPool(ABC):
         self._set("taints", as_tuple(type(self).taints if self.taints is None else self.taints))
         for name in ("max_nodes", "min_nodes"):
             self._set(name, self._as_int(name, getattr(self, name)))
+        for name in (each.name for each in fields(self) if each.type == "bool"):
+            self._set(name, as_bool(getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
         prices = self.price_per_hour
         if isinstance(prices, str | Decimal) and prices != LIST:

@@ -135,7 +135,6 @@ class KubernetesGpuPool(GpuPool):
         if POOL_LABEL in self.node_selector_labels:
             raise self._error(f"node_selector_labels may not have {POOL_LABEL}: the package sets it")
         self._check("gpus_per_node", lambda n: n is None or n >= 1, "at least 1")
-        self._check("cordon_when_idle", lambda value: isinstance(value, bool), "True or False")
         self._check("kubernetes_conn_id", bool, "an Airflow connection")
         self._check("manage", lambda value: value == "full", '"full"')
         self._check("scaling", lambda value: value == "direct", '"direct"')

@@ -15,8 +15,11 @@ QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="No
 
 
 def provisioning_class(pool: GpuPool) -> str:
-    """Return the class of the ProvisioningRequests by which a pool's nodes come; empty where they come otherwise."""
-    return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) else ""
+    """Return the class of the ProvisioningRequests by which a pool's nodes come; empty where they come otherwise.
+
+    Empty, too, where only a rendered spec says which.
+    """
+    return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) is True else ""
 
 
 def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:

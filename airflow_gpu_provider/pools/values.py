@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
 
+_PLAIN = "Use plain values; for a value that is known only at run time, use a Jinja expression."
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -39,12 +40,12 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def not_plain(value: Any) -> str:
+def _not_plain(value: Any) -> str:
     """Return the name of the type of a part that is not plain data; empty where all is."""
     if isinstance(value, Mapping):
-        return next(filter(None, map(not_plain, (part for pair in value.items() for part in pair))), "")
+        return next(filter(None, map(_not_plain, (part for pair in value.items() for part in pair))), "")
     if isinstance(value, tuple):
-        return next(filter(None, map(not_plain, value)), "")
+        return next(filter(None, map(_not_plain, value)), "")
     return "" if value is None or isinstance(value, str | int | float | timedelta) else type(value).__name__
 
 
@@ -64,6 +65,11 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: as_plain(item) for key, item in value.items()}
     return tuple(map(as_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def as_bool(value: Any) -> Any:
+    """Return what a word for true or false means, as a rendered template or a Variable gives it; all else stays."""
+    return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
 def as_tuple(value: Any) -> Any:
@@ -106,10 +112,14 @@ def are_strings(values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
 
 
-def list_problems(spec: Any) -> Iterator[tuple[str, str]]:
-    """Yield each field that is to be a list of strings and is something else, with its fix."""
+def type_problems(spec: Any) -> Iterator[tuple[str, str]]:
+    """Yield what is of no type that its field may have, with its fix: an object, no list, or neither true nor false."""
     for each in fields(spec):
         value = getattr(spec, each.name)
+        if kind := _not_plain(value):  # an XComArg would make every task with this spec depend on one
+            yield f"{each.name} holds a {kind}", _PLAIN
+        if each.type == "bool" and not isinstance(value, bool) and not is_template(value):
+            yield f"{each.name}={value!r} must be True or False", "Correct the pool's spec."
         if str(each.type).startswith("Sequence[") and not are_strings(value) and not is_template(value):
             yield f"{each.name}={value!r} must be a list of strings", 'Write it as ["...", "..."], or leave it out.'
 

@@ -247,17 +247,23 @@ def test_unknown_kinds_and_fields_of_a_newer_release() -> None:
 
 
 def test_template_expressions_wait_for_rendering() -> None:
-    spec = pool(region="{{ var.value.region }}", max_nodes="{{ params.nodes }}", zones="{{ params.zones }}")
+    spec = pool(
+        region="{{ var.value.region }}",
+        max_nodes="{{ params.nodes }}",
+        zones="{{ params.zones }}",
+        fast_start="{{ var.value.fast }}",
+    )
     assert not spec.is_rendered
 
     class Task:
         def render_template(self, content: dict[str, Any], context: Any) -> dict[str, Any]:
-            values = {"region": "eu-west-1", "max_nodes": "3", "zones": "eu-west-1b"}
+            values = {"region": "eu-west-1", "max_nodes": "3", "zones": "eu-west-1b", "fast_start": "True"}
             return {key: values[key] for key in content}
 
     rendered = spec.resolve({"task": Task()})
     assert rendered.is_rendered
     assert (rendered.region, rendered.max_nodes, rendered.zones) == ("eu-west-1", 3, ("eu-west-1b",))
+    assert rendered.fast_start is True
 
 
 def test_taints_read_as_kubectl_writes_them() -> None:

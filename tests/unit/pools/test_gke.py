@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
+from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
 from airflow_gpu_provider.training.place.pod_placement import check_gpus
 
@@ -108,6 +109,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ),
         ({"exclude_upgrades": "yes"}, "True or False"),
         ({"image_streaming": "yes"}, "True or False"),
+        ({"use_internal_ip": "yes"}, "True or False"),
         ({"image_streaming": True, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
         ({"secondary_boot_disks": FAST["secondary_boot_disks"]}, "Set image_streaming=True."),
         ({**FAST, "secondary_boot_disks": ["train-cache"]}, "is no disk image"),
@@ -349,6 +351,42 @@ def test_is_rendered_before_it_is_checked() -> None:
     assert rendered.node_locations == ("us-central1-a",)
     reserved = pool(reservation_affinity=RESERVED)
     assert deserialize_pool(json.loads(json.dumps(reserved.serialize()))) == reserved
+
+
+@pytest.mark.parametrize("word", ["True", "true", "False", "false"])
+def test_rendered_switches_are_read_as_words(word: str) -> None:
+    class Task:
+        def render_template(self, content: Any, context: Any) -> Any:
+            return json.loads(json.dumps(content).replace("{{ var.value.on }}", word))
+
+    on = "{{ var.value.on }}"
+    spec = pool(
+        **{**FLEX_START, "flex_start": on},
+        queued_provisioning=on,
+        image_streaming=on,
+        image_type="UBUNTU_CONTAINERD" if word.lower() == "false" else "COS_CONTAINERD",
+        driver="default",
+        exclude_upgrades=on,
+        use_internal_ip=on,
+        shielded_instance_config={"enable_secure_boot": on},
+    )
+    assert provisioning_class(spec) == ""  # not known yet, so that no task is refused for it
+    rendered = spec.resolve({"task": Task()})
+    is_on = word.lower() == "true"
+    assert {
+        (each.flex_start, each.queued_provisioning, each.image_streaming, each.exclude_upgrades, each.use_internal_ip)
+        for each in (rendered, deserialize_pool(rendered.serialize()))
+    } == {(is_on,) * 5}
+    assert rendered.shielded_instance_config == {"enable_secure_boot": is_on}
+
+
+def test_a_rendered_switch_that_is_no_word_for_true_or_false_is_refused() -> None:
+    class Task:
+        def render_template(self, content: Any, context: Any) -> Any:
+            return dict.fromkeys(content, "on")
+
+    with pytest.raises(PoolSpecError, match="use_dns_endpoint='on' must be True or False"):
+        pool(use_dns_endpoint="{{ var.value.dns }}").resolve({"task": Task()})
 
 
 def test_shares_that_a_pod_leaves_are_others() -> None:
