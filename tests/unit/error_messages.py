@@ -19,6 +19,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.notifications.night import Failure
 from airflow_gpu_provider.platforms.google.errors import mapped_errors
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
+from airflow_gpu_provider.training.wait.end import CORRECT_PROGRAM
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/errors.md"
@@ -154,7 +155,8 @@ WRITTEN = _written()
 
 def _last_line(line: str) -> Callable[[], GpuError]:
     pool = EksGpuPool(name="l4", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
-    failed = errors.PodFailed(f"Pod {ANY}: container base ended with exit code {ANY}.", exit_code=1)
+    what = f"Pod {ANY}: container base ended with exit code {ANY}."
+    failed = errors.PodFailed(what, CORRECT_PROGRAM, exit_code=1)
     return lambda: diagnosed(failed, [line], pool=pool, node=ANY, bad_gpu="")
 
 

@@ -110,7 +110,7 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         first_line = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
         return _TYPES[word.cause](f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
-    return with_last_lines(PodFailed(error.what, **details), lines) if lines else error
+    return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 
 
 def with_last_lines(error: E, lines: Sequence[str]) -> E:

@@ -34,6 +34,7 @@ KILLED = (128 + 9, 128 + 15)
 
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
+CORRECT_PROGRAM = "Correct the program by what its log says, and clear the task."
 RAISE_DEADLINE = "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout."
 """What to do if a pod's deadline came too soon."""
 
@@ -154,11 +155,10 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     message = f": {base.message.strip()}" if base.message.strip() else ""
     has_started = base.reason not in NOT_STARTED
     ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
-    log = "See its log, if it has printed anything."
-    no_log = "It has no log: see the log of the node's container runtime."
+    no_log = "Correct the command or the image by what the container runtime says, and clear the task: there is no log."
     return PodFailed(
         f"Pod {pod.name}: container {base.name} {ended}{message}.",
-        log if has_started else no_log,
+        CORRECT_PROGRAM if has_started else no_log,
         pod=pod.name,
         exit_code=base.exit_code,
         reason=base.reason,
@@ -225,7 +225,7 @@ def _pod_error(pod: PodState) -> GpuError:
             return PodFailed(
                 f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}"
                 f"{_because(container.reason, container.message)}.",
-                f"See the log of container {container.name}.",
+                f"Correct container {container.name} by what its log says, and clear the task.",
                 pod=pod.name,
                 container=container.name,
                 exit_code=container.exit_code,

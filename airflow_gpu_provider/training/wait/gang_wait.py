@@ -133,9 +133,8 @@ class GangWait(ObjectWait[int]):
         what = f"Job {self.name} has failed ({failed})."
         if failed.startswith("DeadlineExceeded"):
             return PodDeadline(what, RAISE_DEADLINE, job=self.name)
-        return PodFailed(
-            what, "Its ranks' pods are gone; what was read of their logs is in this task's log.", job=self.name
-        )
+        fix = "Correct it by what this task's log has of its ranks, whose pods are gone, and clear the task."
+        return PodFailed(what, fix, job=self.name)
 
     def _all_started_at(self, snapshot: GangSnapshot) -> datetime | None:
         """Return when the last rank has started; None if not all have."""

@@ -11,7 +11,7 @@ from tests.unit.pools.test_gke import pool as a_gke_pool
 from tests.unit.training.test_pod_end import ended, pod
 from tests.unit.training.test_pod_placement import a_pool
 
-FAILED = PodFailed("Pod train-x: container base ended with exit code 1.", "", pod="train-x", exit_code=1)
+FAILED = PodFailed("Pod train-x: container base ended with exit code 1.", "Correct it.", pod="train-x", exit_code=1)
 
 
 def diagnosis(*lines: str, bad_gpu: str = "", error: PodFailed = FAILED) -> PodFailed:
@@ -163,6 +163,7 @@ def test_an_eviction_needs_no_other_explanation() -> None:
     error = diagnosis("torch.OutOfMemoryError: CUDA out of memory.", bad_gpu="GpuUnhealthy=True", error=evicted)
     assert type(error) is PodFailed
     assert error.what == evicted.what
+    assert error.fix.startswith("Raise disk_size. Its last lines:\n")
     assert error.details["last_lines"] == ["torch.OutOfMemoryError: CUDA out of memory."]
 
 
@@ -171,6 +172,7 @@ def test_other_failures_keep_their_last_ten_lines() -> None:
     assert type(error) is PodFailed
     assert error.details["last_lines"] == [f"line {number}" for number in range(90, 100)]
     assert diagnosis() is FAILED
+    assert error.fix.startswith("Correct it. Its last lines:\n")
 
 
 def test_a_line_shows_what_a_terminal_would() -> None:

@@ -106,6 +106,7 @@ def test_exit_code_and_termination_message() -> None:
     error = error_of(pod(ended(3, message="loss is NaN")))
     assert type(error) is PodFailed
     assert "exit code 3: loss is NaN" in str(error)
+    assert error.fix == "Correct the program by what its log says, and clear the task."
     assert error.details["exit_code"] == 3
 
 
