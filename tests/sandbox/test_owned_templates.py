@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import PermissionDenied, PoolDrift
+from airflow_gpu_provider.errors import GroupFailed, PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
@@ -191,6 +191,40 @@ def test_a_group_that_failed_by_it_is_recreated_from_what_the_spec_says_now(acco
     account.advance(TIMINGS.nodegroup_delete)
     pools.ready(disk_throughput=700)
     assert account.describe(GROUP_A)["launchTemplate"]["version"] == "2"
+
+
+def test_a_group_whose_template_somebody_deleted_is_recreated(account: Account, pools: Pools) -> None:
+    platform = pools.ready(**FAST)
+    platform.grow({GROUP_A: 1})
+    account.advance(LAUNCH)
+    name = f"{CLUSTER}/{GROUP_A}"
+    account.ec2.delete_launch_template(LaunchTemplateName=name)
+    lacks = f"launch template is gone, wanted {name}"
+    (note,) = [note for note in platform.plan(1).notes if lacks in note]
+    assert note.startswith(f"{GROUP_A} has machines, and stays as it is until it has none: {lacks}. EKS takes no other")
+    assert note.endswith("when its runs have ended, the next one recreates it")
+    assert platform.upgrade(print, lambda: None) == ()
+    assert account.describe(GROUP_A)["status"] == "ACTIVE"
+
+    platform.release(platform.observe()[0].live)
+    account.advance(END)
+    (change,) = platform.plan(1).changes
+    detail = f"{lacks}; EKS takes no other for a group that is there: recreated"
+    assert (change.action, change.detail) == ("upgrade", detail)
+    platform.apply(platform.plan(1), print)
+    with pytest.raises(GroupFailed, match=f"{GROUP_A}: its launch template {name} is gone"):
+        platform.upgrade(print, lambda: None)
+    account.advance(TIMINGS.nodegroup_delete)
+    assert pools.ready(**FAST).plan(0).is_empty
+    assert templates(account) == {name: 1}
+    assert account.describe(GROUP_A)["launchTemplate"]["name"] == name
+
+
+def test_of_several_groups_the_others_serve_the_run_meanwhile(account: Account, pools: Pools) -> None:
+    platform = pools.ready(zones=["us-west-2a", "us-west-2b"], **FAST)
+    account.ec2.delete_launch_template(LaunchTemplateName=f"{CLUSTER}/{GROUP_A}")
+    assert platform.upgrade(print, lambda: None) == ()
+    assert {group.status for group in platform.observe()} == {"deleting", "active"}
 
 
 def test_a_group_made_without_one_is_drift(account: Account, pools: Pools) -> None:

@@ -33,6 +33,7 @@ _RELEASES = {
 }
 """The parameters of Parameter Store that hold the newest releases, by ami_type."""
 _CANNOT = "is DEGRADED, and EKS cannot update it"
+_NO_OTHER = "EKS takes no other for a group that is there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,9 @@ def changes(
     for group in groups:
         differences, name = behind(pool, group, newest), str(group["nodegroupName"])
         detail = "; ".join(map(str, differences))
-        if group["status"] == "ACTIVE" and differences:
+        if group["status"] == "ACTIVE" and lacks_template(group, newest):
+            found.append(Change(action="upgrade", group=name, detail=f"{detail}; {_NO_OTHER}: recreated"))
+        elif group["status"] == "ACTIVE" and differences:
             last = f"; EKS could not, the last time: {failed[name]}" if name in failed else ""
             found.append(Change(action="upgrade", group=name, detail=f"{detail}{last}"))
         elif group["status"] == "DEGRADED" and name in newest.own:
@@ -153,7 +156,10 @@ def notes(
                 f". At once, by draining them: aws eks update-nodegroup-version --cluster-name {pool.cluster_name}"
                 f" --nodegroup-name {name}{_arguments(update_request(pool, group, newest))}"
             )
-            found.append(stays if name in newest.own else stays + command)
+            if lacks_template(group, newest):
+                found.append(f"{stays}. {_NO_OTHER}: when its runs have ended, the next one recreates it")
+            else:
+                found.append(stays if name in newest.own else stays + command)
         if _has_own_image(group) and _is_older(group, newest.kubernetes):
             found.append(
                 f"{name} has Kubernetes {group.get('version')} and the cluster {newest.kubernetes}: create a launch"
@@ -165,6 +171,14 @@ def notes(
 def is_to_be_recreated(group: Mapping[str, Any], kubernetes: str) -> bool:
     """Return True if a group keeps the cluster from being upgraded, and EKS does not update it: a DEGRADED one."""
     return group["status"] == "DEGRADED" and not _has_own_image(group) and _is_older(group, kubernetes)
+
+
+def lacks_template(group: Mapping[str, Any], newest: Newest) -> bool:
+    """Return True if the launch template of ours that a group was made from is gone.
+
+    EKS updates the group to no other: "the launch template ID or name must match" (botocore, UpdateNodegroupVersion).
+    """
+    return any(each.update is None for each in newest.own.get(str(group["nodegroupName"]), ()))
 
 
 def can_be_updated(group: Mapping[str, Any]) -> bool:

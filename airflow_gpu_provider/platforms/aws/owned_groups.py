@@ -30,7 +30,7 @@ from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Report
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.owned_groups import by_reason
-from airflow_gpu_provider.pools import Candidate
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 _LATE_TAINTS = (
     "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
@@ -143,24 +143,7 @@ class OwnedGroups(GroupSource):
             )
         usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
         if not usable - failed.keys() - {candidate.group for candidate in without}:
-            raise self._no_usable(failed)
-
-    def _no_usable(self, failed: Mapping[str, str]) -> GpuError:
-        pool = self._pool
-        if failed:
-            return GroupFailed(
-                f"Pool {pool.name} has no usable node group: {by_reason(failed)}.",
-                "Correct what EKS reports. The groups are being deleted; the next retry recreates them.",
-                groups=sorted(failed),
-            )
-        return QuotaExceeded(
-            f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
-            f" {GROUP_QUOTA}).",
-            "Request a higher quota in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
-            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete unused groups.",
-            pool=pool.name,
-            quota=GROUP_QUOTA,
-        )
+            raise _no_usable(self._pool, failed)
 
     def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, report: Report) -> dict[str, str]:
         """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
@@ -258,10 +241,16 @@ class OwnedGroups(GroupSource):
         specs = {each.candidate.group: each for each in self._specs(existing, groups)}
         newest = self._newest([*specs.values()], [*groups.values()])
         asgs = self._eks.scaling.groups([asg for raw in groups.values() if (asg := asg_name(raw))])
-        begun = []
+        begun, recreated = list[str](), dict[str, str]()
         for name, raw in groups.items():
             request = node_versions.update_request(self._pool, raw, newest)
             if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
+                continue
+            if node_versions.lacks_template(raw, newest):
+                recreated[name] = f"its launch template {raw['launchTemplate']['name']} is gone"
+                report(f"{name}: {recreated[name]}, and EKS takes no other for it; it is recreated")
+                check()
+                self._eks.groups.delete(name, report)
                 continue
             if not node_versions.can_be_updated(raw):
                 report(f"{name} is {raw['status']}; the next run upgrades it")
@@ -272,6 +261,9 @@ class OwnedGroups(GroupSource):
                 check()
             if self._eks.groups.upgrade(raw, request, report):
                 begun.append(name)
+        usable = [each for each in existing if groups[each.group]["status"] not in eks_spec.GONE_SOON]
+        if recreated and all(each.group in recreated for each in usable):
+            raise _no_usable(self._pool, recreated)
         return tuple(begun)
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -332,3 +324,20 @@ class OwnedGroups(GroupSource):
 
     def delete_remains(self, report: Report) -> None:
         self._eks.templates.delete_all_but(self._eks.groups.owned(), report)
+
+
+def _no_usable(pool: EksGpuPool, failed: Mapping[str, str]) -> GpuError:
+    if failed:
+        return GroupFailed(
+            f"Pool {pool.name} has no usable node group: {by_reason(failed)}.",
+            "Correct what EKS reports. The groups are being deleted; the next retry recreates them.",
+            groups=sorted(failed),
+        )
+    return QuotaExceeded(
+        f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
+        f" {GROUP_QUOTA}).",
+        "Request a higher quota in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
+        f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete unused groups.",
+        pool=pool.name,
+        quota=GROUP_QUOTA,
+    )

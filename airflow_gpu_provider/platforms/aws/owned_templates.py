@@ -126,6 +126,8 @@ class OwnedTemplates:
     def differences(self, specs: Collection[tuple[GroupSpec, Mapping[str, Any]]]) -> dict[str, list[Difference]]:
         """Return in what groups with a template of ours were made from another, by group; those alike are left out.
 
+        What no update corrects is a template that is gone: EKS updates a group to no other than it was made from.
+
         Raises:
             PermissionDenied: ec2:DescribeLaunchTemplateVersions is not allowed.
         """
@@ -138,9 +140,11 @@ class OwnedTemplates:
         try:
             found = self._version(template["id"], str(template["version"]))
         except CloudError as error:
-            if not has_code(error, *_GONE, "InvalidLaunchTemplateId.VersionNotFound"):
+            if has_code(error, *_GONE):
+                return [Difference(field="launch template", found="gone", wanted=template["name"])]
+            if not has_code(error, "InvalidLaunchTemplateId.VersionNotFound"):
                 raise
-            return [Difference(field="launch template", found="gone", wanted=template["name"], update={})]
+            return [Difference(field="launch template version", found="gone", wanted="a new one", update={})]
         return differences(found, wanted or {})
 
     def delete_all_but(self, groups: Collection[str], report: Report) -> None:

@@ -13,10 +13,12 @@ from airflow_gpu_provider.platforms.aws.node_versions import (
     behind,
     can_be_updated,
     changes,
+    lacks_template,
     notes,
     read_newest,
     update_request,
 )
+from airflow_gpu_provider.platforms.owned_groups import Difference
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
 
 AMI = "AL2023_x86_64_NVIDIA"
@@ -111,6 +113,25 @@ def test_a_group_of_an_earlier_spec_keeps_its_own_template() -> None:
     found = group("1.35", "1.35.6-20260301", pool=pool, launchTemplate={**TEMPLATE, "id": "lt-9", "name": "old"})
     request = update_request(spec(**pool).pool, found, replace(NEWEST, template="2"))
     assert request["launchTemplate"] == {"id": "lt-9", "version": "1"}
+
+
+@pytest.mark.parametrize("status", ["ACTIVE", "DEGRADED"])
+def test_a_group_whose_own_template_is_gone_is_recreated_once_it_is_empty(status: str) -> None:
+    pool = {"disk_throughput": 600}
+    template = {"id": "lt-1", "name": f"k8s-ml/{NAME}", "version": "1"}
+    found = group(pool=pool, launchTemplate=template, status=status)
+    gone = Difference(field="launch template", found="gone", wanted=template["name"])
+    newest = replace(NEWEST, own={NAME: [gone]})
+    assert lacks_template(found, newest)
+    (change,) = changes(spec(**pool).pool, [found], newest, {})
+    assert change.detail.endswith("recreated")
+    assert change.action == ("upgrade" if status == "ACTIVE" else "update")
+    (note,) = notes(spec(**pool).pool, [found], newest, {NAME})
+    assert note.endswith(
+        "EKS takes no other for a group that is there: when its runs have ended, the next one recreates it"
+    )
+    another = [Difference(field="/dev/xvda Iops", found="3000", wanted="6000", update={})]
+    assert not lacks_template(found, replace(NEWEST, own={NAME: another}))
 
 
 def test_the_plan_says_what_ensure_will_do_and_what_went_wrong_before() -> None:
