@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotReleased
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -55,9 +55,9 @@ class DeleteGpuPoolOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = gpu_pool
+        self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.force = force
-        self.wait_timeout = duration("timeout", timeout)
+        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.end.deletion import delete_pool, delete_pool_records

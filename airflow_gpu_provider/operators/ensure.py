@@ -28,7 +28,7 @@ from airflow_gpu_provider.tasks.lineage import of_nodes
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import time_phases
 from airflow_gpu_provider.tasks.phase_spans import span_phases
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -131,16 +131,17 @@ class EnsureGpuPoolOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = gpu_pool
+        self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.gpus = gpus
         self.nodes = nodes
         self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
-        self.wait_timeout = duration("timeout", timeout)
+        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
-        self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
+        longest = f"Task {self.task_id}: give_up_after"
+        self.give_up_after = None if give_up_after is None else duration(longest, give_up_after)
         self.max_cost = max_cost
         self.prefetch, self.prefetch_secrets = prefetch, prefetch_secrets
         self.block_id = block_id

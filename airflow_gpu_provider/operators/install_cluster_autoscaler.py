@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import AutoscalerNotRunning
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,13 +69,13 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = gpu_pool
+        self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.options = dict(options or {})
         self.service_account_role_arn = service_account_role_arn
         self.version = version
         self.image = self._by_keyword("image", image, None)  # in default_args it is the training pod's
         self.render_only = render_only
-        self.wait_timeout = duration("timeout", timeout)
+        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
         if getattr(gpu_pool, "is_rendered", False):
             self._autoscaler()
 

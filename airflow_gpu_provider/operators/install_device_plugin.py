@@ -11,7 +11,7 @@ from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.metrics import time_phases
 from airflow_gpu_provider.tasks.phase_spans import span_phases
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -89,7 +89,7 @@ class InstallDevicePluginOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = gpu_pool
+        self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.version = version
         # In default_args these three are the training pod's.
         self.image = self._by_keyword("image", image, None)
@@ -99,7 +99,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.efa_image = efa_image
         self.container_resources = self._by_keyword("container_resources", container_resources, None)
         self.namespace = self._by_keyword("namespace", namespace, NAMESPACE)
-        self.wait_timeout = duration("timeout", timeout)
+        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
         self.deferrable = deferrable
         self.plan_only = dry_run
 

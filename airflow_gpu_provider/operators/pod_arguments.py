@@ -11,7 +11,7 @@ from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, given_pool, seconds_of
 from airflow_gpu_provider.training.place.environment import check_given
 from airflow_gpu_provider.training.place.fit import amount
 from airflow_gpu_provider.training.place.pod_placement import check_gpus, check_shm
@@ -47,8 +47,8 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
         PoolSpecError: One of them is invalid, or no machine of the pool has that many GPUs.
     """
     pool, namespace = given.get("gpu_pool"), given.get("namespace")
-    if isinstance(pool, str) and not is_template(pool):
-        raise PoolSpecError(f"Task {task_id}: gpu_pool={pool!r}.", "Give the pool itself, such as an EksGpuPool.")
+    if pool is not None:
+        given_pool(task_id, pool)
     name = given.get("name")
     if isinstance(name, str) and not is_template(name) and not _NAME.fullmatch(name):
         raise PoolSpecError(
@@ -145,7 +145,7 @@ def check_ranks(task_id: str, nodes: int, given: Mapping[str, Any]) -> None:
     Raises:
         PoolSpecError: They are invalid, or do not fit the task's `nodes`, or no rank's output would be read.
     """
-    ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of("hang_timeout", given.get("hang_timeout"))
+    ranks, seconds = ranks_of(given.get("log_ranks")), _hang_seconds(task_id, given)
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks or ()):
         raise PoolSpecError(f"Task {task_id}: log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
     if nodes == 1 and ranks is not None:
@@ -167,8 +167,13 @@ def check_partial_nodes(task_id: str, given: Mapping[str, Any], default_args: Ma
     """
     nodes = given.get("nodes", 1)
     check_nodes(task_id, nodes, given.get("gpu_pool"), given)
+    _hang_seconds(task_id, given)
     if "nodes" in given:
         check_ranks(task_id, nodes, given if nodes == 1 else {**default_args, **given})
+
+
+def _hang_seconds(task_id: str, given: Mapping[str, Any]) -> float | None:
+    return seconds_of(f"Task {task_id}: hang_timeout", given.get("hang_timeout"))
 
 
 def ranks_of(given: int | Sequence[int] | None) -> list[Any] | None:

@@ -13,7 +13,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.tasks.lineage import of_bill
 from airflow_gpu_provider.tasks.links import LINKS
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -103,7 +103,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         waiting = {"depends_on_past": depends_on_past, "wait_for_downstream": wait_for_downstream}
         waiting = {name: self._by_keyword(name, value, False) for name, value in waiting.items()}
         _check(kwargs.get("task_id"), {**hiding, **waiting})
-        self.release_timeout = duration("timeout", timeout)
+        self.release_timeout = duration(f"Task {kwargs.get('task_id')}: timeout", timeout)
         super().__init__(
             poke_interval=poke_interval,
             # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
@@ -114,7 +114,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             weight_rule=weight_rule,
             **{**hiding, **waiting, **kwargs},
         )
-        self.gpu_pool = gpu_pool
+        self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.block_id = block_id
         self.deferrable = deferrable
         self._reconciler: Reconciler | None = None

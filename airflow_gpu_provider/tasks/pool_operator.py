@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.metrics import count_outcome
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class PoolOperator(BaseOperator):
             default_args: What the DAG, the task group and the call's own default_args give.
         """
         _refuse_gpu_pool(made.kwargs.get("pool"))
+        if kwargs.get("gpu_pool") is not None:
+            given_pool(made.kwargs["task_id"], kwargs["gpu_pool"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on when the trigger has an event; without deferring where it has handed the task's record back."""
@@ -190,6 +193,17 @@ def leave_error(ti: Any, error: GpuError) -> None:
     ti.xcom_push(key=ERROR, value=record)
 
 
+def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:
+    """Return a task's gpu_pool.
+
+    Raises:
+        PoolSpecError: It is no pool, and nothing that Airflow renders before the task runs.
+    """
+    if not hasattr(gpu_pool, "resolve") and not is_template(gpu_pool):  # an XComArg has it, and so has a pool
+        raise PoolSpecError(f"Task {task_id}: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
+    return gpu_pool
+
+
 def check_pools(task_id: str, gpu_pools: Iterable[object]) -> None:
     """Refuse gpu_pools that are no list of pools; raises PoolSpecError."""
     if isinstance(gpu_pools, GpuPool):
@@ -222,6 +236,10 @@ def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -
 
 def duration(name: str, value: float | timedelta) -> timedelta:
     """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta.
+
+    Args:
+        name: The task and its argument, for people.
+        value: Its value.
 
     Raises:
         PoolSpecError: It is neither, or negative, or without an end.

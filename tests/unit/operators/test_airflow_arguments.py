@@ -39,7 +39,7 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
-from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY, argument_defaults
 from tests.unit.operators.test_drop_in import ARE_ATTRIBUTES, EKS, NEWEST, NOTHING_POLLS, SHAPES_THE_POD
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
@@ -463,8 +463,23 @@ def test_a_timeout_is_seconds_or_a_timedelta(row: Row, value: Any) -> None:
         operator: Any = way(row, "timeout", value)
         wait = operator.release_timeout if isinstance(operator, ScaleDownSensor) else operator.wait_timeout
         assert wait == timedelta(minutes=30)
-    with pytest.raises(PoolSpecError, match="a number of seconds"):
+    with pytest.raises(PoolSpecError, match=r"Task t: timeout='1h'\. .* a number of seconds"):
         by_keyword(row, "timeout", "1h")
+
+
+@pytest.mark.parametrize("value", [None, "train-gpu", {"name": "train-gpu"}, 5], ids=repr)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if "gpu_pool" in parameters(row.operator)], ids=lambda row: row.operator.__name__
+)
+def test_what_is_no_gpu_pool_is_refused_and_its_task_named(row: Row, value: Any) -> None:
+    if value is not None or "gpu_pool" not in argument_defaults(row.operator):
+        with pytest.raises(PoolSpecError, match=r"Task t: gpu_pool=.*\. Give the pool itself"):
+            by_keyword(row, "gpu_pool", value)
+    if value is not None and row.operator is not GpuDecoratedOperator:
+        with DAG("nightly", schedule=None), pytest.raises(PoolSpecError, match="Task t: gpu_pool="):
+            row.operator.partial(task_id="t", gpu_pool=value)
+    later: Any = by_keyword(row, "gpu_pool", "{{ params.pool }}")
+    assert later.gpu_pool == "{{ params.pool }}"
 
 
 @EACH_ROW
