@@ -49,12 +49,17 @@ def test_nodes_have_their_type_s_interfaces_in_a_placement_group(account: Accoun
 
 
 def test_all_of_it_goes_with_the_pool(account: Account, pools: Pools) -> None:
+    def interfaces() -> int:
+        found = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
+        return len([each for each in found if each.get("Attachment")])
+
     platform = pools.ready(**EFA)
     platform.grow({GROUP: 1})
     account.advance(LAUNCH)
+    assert interfaces() == 5
     platform.delete(print)
     account.advance(TIMINGS.nodegroup_delete + END)
-    assert platform.observe() == ()
+    assert (platform.observe(), interfaces()) == ((), 0)
     pools.platform().delete_remains(print)  # whatever the spec says by then
     assert (templates(account), placement_groups(account)) == ({}, [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -118,10 +119,28 @@ class Ec2Backend(EC2Backend):
         )
         instance = reservation.instances[0]
         set_state(instance, "pending")
+        self._give_interfaces(instance, data.get("NetworkInterfaces") or [{"DeleteOnTermination": True}])
         if place:
             self.placement_groups[place].instances.add(instance.id)
         instance.capacity_reservation_id = reserved_by or None  # type: ignore[attr-defined]  # which DescribeInstances tells
         return instance
+
+    def _give_interfaces(self, instance: Ec2Instance, wanted: Sequence[Mapping[str, Any]]) -> None:
+        """Those of its launch template, of which moto makes one; numbered through, as moto knows no network cards.
+
+        One that a launch makes unasked ends with its instance; one that is asked for does so where that says it
+        ("Network interface attachments for your EC2 instances"). An EFA-only one has no address.
+        """
+        first = instance.nics[0]
+        first.delete_on_termination = bool(wanted[0].get("DeleteOnTermination"))
+        for number, each in enumerate(wanted[1:], start=1):
+            made = self.create_network_interface(
+                first.subnet, "", delete_on_termination=bool(each.get("DeleteOnTermination"))
+            )
+            made.interface_type = str(each.get("InterfaceType") or "interface")
+            if made.interface_type == "efa-only":
+                made.private_ip_addresses, made.private_ip_address = [], None
+            instance.attach_eni(made, number)
 
     def run_instances(self, *args: Any, **kwargs: Any) -> Reservation:
         reservation = super().run_instances(*args, **kwargs)
@@ -169,6 +188,10 @@ def end(instance: Ec2Instance, *, now: datetime, reason: str | None = None) -> N
     if instance.state == "terminated":
         return
     told = instance._reason if instance.state == "shutting-down" else ""
+    for interface in instance.nics.values():
+        if interface.delete_on_termination:
+            # moto would give the address, by which the node is named, to the very next machine; EC2 does so much later.
+            interface.private_ip_addresses = []
     instance.terminate()
     _give_reason(instance, reason, now)
     instance._reason = told or instance._reason
