@@ -131,7 +131,7 @@ def status(args: Namespace) -> None:
                 print(f"\n{title}")
                 print_rows(rows, args.output)
         for each in found:
-            for line in each.notes:
+            for line in (*each.hangs, *each.notes):
                 tell(f"{each.pool}: {line}")
     _end(failed)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from http.client import responses
@@ -107,8 +107,8 @@ class AsyncApi:
         async with self._request("DELETE", path, body=options, fine=(404, 409)) as response:
             return response.status < 300
 
-    async def annotate(self, path: str, *, uid: str, annotations: dict[str, str]) -> bool:
-        """Set annotations of one object; False where it is gone, or is another one."""
+    async def annotate(self, path: str, *, uid: str, annotations: Mapping[str, str | None]) -> bool:
+        """Set annotations of one object, or take those off that are None; False where it is gone, or is another one."""
         return await self.patch(path, {"metadata": {"uid": uid, "annotations": annotations}})
 
     async def patch(self, path: str, body: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
+from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
@@ -75,6 +76,7 @@ class Pod:
         reason: status.reason, in Kubernetes' words.
         workload: The path of the workload whose controller has made it; empty for none.
         gated: Somebody, Kueue say, keeps it from the scheduler by a scheduling gate.
+        hang: That its training may hang.
     """
 
     namespace: str
@@ -100,6 +102,7 @@ class Pod:
     resource_version: str = ""
     workload: str = ""
     gated: bool = False
+    hang: HangNote | None = None
 
     @property
     def deleting(self) -> bool:
@@ -190,6 +193,7 @@ class Pod:
             resource_version=meta.get("resourceVersion", ""),
             workload=annotations.get(WORKLOAD_PATH, ""),
             gated=bool(spec.get("schedulingGates")),
+            hang=HangNote.of(annotations),
         )
 
 

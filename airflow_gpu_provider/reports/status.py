@@ -112,6 +112,7 @@ class PoolStatus:
     leases: tuple[LeaseRow, ...]
     price_source: str = ""
     gangs: tuple[GangRow, ...] = ()
+    hangs: tuple[HangRow, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -149,6 +150,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,
+        hangs=tuple(_hang_rows(snapshot)),
         notes=(*_notes_of_provisioners(snapshot, machines), *_left_over(snapshot)),
     )
 
@@ -246,6 +248,44 @@ def _with_unknown(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_with_unknown(each) for each in value]
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangRow:
+    """One training that may hang: its task's log has the warning, and nothing ends it.
+
+    Attributes:
+        run: Its DAG run, as that of a LeaseRow; empty if its pods do not name one.
+        pod: Its pod, or one of them, as namespace/name.
+        pods: How many it has: it holds for the GPUs of all.
+        since: When that began.
+        shown_by: What the GPUs do.
+    """
+
+    pool: str
+    run: str
+    pod: str
+    pods: int
+    since: str
+    shown_by: str
+
+    def __str__(self) -> str:
+        ranks = f", and those of its other {plural(self.pods - 1, 'pod')}," if self.pods > 1 else ""
+        since = f"{datetime.fromisoformat(self.since):%Y-%m-%d %H:%MZ}"
+        return f"{self.run} may hang: the GPUs of pod {self.pod}{ranks} have been {self.shown_by} since {since}"
+
+
+def _hang_rows(snapshot: PoolSnapshot) -> Iterator[HangRow]:
+    for pod in snapshot.pods:
+        if pod.hang is not None and not pod.finished:
+            yield HangRow(
+                pool=snapshot.pool.name,
+                run=str(pod.owner or ""),
+                pod=str(pod),
+                pods=pod.hang.pods,
+                since=format_time(pod.hang.since),
+                shown_by=pod.hang.shown_by,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

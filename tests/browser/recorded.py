@@ -13,7 +13,7 @@ from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.reports.doctor import Finding
-from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
+from airflow_gpu_provider.reports.status import HangRow, LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.wait.waits import phase
 from airflow_gpu_provider.tasks.pool_operator import leave_error
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
@@ -112,6 +112,18 @@ def status(pool: str, runs: dict[str, datetime], *, max_cost: float | None = Non
         "leases": tuple(lease(run, until) for run, until in runs.items()),
     }
     return PoolStatus(pool=pool, **(seen | changed)).to_json()
+
+
+def hang(pool: str, run: str) -> HangRow:
+    """A run's training on eight nodes that may hang."""
+    return HangRow(
+        pool=pool,
+        run=run,
+        pod="default/train-0",
+        pods=8,
+        since=format_time(datetime.now(UTC)),
+        shown_by="busy at a draw near that of idle ones (70 W of 700 W each)",
+    )
 
 
 def error(task_id: str, ended_by: GpuError) -> Conf:

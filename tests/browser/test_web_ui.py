@@ -380,14 +380,23 @@ def test_a_run_that_has_ended_since_the_last_look_is_told_as_over(
 ) -> None:
     late = "late+02:00"
     wanted = {f"nightly/{late}": datetime.now(UTC) + timedelta(hours=3)}
-    look_at(admin, [recorded.status("train-gpu", wanted)], [recorded.finding("ok", "as it should be")])
+    hangs = (recorded.hang("train-gpu", f"nightly/{late}"), recorded.hang("train-gpu", "other/run"))
+    look_at(admin, [recorded.status("train-gpu", wanted, hangs=hangs)], [recorded.finding("ok", "as it should be")])
     row = loaded(visit().open()).locator(f"[data-run='nightly/{late}']")
     expect(row).to_contain_text("no task of it runs now")
+    expect(row.locator("[data-hang]")).to_have_count(1)
+    expect(row.locator("[data-hang='default/train-0']")).to_contain_text(
+        re.compile(
+            r"may hang.*The GPUs of default/train-0, and those of its other 7 pods, have been busy at a draw near that"
+            r" of idle ones \(70 W of 700 W each\) since \d{4}-\d\d-\d\d \d\d:\d\d"
+        )
+    )
     admin.record("nightly", nights.confs["plain+02:00"], run_id=late)
     admin.wait_for_run("nightly", late)
     row = loaded(visit().open()).locator(f"[data-run='nightly/{late}']")
     expect(row).to_contain_text("over since that check: train-gpu.scale_down ended")
     expect(row.get_by_role("button")).to_have_count(0)
+    expect(row.locator("[data-hang]")).to_have_count(0)
 
 
 def test_a_look_at_a_pool_that_no_look_has_named_says_what_it_takes(nights: Recorded, visit: Visit) -> None:

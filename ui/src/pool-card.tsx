@@ -7,7 +7,7 @@ import { LookNow, MoreMoney, MoreTime, ZeroNow } from "./actions.tsx";
 import { count, duration, moment, money, UNKNOWN } from "./format.ts";
 import type { Now, PoolNow } from "./load.ts";
 import type { Night } from "./nights.ts";
-import { type Budget, type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
+import { type Budget, type Hang, type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
 import { endOf, type LiveRun, type Stage } from "./tasks.ts";
 import { Notice, NodesLink, RunLink, Sentence, TaskLink, Wide } from "./words.tsx";
 
@@ -96,11 +96,14 @@ function endedSince(nights: readonly Night[], seen: PoolNow | undefined): readon
 
 type RunRow = { dagId: string; runId: string; live: LiveRun | null; leases: Lease[]; name: string };
 
+/** Whether a name is that of a run, or of a block or a task of it. */
+const isOf = (run: string, name: string) => name === run || name.startsWith(`${run}/`);
+
 /** Runs that want nodes, by their demand at the last check or by their tasks since: each once. */
 function rowsOf(live: readonly LiveRun[], leases: readonly Lease[]): RunRow[] {
   const rows = live.map((run): RunRow => {
     const name = `${run.dagId}/${run.runId}`;
-    const own = leases.filter((lease) => lease.run === name || lease.run.startsWith(`${name}/`));
+    const own = leases.filter((lease) => isOf(name, lease.run));
     return { dagId: run.dagId, runId: run.runId, live: run, leases: own, name };
   });
   const shown = new Set(rows.flatMap((row) => row.leases));
@@ -154,6 +157,7 @@ const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps)
   const pods = (seen?.status.machines ?? []).flatMap((machine) => machine.pods);
   const budgets = row.leases.filter((lease) => lease.budget);
   const currency = seen?.status.currency ?? "";
+  const hangs = over ? [] : (seen?.status.hangs ?? []).filter((hang) => isOf(row.name, hang.run));
   return (
     <Table.Row data-run={row.name}>
       <Table.Cell overflowWrap="anywhere">
@@ -176,6 +180,12 @@ const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps)
           </Text>
         ) : null}
         {!row.live && !over ? <Text color="fg.muted">no task of it runs now</Text> : null}
+        {hangs.map((hang) => (
+          <Box key={hang.pod} data-hang={hang.pod}>
+            <Badge colorPalette="orange">may hang</Badge>
+            <Text fontSize="xs">{hangInWords(hang)}</Text>
+          </Box>
+        ))}
       </Table.Cell>
       <Table.Cell>
         {row.dagId && !over ? (
@@ -204,6 +214,11 @@ const budgetInWords = (budget: Budget, currency: string) =>
   `max_cost ${money(budget.most, currency)}: ${money(budget.spent, currency)} spent ${
     budget.at ? `by ${moment(budget.at)}` : "so far"
   }, at least ${money(budget.left, currency)} left${budget.raised ? ` (${budget.raised})` : ""}`;
+
+const hangInWords = (hang: Hang) =>
+  `The GPUs of ${hang.pod}${(hang.pods ?? 1) > 1 ? `, and those of its other ${count(hang.pods! - 1, "pod")},` : ""} have been ${
+    hang.shownBy
+  } since ${hang.since ? moment(hang.since) : UNKNOWN}.`;
 
 const Live = ({ run }: { run: LiveRun }) => (
   <>

@@ -40,7 +40,12 @@ export type GpuUse = {
   memory: number | null;
   power: number | null;
   limit: number | null;
+  /** Busy throughout at a draw near idle, as one is that waits for another rank. */
+  spun: boolean;
 };
+
+/** A training that may hang: one of its pods, and for how many of them it holds. */
+export type Hang = { run: string; pod: string; pods: number | null; since: string | null; shownBy: string };
 
 /** How a task's last try ended. */
 export type Failure = { task: string; type: string; what: string; fix: string };
@@ -99,6 +104,7 @@ export type Status = {
   currency: string;
   machines: MachineNow[];
   leases: Lease[];
+  hangs: Hang[];
 };
 
 type Json = Record<string, unknown>;
@@ -180,9 +186,6 @@ const isSpan = (value: unknown): value is Span =>
 /** The share of a training in which its GPUs computed; null if unknown. */
 export const readUtilization = (value: unknown): number | null => (isObject(value) ? number(value.computed_fraction) : null);
 
-const BUSY = 95; // as in training/wait/hang.py
-const NEAR_IDLE = 0.35;
-
 /** What each GPU of a training did; empty if that was not sampled, or by an earlier release. */
 export const readGpus = (value: unknown): GpuUse[] =>
   objects(isObject(value) ? value.gpus : null).map((each) => ({
@@ -192,11 +195,8 @@ export const readGpus = (value: unknown): GpuUse[] =>
     memory: number(each.memory_mib_max),
     power: number(each.power_w_mean),
     limit: number(each.power_limit_w),
+    spun: each.spun === true,
   }));
-
-/** Whether a GPU was busy throughout at a draw near idle, as one is that waits for another rank. */
-export const looksHung = ({ mean, power, limit }: GpuUse): boolean =>
-  mean !== null && mean >= BUSY && power !== null && limit !== null && power < NEAR_IDLE * limit;
 
 export function readFailure(value: unknown): Failure | null {
   if (!isObject(value) || !text(value.type)) return null;
@@ -273,6 +273,13 @@ export function readStatus(value: unknown): Status[] {
       live: lease.live === true,
       reason: text(lease.extended),
       budget: isObject(lease.budget) ? readBudget(lease.budget) : null,
+    })),
+    hangs: objects(each.hangs).map((hang) => ({
+      run: text(hang.run),
+      pod: text(hang.pod),
+      pods: number(hang.pods),
+      since: time(hang.since),
+      shownBy: text(hang.shown_by),
     })),
   }));
 }

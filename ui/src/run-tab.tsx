@@ -11,7 +11,6 @@ import { extraCost } from "./nights.ts";
 import {
   type GpuUse,
   inOrder,
-  looksHung,
   PHASES,
   readFailure,
   readGpus,
@@ -261,7 +260,7 @@ const Gpus = ({ records }: { records: RunRecords }) => (
               <Table.Cell>{each.gpu ?? UNKNOWN}</Table.Cell>
               <Table.Cell>
                 {each.mean === null ? UNKNOWN : percent(each.mean / 100)}
-                {looksHung(each) ? <Badge colorPalette="orange" ml={2}>busy, at a draw near idle: did it hang?</Badge> : null}
+                {each.spun ? <Badge colorPalette="orange" ml={2}>busy, at a draw near idle: did it hang?</Badge> : null}
               </Table.Cell>
               <Table.Cell>{each.memory === null ? UNKNOWN : `${Math.round(each.memory)} MiB`}</Table.Cell>
               <Table.Cell>

@@ -6,7 +6,6 @@ import { laneOfMachine } from "../src/lanes.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
 import {
   inOrder,
-  looksHung,
   readFailure,
   readFindings,
   readGpus,
@@ -229,17 +228,21 @@ test("a run's errors come with what may have left machines first, and without th
 });
 
 test("each GPU has what it did, and one that was busy at a draw near idle is told", () => {
-  const gpu = { rank: 0, gpu: 1, samples: 9, mean: 99.5, memory_mib_max: 70_000, power_w_mean: 70, power_limit_w: 700 };
+  const gpu = { rank: 0, gpu: 1, samples: 9, mean: 99.5, memory_mib_max: 70_000, power_w_mean: 70, power_limit_w: 700, spun: true };
   const one = (changed: object) => readGpus({ gpus: [{ ...gpu, ...changed }] })[0]!;
-  assert.deepEqual(one({}), { rank: "0", gpu: 1, mean: 99.5, memory: 70_000, power: 70, limit: 700 });
-  assert.deepEqual([{}, { power_w_mean: 400 }, { mean: 50 }, { power_limit_w: null }, { mean: null }].map((each) => looksHung(one(each))), [
-    true,
-    false,
-    false,
-    false,
-    false,
-  ]);
+  assert.deepEqual(one({}), { rank: "0", gpu: 1, mean: 99.5, memory: 70_000, power: 70, limit: 700, spun: true });
+  assert.deepEqual([false, null, undefined].map((spun) => one({ spun }).spun), [false, false, false], "unknown is no hang");
   for (const value of [null, "s3://bucket/key", {}, { gpus: 8 }]) assert.deepEqual(readGpus(value), []);
+});
+
+test("a training that may hang has its run, its pods and since when; of an earlier release none is known", () => {
+  const hang = { pool: "p", run: "nightly/r/block", pod: "default/train-0", pods: 8, since: "2026-03-01T03:12:00Z", shown_by: "busy" };
+  const hangsOf = (hangs: unknown) => readStatus([{ pool: "p", hangs }])[0]!.hangs;
+  assert.deepEqual(hangsOf([hang]), [
+    { run: "nightly/r/block", pod: "default/train-0", pods: 8, since: "2026-03-01T03:12:00Z", shownBy: "busy" },
+  ]);
+  assert.deepEqual(hangsOf([{ ...hang, pods: "8", since: "today" }]).map((each) => [each.pods, each.since]), [[null, null]]);
+  assert.deepEqual(hangsOf(undefined), []);
 });
 
 test("demand with a limit has what is left of it; without one, or of an earlier release, it has none", () => {

@@ -9,6 +9,7 @@ GPU in MIG mode, this includes its utilization. It stays unknown.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,10 @@ GKE's device plugin mounts it there and sets no variable in a container: docs/gk
 
 GPUS_KEPT = 64
 """Of how many GPUs a run keeps what each one did: it travels in a trigger's event, and in XCom."""
+BUSY = 95.0
+"""From how many percent on a GPU counts as busy throughout."""
+OF_LIMIT = 0.35
+"""At most this share of its power limit is a draw near idle: see `hang`."""
 _COLUMNS = 4
 _DIFFER = 10.0
 
@@ -151,7 +156,15 @@ class UseOfOne(_Sums):
         return replace(self, **self._and(seen), limit_w=self.limit_w if seen.limit_w is None else seen.limit_w)
 
     def to_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "gpu": self.gpu, **super().to_json(), "power_limit_w": self.limit_w}
+        summed = super().to_json()
+        return {"rank": self.rank, "gpu": self.gpu, **summed, "power_limit_w": self.limit_w, "spun": self._spun(summed)}
+
+    def _spun(self, summed: Mapping[str, Any]) -> bool | None:
+        """Whether it was busy throughout at a draw near idle, as one that waits for another rank; None: not known."""
+        mean, power = summed["mean"], summed["power_w_mean"]
+        if mean is None or power is None or self.limit_w is None:
+            return None
+        return bool(mean >= BUSY and power < OF_LIMIT * self.limit_w)
 
 
 @dataclass(frozen=True, kw_only=True)

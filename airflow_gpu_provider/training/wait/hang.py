@@ -18,14 +18,10 @@ from typing import Any
 
 from airflow_gpu_provider.scaling.wait.waits import format_seconds
 from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.gpu_use import GPUS_KEPT, Reading, Sample
+from airflow_gpu_provider.training.wait.gpu_use import BUSY, GPUS_KEPT, OF_LIMIT, Reading, Sample
 
-BUSY = 95.0
-"""From how many percent on a GPU counts as busy throughout."""
 NEAR_IDLE = 1.3
 """At most so many times its draw at 0 % use is near idle: what matters for a small GPU, which idles at a third."""
-OF_LIMIT = 0.35
-"""And so is at most this share of its power limit."""
 RAISE_HANG_TIMEOUT = "Raise hang_timeout if it may be silent for so long."
 LEAST_SAMPLES = 3
 """So many samples of a pod at least count, whatever the window is."""
@@ -121,13 +117,17 @@ class Spinning:
     @property
     def in_words(self) -> str:
         """For how long, and at which draw, as the end of a sentence."""
+        return f"busy for {format_seconds(timedelta(seconds=self.seconds))} {self.draw}"
+
+    @property
+    def draw(self) -> str:
+        """At which draw they are busy, as the end of a sentence."""
         watts = [seen.power_w for sample in self._latest.values() for seen in sample.gpus if seen.power_w is not None]
         low, high = min(watts, default=0.0), max(watts, default=0.0)
         draw = f"{high:.0f} W" if round(low) == round(high) else f"{low:.0f} to {high:.0f} W"
         limits = {seen.limit_w for sample in self._latest.values() for seen in sample.gpus if seen.limit_w is not None}
         of_limit = f" of {max(limits):.0f} W" if limits else ""
-        lasted = format_seconds(timedelta(seconds=self.seconds))
-        return f"busy for {lasted} at a draw near that of idle ones ({draw}{of_limit} each)"
+        return f"at a draw near that of idle ones ({draw}{of_limit} each)"
 
     @property
     def details(self) -> list[dict[str, Any]]:

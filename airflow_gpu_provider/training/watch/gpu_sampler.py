@@ -17,6 +17,7 @@ from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, Idleness, Sample, parse
 from airflow_gpu_provider.training.wait.hang import Silence, Spinning
+from airflow_gpu_provider.training.watch.hang_mark import HangMark
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.async_api import AsyncApi
@@ -76,6 +77,7 @@ class GpuSampler:
         self._task: asyncio.Task[None] | None = None
         self._idleness = Idleness()
         self._spinning = Spinning(SAMPLE_EVERY)
+        self._mark = HangMark(api, wait.namespace)
         self._queries: tuple[tuple[str, ...], ...] = (QUERY, QUERY_ON_GKE)
         self._is_over = asyncio.Event()
         self._has_warned = self._has_warned_of_hang = self._has_reported_unknown = False
@@ -109,7 +111,9 @@ class GpuSampler:
         if pod.base is not None and not _has_gpus(raw, pod.base.name):
             return
         self._pods[pod.name], self._ranks[pod.name] = pod, rank
-        if pod.base is not None and pod.base.status == "running":
+        runs = pod.base is not None and pod.base.status == "running"
+        self._mark.see(pod, raw, runs=runs)
+        if runs:
             if pod.name not in self._running:
                 self._spinning.restart()
                 self._has_run.add(pod.name)
@@ -196,6 +200,7 @@ class GpuSampler:
         self._take(pod, sample, at)
         self._heed_idleness()
         self._heed_hang()
+        await self._show_hang()
 
     def _take(self, pod: PodState, sample: Sample | None, at: float) -> None:
         self._idleness.take(sample.is_idle if sample else None, at)
@@ -252,6 +257,14 @@ class GpuSampler:
         if self._spins_for(warn_seconds) and not self._has_warned_of_hang:
             self._has_warned_of_hang = True
             self._warn(f"The GPUs of {self._wait.what} have been {self._spinning.in_words}: it may hang.")
+
+    async def _show_hang(self) -> None:
+        """Mark one of its pods from the warning on, and no longer than its GPUs spin."""
+        if not self._spinning.seconds:
+            await self._mark.take_off()
+        elif self._running and self._spins_for(self._hang_windows[0]):
+            first, lasts = self._running[min(self._running)], timedelta(seconds=self._spinning.seconds)
+            await self._mark.put(first, pods=len(self._running), lasts=lasts, shown_by=f"busy {self._spinning.draw}")
 
 
 def _has_gpus(pod: Json, container: str) -> bool:

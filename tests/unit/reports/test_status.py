@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
@@ -45,6 +46,23 @@ def test_demand_with_a_limit_has_what_is_left_of_it() -> None:
     assert (limited["max_cost"], limited["spent"], limited["left"]) == (10, 2, 5)
     assert (limited["at"], limited["raised"]) == (format_time(budget.at), "nearly there")
     assert others == [{}, {}]
+
+
+def test_a_training_that_may_hang_is_told_with_its_run_while_it_runs() -> None:
+    note = HangNote(
+        since=NOW - timedelta(hours=1), pods=2, shown_by="busy at a draw near that of idle ones (70 W each)"
+    )
+    owner = lease("a").key
+    hung = pod("train-0", on=1, hang=note, owner=owner)
+    seen = snapshot(machine(1), nodes=(node(1),), pods=(hung, replace(hung, name="over", phase="Failed"), pod("other")))
+    status = pool_status(seen, "here")
+    (row,) = status.to_json()["hangs"]
+    assert (row["run"], row["pod"], row["pods"]) == ("dag/a", "default/train-0", 2)
+    assert (row["since"], row["shown_by"]) == (format_time(note.since), note.shown_by)
+    assert str(status.hangs[0]) == (
+        "dag/a may hang: the GPUs of pod default/train-0, and those of its other 1 pod, have been busy at a draw"
+        f" near that of idle ones (70 W each) since {note.since:%Y-%m-%d %H:%MZ}"
+    )
 
 
 def test_finished_pods_use_no_gpu() -> None:

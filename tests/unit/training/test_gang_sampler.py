@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.waits import Progress
@@ -25,6 +26,7 @@ class Api:
 
     def __init__(self, answers: dict[str, bytes]) -> None:
         self._answers = answers
+        self.notes: list[HangNote | None] = []
         self.asked: Counter[str] = Counter()
 
     async def output(self, path: str, **_: Any) -> bytes:
@@ -32,6 +34,14 @@ class Api:
         pod = path.rpartition("/")[2]
         self.asked[pod] += 1
         return self._answers[pod]
+
+    async def now(self) -> datetime:
+        return NOW
+
+    async def annotate(self, path: str, *, annotations: dict[str, str], **_: Any) -> bool:
+        assert path.endswith("/train-0")
+        self.notes.append(HangNote.of(annotations))
+        return True
 
 
 def sampler_of(api: Api, gpus: GpuWatching, hang_seconds: float | None = None) -> GpuSampler:
@@ -53,9 +63,9 @@ def sampler_of(api: Api, gpus: GpuWatching, hang_seconds: float | None = None) -
 
 def shown(sampler: GpuSampler, rank: int, *, gpus: int = 1, status: str = "running") -> None:
     base = SimpleNamespace(name="base", status=status, started_at=NOW, finished_at=None)
-    pod = SimpleNamespace(name=f"train-{rank}", base=base, created_at=NOW, scheduled_at=None)
+    pod = SimpleNamespace(name=f"train-{rank}", uid=str(rank), base=base, created_at=NOW, scheduled_at=None)
     container = {"name": "base", "resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}
-    sampler.follow(cast(PodState, pod), {"spec": {"containers": [container]}}, rank)
+    sampler.follow(cast(PodState, pod), {"metadata": {}, "spec": {"containers": [container]}}, rank)
 
 
 async def until(is_so: Any) -> None:
@@ -114,6 +124,19 @@ async def test_a_gang_hangs_where_the_gpus_of_all_its_ranks_spin(started: int, s
     if error is not None:
         assert error.details["last_lines"] == {"0": "waits too", "1": "waits"}
         assert {gpu["rank"] for gpu in error.details["gpus"]} == {0, 1}
+
+
+async def test_the_first_rank_tells_that_all_may_hang() -> None:
+    api = Api({"train-0": b"100, 1, 60, 400\n", "train-1": b"100, 1, 70, 400\n"})
+    async with sampler_of(api, GpuWatching(warn_seconds=0.1)) as sampler:
+        for rank in (1, 0):
+            shown(sampler, rank)
+        await until(lambda: api.notes)
+        asked = api.asked.total()
+        await until(lambda: api.asked.total() > asked + 10)
+    (note,) = api.notes
+    assert note is not None
+    assert (note.pods, note.shown_by) == (2, "busy at a draw near that of idle ones (60 to 70 W of 400 W each)")
 
 
 @pytest.mark.parametrize(("second", "is_idle"), [(b"0, 1, 1, 9\n", True), (b"7, 1, 1, 9\n", False)])

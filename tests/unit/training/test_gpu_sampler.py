@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.hang_note import HANG, HangNote
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
 from airflow_gpu_provider.scaling.wait.waits import Progress
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching
@@ -23,19 +24,36 @@ from tests.unit.scaling.pools import NOW
 
 def pod_that_is(status: str, name: str = "train") -> PodState:
     base = SimpleNamespace(name="base", status=status)
-    return cast(PodState, SimpleNamespace(name=name, base=base, scheduled_at=None))
+    return cast(PodState, SimpleNamespace(name=name, uid=name, base=base, scheduled_at=None))
 
 
 RUNNING = pod_that_is("running")
-RAW = {"spec": {"containers": [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+RAW: Json = {
+    "metadata": {},
+    "spec": {"containers": [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+}
 
 
 class Api:
-    """Answers each exec with the next answer, and with the last one from then on."""
+    """Answers each exec with the next answer, and with the last one from then on; keeps what is written on pods."""
 
     def __init__(self, *answers: bytes | Exception | None) -> None:
         self._answers = list(answers)
         self.commands: list[Sequence[str]] = []
+        self.written: list[tuple[str, str | None]] = []
+        self.refusals: list[Exception] = []
+
+    async def now(self) -> datetime:
+        return NOW
+
+    async def annotate(self, path: str, *, uid: str, annotations: Mapping[str, str | None]) -> bool:
+        if self.refusals:
+            raise self.refusals.pop()
+        assert path == f"api/v1/namespaces/default/pods/{uid}"
+        (note,) = annotations.items()
+        assert note[0] == HANG
+        self.written.append((uid, note[1]))
+        return True
 
     @property
     def asked(self) -> int:
@@ -96,6 +114,8 @@ async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None
 
 
 SPINS = b"100, 1, 60, 400\n"
+WORKS = b"100, 1, 390, 400\n"
+AWAY = ClusterUnreachable("It did not answer.", "Wait.")
 
 
 async def test_gpus_that_spin_end_the_wait_where_that_is_wanted() -> None:
@@ -113,14 +133,52 @@ async def test_gpus_that_spin_end_the_wait_where_that_is_wanted() -> None:
 
 async def test_gpus_that_spin_are_warned_of_once_by_default() -> None:
     """And once more where one sample was of work in between, no more: it may come and go all night."""
-    works = b"100, 1, 390, 400\n"
-    seen = Sampled(Api(*[SPINS] * 10, works, *[SPINS] * 20, works), GpuWatching(warn_seconds=0.05))
+    seen = Sampled(Api(*[SPINS] * 10, WORKS, *[SPINS] * 20, WORKS), GpuWatching(warn_seconds=0.05))
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.api.asked >= 35)
     (warning,) = seen.warned
     assert warning.endswith(": it may hang.")
     assert not seen.said
+
+
+@pytest.mark.parametrize("refused", [0, 2], ids=["at once", "when the server answers"])
+async def test_a_pod_is_marked_while_its_training_may_hang(refused: int) -> None:
+    api = Api(*[SPINS] * 40, WORKS)
+    api.refusals = [AWAY] * refused
+    async with Sampled(api, GpuWatching(warn_seconds=0.05)).sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        async with asyncio.timeout(60):
+            while len(api.written) < 2:  # noqa: ASYNC110 - a list tells nobody
+                await asyncio.sleep(0.005)
+    (marked, text), taken_off = api.written
+    note = HangNote.of({HANG: text})
+    assert note is not None
+    assert (marked, note.pods, note.shown_by) == (
+        "train",
+        1,
+        "busy at a draw near that of idle ones (60 W of 400 W each)",
+    )
+    assert timedelta(seconds=0.05) <= NOW - note.since < timedelta(seconds=1), "since it spins, not since it is told"
+    assert taken_off == ("train", None)
+
+
+async def test_a_former_triggerers_mark_stays_while_it_spins_and_goes_when_it_works() -> None:
+    note = HangNote(since=NOW, pods=1, shown_by="busy").dump()
+    marked = {**RAW, "metadata": {"annotations": {HANG: note}}}
+    api = Api(*[SPINS] * 20, WORKS)
+    async with Sampled(api, GpuWatching(warn_seconds=0.02)).sampler as sampler:
+        sampler.follow(RUNNING, marked)
+        async with asyncio.timeout(60):
+            while not api.written:  # noqa: ASYNC110 - a list tells nobody
+                await asyncio.sleep(0.005)
+    assert api.written == [("train", None)]
+    assert api.asked >= 20
+
+
+@pytest.mark.parametrize("annotations", [{}, {HANG: "{}"}, {HANG: "gone"}, {HANG: '{"since": 3, "pods": 1}'}])
+def test_a_note_that_somebody_edited_is_none(annotations: dict[str, str]) -> None:
+    assert HangNote.of(annotations) is None
 
 
 async def test_a_pod_that_starts_begins_the_time_of_a_hang_again() -> None:
@@ -181,8 +239,7 @@ async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
 
 
 async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
-    away = ClusterUnreachable("It did not answer.", "Wait.")
-    seen = Sampled(Api(away, away, b"5, 1, 1, 9\n"), GpuWatching())
+    seen = Sampled(Api(AWAY, AWAY, b"5, 1, 1, 9\n"), GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.sampler.use.samples)

@@ -84,6 +84,24 @@ def test_what_each_gpu_did_is_kept_by_rank() -> None:
     assert "of the time, each between 2 and 90 %" in use.in_words()
 
 
+@pytest.mark.parametrize(
+    ("answer", "spun"),
+    [
+        ("99, 1, 130, 400", True),
+        ("99, 1, 150, 400", False),
+        ("90, 1, 130, 400", False),
+        ("99, 1, 130, [N/A]", None),
+        ("99, 1, [N/A], 400", None),
+        ("[N/A], 1, 130, 400", None),
+    ],
+)
+def test_a_gpu_that_was_busy_throughout_at_a_draw_near_idle_is_told(answer: str, spun: bool | None) -> None:
+    sample = parse(answer)
+    assert sample is not None
+    (told,) = GpuUse().plus(sample).to_json()["gpus"]
+    assert told["spun"] is spun
+
+
 def test_a_run_of_many_gpus_keeps_the_first_ones() -> None:
     sample = parse("50, 1, 300, 400\n" * 8)
     assert sample is not None
