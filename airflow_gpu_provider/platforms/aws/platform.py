@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.aws.reserved_groups import types_of
-from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Plan
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -55,6 +56,10 @@ class EksPlatform(CloudPlatform):
         caller = self._clients.sts.call("get_caller_identity")
         cluster = f"EKS cluster {self._pool.cluster_name} in {self._pool.region}"
         return f"AWS account {caller['Account']}, {cluster}, as {caller['Arn']}"
+
+    def plan(self, nodes: int) -> Plan:
+        plan = super().plan(nodes)
+        return replace(plan, notes=(*plan.notes, *prices.currency_notes(self._pool)))
 
     def refusals(self) -> Refusals:
         behind = [name for group in self.observe() if (name := group.autoscaler_name)]

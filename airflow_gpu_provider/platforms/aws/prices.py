@@ -54,6 +54,18 @@ def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate])
     return list_prices(candidates, price)
 
 
+def currency_notes(pool: EksGpuPool) -> tuple[str, ...]:
+    """Return that AWS lists no price in the pool's currency, and what to do, if so.
+
+    In which the European Sovereign Cloud's are, no document says.
+    """
+    own = currency_of(pool.region)
+    if not pool.has_list_prices or pool.currency == own or pool.region.startswith("eusc-"):
+        return ()
+    what = f'price_per_hour="list" finds no price in {pool.currency}: AWS lists those of {pool.region} in {own}'
+    return (f'{what}; set currency="{own}", or give the prices as numbers',)
+
+
 def _on_demand(clients: AwsClients, pool: EksGpuPool, types: Sequence[str]) -> Mapping[str, Price] | Unknown:
     if not price_list_region(pool.region):
         return Unknown(why=f"the AWS Price List has no endpoint for {pool.region}")

@@ -13,7 +13,9 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.platforms.aws.clients import price_list_region
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.prices import price_of
+from airflow_gpu_provider.platforms.base import Plan
 from airflow_gpu_provider.platforms.list_prices import Unknown
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -172,6 +174,28 @@ def test_nothing_is_converted() -> None:
     found = read(Aws(), pool(currency="EUR"))
     assert found.unknown["train-a-g6-xlarge-spot"] == "EC2 tells spot prices in USD, not in EUR"
     assert found.unknown["train-a-g6-xlarge"] == "AWS lists g6.xlarge in us-west-2 in USD, not in EUR"
+
+
+@pytest.mark.parametrize(
+    ("region", "currency", "own"),
+    [
+        ("us-west-2", "EUR", "USD"),
+        ("us-west-2", "USD", ""),
+        ("cn-north-1", "USD", "CNY"),
+        ("cn-north-1", "CNY", ""),
+        ("eusc-de-east-1", "EUR", ""),
+    ],
+)
+def test_a_currency_in_which_aws_lists_nothing_is_in_the_plan(
+    monkeypatch: pytest.MonkeyPatch, region: str, currency: str, own: str
+) -> None:
+    platform = EksPlatform(pool(region=region, currency=currency))
+    monkeypatch.setattr(platform, "_read_prices", lambda candidates: None)
+    groups = SimpleNamespace(candidates=tuple, plan=lambda nodes, left_out: Plan(pool="train", notes=("known",)))
+    monkeypatch.setattr(platform, "_source", groups)
+    what = f'price_per_hour="list" finds no price in {currency}: AWS lists those of {region} in {own}'
+    note = f'{what}; set currency="{own}", or give the prices as numbers'
+    assert platform.plan(1).notes == ("known", *([note] if own else []))
 
 
 def test_a_partition_without_an_endpoint_is_not_asked() -> None:
