@@ -72,7 +72,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         gang: This many of the nodes must be in one zone: they come together, or an incomplete set is released and the
             next zone, type or market is tried. Default: the largest `nodes` of the GpuPodOperators between this task
             and its ScaleDownSensor; 0 is none.
-        dry_run: Log and return the plan, change nothing. Default False.
+        dry_run: Log and return the plan, with how long `max_cost` would last, change nothing. Default False.
         wait_for: "ready" (default): nodes are Ready, which is all there is before the device plugin runs. "gpus":
             nvidia.com/gpu is allocatable too.
         timeout: How long to wait for the nodes; with `give_up_after`, how long one attempt takes. Default 30 minutes.
@@ -132,8 +132,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
-        self.gpus = gpus
-        self.nodes = nodes
+        self.gpus, self.nodes = gpus, nodes
         self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
@@ -176,6 +175,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.operators.block_namespaces import check_namespaces
+        from airflow_gpu_provider.operators.planned_money import money_lines
         from airflow_gpu_provider.scaling.apply import run_money
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.run_identity import run_key
@@ -191,11 +191,14 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
         plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
-        for line in plan.lines():
+        lines = plan.lines()
+        if self.plan_only and (max_cost := self._most) is not None:
+            lines += money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())
+        for line in lines:
             self.log.info(line)
         if self.plan_only:
-            return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
-        context["ti"].xcom_push(key="plan", value=plan.lines())
+            return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
+        context["ti"].xcom_push(key="plan", value=lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = run_key(context, self.gpu_pool.name, self.block_id)
         over_quota = self._call_with_retries(

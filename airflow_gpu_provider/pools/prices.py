@@ -39,20 +39,20 @@ def limit_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
             "Limit the machine types of the autoscaler or the provisioner.",
         )
     typed = typed_prices(pool)
-    if typed and all(price is not None and price > limit for price in typed):
+    if typed and all(price is not None and price > limit for price in typed.values()):
         yield (
             f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
             "Raise the limit, or name cheaper machines.",
         )
 
 
-def typed_prices(pool: GpuPool) -> list[float | None]:
-    """Return what the spec gives for each market that it names; none where it gives no prices, or has them listed."""
+def typed_prices(pool: GpuPool) -> dict[str, float | None]:
+    """Return what the spec gives by market that it names; nothing where it gives no prices, or has them listed."""
     prices = pool.price_per_hour
     if prices is None or prices == LIST:
-        return []
+        return {}
     markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
-    return [pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))]
+    return {market: pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
 
 
 @dataclass(frozen=True, kw_only=True)

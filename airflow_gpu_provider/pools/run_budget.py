@@ -143,7 +143,7 @@ def dearest(pool: GpuPool, listed: ListPrices | None) -> float:
 
 def _known(pool: GpuPool) -> list[float]:
     """Return the spec's prices; none where it lacks one of a market that it names."""
-    prices = typed_prices(pool)
+    prices = typed_prices(pool).values()
     return [] if None in prices else [price for price in prices if price is not None]
 
 

@@ -104,6 +104,9 @@ class Pool:
         self._call("plan")
         return SimpleNamespace(lines=list, is_empty=True, changes=self.changes, too_dear=())
 
+    def list_prices(self) -> None:
+        self._call("list_prices")
+
     def groups_over_quota(self, nodes: int, report: Any) -> frozenset[str]:
         self._call("groups_over_quota")
         return frozenset()
@@ -142,13 +145,13 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 
-    def run(pool: Pool) -> Any:
+    def run(pool: Pool, **arguments: Any) -> Any:
         def open_pool(*_: Any, **__: Any) -> Pool:
             pool._call("open")
             return pool
 
         monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", open_pool)
-        operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
+        operator = EnsureGpuPoolOperator(**{"task_id": "ensure", "gpu_pool": POOL, **arguments})
         return operator.execute(context_of(operator))
 
     return run
@@ -197,6 +200,15 @@ def test_groups_that_are_behind_are_brought_up_to_date_before_nodes_are_wanted(
     ensure(pool)
     done = [call for call in pool.calls if call in ("apply", "upgrade", "want")]
     assert done == ["apply", *["upgrade"] * 2 * is_asked, "want"]
+
+
+def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:
+    pool, priced = Pool(), replace(POOL, price_per_hour=2.0)
+    planned = ensure(pool, gpu_pool=priced, dry_run=True, max_cost="5")
+    line = "max_cost=5 lasts 2 h 30 min for 1 node at 2.00 USD an hour (on-demand)"
+    assert planned == {"pool": "gpu", "plan": [line], "changes": False}
+    assert ensure(pool, gpu_pool=priced, dry_run=True)["plan"] == []
+    assert pool.calls == ["open", "plan", "list_prices", "open", "plan"]
 
 
 def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
