@@ -22,7 +22,7 @@ from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
 from airflow_gpu_provider.tasks.phase_spans import span_phases
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, seconds_of
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, no_pool, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry
@@ -102,6 +102,11 @@ class TrainingOperator(PoolOperator):
     def _set_pool(self, gpu_pool: GpuPool | None, block_id: str | None) -> None:
         # The enclosing block's pool takes precedence over one in default_args.
         self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or current_pool() or gpu_pool
+        if self.gpu_pool is None:
+            raise PoolSpecError(
+                f"Task {self.task_id}: no GPU pool is given.",
+                "Give gpu_pool=, or put the task into a `with gpu_nodes(...)` block.",
+            )
         of_block = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
         self.block_id = of_block if block_id is None else block_id
         self._try: PodTry | None = None
@@ -119,12 +124,9 @@ class TrainingOperator(PoolOperator):
 
     @property
     def rendered_pool(self) -> GpuPool:
-        """The pool; raises PoolSpecError if there is none."""
+        """The pool; raises PoolSpecError if what was rendered is none."""
         if not isinstance(self.gpu_pool, GpuPool):
-            raise PoolSpecError(
-                f"Task {self.task_id}: no GPU pool is given.",
-                "Give gpu_pool=, or put the task into a `with gpu_nodes(...)` block.",
-            )
+            raise no_pool(self.task_id, self.gpu_pool)
         return self.gpu_pool
 
     # -- the run ---------------------------------------------------------------------------------------------

@@ -200,8 +200,13 @@ def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:
         PoolSpecError: It is no pool, and nothing that Airflow renders before the task runs.
     """
     if not hasattr(gpu_pool, "resolve") and not is_template(gpu_pool):  # an XComArg has it, and so has a pool
-        raise PoolSpecError(f"Task {task_id}: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
+        raise no_pool(task_id, gpu_pool)
     return gpu_pool
+
+
+def no_pool(task_id: str, gpu_pool: object) -> PoolSpecError:
+    """Return the error of a task whose gpu_pool is something else."""
+    return PoolSpecError(f"Task {task_id}: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
 
 
 def check_pools(task_id: str, gpu_pools: Iterable[object]) -> None:

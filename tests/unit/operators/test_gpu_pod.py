@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -16,12 +17,14 @@ from kubernetes.client import models as k8s
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.wait.records import handed_back
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from tests.sandbox.running import context_of
+from tests.unit.training.manifests import a
 from tests.unit.training.test_pod_placement import a_pool, limits
 
 
@@ -119,9 +122,29 @@ def test_what_the_whole_pod_asks_for_is_seen_when_the_dag_is_parsed(arguments: d
             make(task_id="train", gpu_pool=a_pool(), **arguments)
 
 
-def test_without_a_pool_it_says_so_when_it_runs() -> None:
-    task = GpuPodOperator(task_id="train")
-    with pytest.raises(PoolSpecError, match="no GPU pool"):
+@pytest.mark.parametrize(("operator", "more"), [(GpuPodOperator, {}), (GpuWorkloadOperator, {"manifest": a("Job")})])
+def test_without_a_pool_it_is_refused_when_the_dag_is_parsed(operator: Any, more: dict[str, Any]) -> None:
+    pool = replace(a_pool(), instance_types=("g6.48xlarge",))
+    refused = pytest.raises(PoolSpecError, match=r"Task (train|early|swept): no GPU pool is given\.")
+    with DAG("nightly", schedule=None), refused:
+        operator(task_id="train", **more)
+    with DAG("nightly", schedule=None), refused:
+        operator(task_id="early", **more)
+        with gpu_nodes(pool):  # a task is in the block in which it is made
+            GpuPodOperator(task_id="train")
+    with DAG("nightly", schedule=None, default_args={"gpu_pool": pool}):
+        assert operator(task_id="train", **more).gpu_pool == pool
+        mapped = operator.partial(task_id="swept", **more).expand(checkpoint=["s3://b/1"])
+    assert mapped.unmap({"checkpoint": "s3://b/1"}).gpu_pool == pool
+    with DAG("nightly", schedule=None):
+        mapped = operator.partial(task_id="swept", **more).expand(checkpoint=["s3://b/1"])
+    with refused:
+        mapped.unmap({"checkpoint": "s3://b/1"})
+
+
+def test_what_is_rendered_and_is_no_pool_is_refused_when_it_runs() -> None:
+    task = GpuPodOperator(task_id="train", gpu_pool=cast("Any", "{{ params.pool }}"))
+    with pytest.raises(PoolSpecError, match=r"Task train: gpu_pool='{{ params.pool }}'\. Give the pool itself"):
         task.dry_run()
 
 
