@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
-from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,13 +20,25 @@ if TYPE_CHECKING:
 
 _EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}
 
+# The grammar of github.com/distribution/reference: [host[:port]/]path[:tag][@digest].
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::\d+)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[A-Za-z][\w+.-]*:[0-9A-Fa-f]{{32,}})?", re.ASCII
+)
+_NAMES: Mapping[str, Callable[[str], object]] = {"prefetch": _REFERENCE.fullmatch, "prefetch_secrets": is_dns_subdomain}
+
 
 def check_names(**arguments: Any) -> None:
-    """Raise PoolSpecError if one of the arguments is not a list of names."""
+    """Raise PoolSpecError if one of the arguments is not a list of names: images' references, or Secrets' names."""
     for argument, names in arguments.items():
-        is_list = isinstance(names, list | tuple) and all(isinstance(each, str) and each for each in names)
-        if not is_list and not is_template(names):
-            raise PoolSpecError(f"{argument}={names!r}.", f'It is a list of names, like ["{_EXAMPLES[argument]}"].')
+        like = f'like ["{_EXAMPLES[argument]}"]'
+        if isinstance(names, list | tuple) and all(isinstance(each, str) and each for each in names):
+            if wrong := [each for each in names if not is_template(each) and not _NAMES[argument](each)]:
+                what = "image's reference" if argument == "prefetch" else "Secret's name"
+                raise PoolSpecError(f"{argument} has {wrong[0]!r}, which is no {what}.", f"Write them {like}.")
+        elif not is_template(names):
+            raise PoolSpecError(f"{argument}={names!r}.", f"It is a list of names, {like}.")
 
 
 def begin_prefetch(ensure: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:

@@ -148,7 +148,8 @@ class KubernetesGpuPool(GpuPool):
                 f"provisioner={self.provisioner!r} adds nodes by labels",
                 "Give node_selector_labels that its nodes will carry, and no nodes.",
             )
-        if self.provisioner == COMPUTE_CLASS and COMPUTE_CLASS_LABEL not in self.node_selector_labels:
+        labels = self.node_selector_labels
+        if self.provisioner == COMPUTE_CLASS and isinstance(labels, dict) and not labels.get(COMPUTE_CLASS_LABEL):
             raise self._error(
                 "provisioner='compute-class' adds nodes for pods that select a ComputeClass",
                 f'Name it in node_selector_labels: {{"{COMPUTE_CLASS_LABEL}": "gpu"}}.',

@@ -138,6 +138,29 @@ def test_what_is_no_list_of_names_is_refused_when_the_dag_is_parsed(argument: st
         EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL, **{argument: names})
 
 
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [
+        *(
+            ("prefetch", name)
+            for name in ("A B", "train 1", "Train:1", "https://r.example/train:1", "train:", "train@1")
+        ),
+        *(("prefetch_secrets", name) for name in ("Reg Cred", "regcred,other", "reg_cred")),
+    ],
+)
+def test_what_names_no_image_and_no_secret_is_refused_when_the_dag_is_parsed(argument: str, name: str) -> None:
+    with pytest.raises(PoolSpecError, match=f"{argument} has {name!r}, which is no "):
+        EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL, **{argument: ["{{ params.first }}", name]})
+
+
+def test_what_names_images_is_accepted() -> None:
+    digest = f"@sha256:{'0' * 64}"
+    images = ["train", "train:1", "ml/train:v1.2_3", "Localhost:5000/ml/train", "[fd00::1]:5000/a__b/c-d.e" + digest]
+    images += ["123.dkr.ecr.us-west-2.amazonaws.com/train:1" + digest, "{{ var.value.image }}"]
+    ensure = EnsureGpuPoolOperator(task_id="e", gpu_pool=POOL, prefetch=images, prefetch_secrets=["reg.cred-1"])
+    assert ensure.prefetch == images
+
+
 @pytest.mark.parametrize("rendered", ["train:1, data:1", ["train:1", ""]])
 def test_or_passed_over_with_a_warning_when_its_template_is_rendered(rendered: Any) -> None:
     warning = Mock()

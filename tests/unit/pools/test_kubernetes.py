@@ -43,6 +43,14 @@ BY_LABELS = {"nodes": [], "node_selector_labels": {"karpenter.sh/nodepool": "gpu
         ({"provisioner": "karpenter", "nodes": []}, "adds nodes by labels"),
         ({"provisioner": "autopilot", **BY_LABELS, "node_labels": {"a": "b"}}, "cannot be given to nodes"),
         ({"provisioner": "compute-class", **BY_LABELS}, "pods that select a ComputeClass"),
+        (
+            {
+                "provisioner": "compute-class",
+                "nodes": [],
+                "node_selector_labels": {"cloud.google.com/compute-class": ""},
+            },
+            "pods that select a ComputeClass",
+        ),
         ({"provisioner": "auto-mode", **BY_LABELS, "cordon_when_idle": True}, "removes idle nodes"),
     ],
 )
