@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
 from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
 
 if TYPE_CHECKING:
@@ -62,42 +62,6 @@ NO_CAPACITY = "InsufficientCapacityError"
 _FAILURES = (NO_CAPACITY, "NodeClassNotReady")
 _STEPS = ("Launched", "Registered", "Initialized")
 """The conditions of a NodeClaim, in the order in which they come true (nodeclaim_status.go)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A condition in the status of an object of its own."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    since: datetime | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether nothing has been found out yet: it was set when the object was made (operatorpkg, status)."""
-        return self.reason == "AwaitingReconciliation"
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.reason, self.message))) or f"{self.type} is {self.status}"
-
-
-def _conditions(raw: Mapping[str, Any]) -> dict[str, Condition]:
-    return {
-        each["type"]: Condition(
-            type=each["type"],
-            status=each["status"],
-            reason=each.get("reason") or "",
-            message=each.get("message") or "",
-            since=parse_time(each.get("lastTransitionTime")),
-        )
-        for each in (raw.get("status") or {}).get("conditions") or ()
-    }
-
-
-def _is_true(condition: Condition | None) -> bool:
-    return condition is not None and condition.status == "True"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +147,7 @@ class NodePool:
         """Read a NodePool as the API server sends it."""
         template = raw["spec"]["template"]
         spec = template.get("spec") or {}
-        conditions, disruption = _conditions(raw), raw["spec"].get("disruption") or {}
+        conditions, disruption = conditions_of(raw), raw["spec"].get("disruption") or {}
         healthy = conditions.get("NodeRegistrationHealthy")
         return cls(
             name=raw["metadata"]["name"],
@@ -208,11 +172,11 @@ def _why_ignored(raw: Mapping[str, Any], conditions: Mapping[str, Condition]) ->
     ready = conditions.get("Ready")
     if ready is None:
         return "it is not ready (no controller has set its status: does its provisioner run?)"
-    if _is_true(ready):
+    if ready.is_true:
         return ""
     # Ready itself only names the conditions that it depends on.
     causes = (conditions[name] for name in ("ValidationSucceeded", "NodeClassReady") if name in conditions)
-    return f"it is not ready ({'; '.join(str(each) for each in causes if not _is_true(each)) or ready})"
+    return f"it is not ready ({'; '.join(str(each) for each in causes if not each.is_true) or ready})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +219,9 @@ class NodeClaim:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         """Read a NodeClaim as the API server sends it."""
-        meta, status, conditions = raw["metadata"], raw.get("status") or {}, _conditions(raw)
+        meta, status, conditions = raw["metadata"], raw.get("status") or {}, conditions_of(raw)
         steps = [conditions[name] for name in _STEPS if name in conditions]
-        lacks = next((each for each in steps if not _is_true(each)), None)
+        lacks = next((each for each in steps if not each.is_true), None)
         launched = conditions.get("Launched")
         return cls(
             name=meta["name"],
@@ -267,9 +231,9 @@ class NodeClaim:
             node=status.get("nodeName") or "",
             deleting="deletionTimestamp" in meta,
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
-            launched_at=launched.since if launched and _is_true(launched) else None,
+            launched_at=launched.since if launched and launched.is_true else None,
             lacks=None if lacks is None or lacks.is_awaited else lacks,
-            ended=_is_true(conditions.get("InstanceTerminating")),
+            ended="InstanceTerminating" in conditions and conditions["InstanceTerminating"].is_true,
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.errors import ObjectRejected
 
 if TYPE_CHECKING:
@@ -30,15 +31,6 @@ _IN_ORDER = ("Failed", "CapacityRevoked", "BookingExpired", "Provisioned", "Acce
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
-    """One condition of a request, in the API's words."""
-
-    is_true: bool
-    reason: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProvisioningRequest:
     """One request. `job` is the uid of the Job that it is for."""
 
@@ -49,16 +41,11 @@ class ProvisioningRequest:
     @classmethod
     def parse(cls, raw: Json) -> Self:
         """Read a request as the API server sends it."""
-        meta, found = raw["metadata"], (raw.get("status") or {}).get("conditions") or ()
+        meta = raw["metadata"]
         return cls(
             name=meta["name"],
             job=next((each["uid"] for each in meta.get("ownerReferences") or () if each["kind"] == "Job"), ""),
-            conditions={
-                each["type"]: Condition(
-                    is_true=each["status"] == "True", reason=each.get("reason", ""), message=each.get("message", "")
-                )
-                for each in found
-            },
+            conditions=conditions_of(raw),
         )
 
     def has(self, condition: str) -> bool:
