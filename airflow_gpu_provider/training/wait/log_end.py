@@ -78,8 +78,15 @@ _COUNTS = re.compile(
 _PACE = re.compile(r"\d+:\d\d(?::\d\d)?|\d[\d.]* ?\w*/\w+")  # what of a bar changes while nothing moves
 _FAILS = re.compile(r"\b(?:error|fail\w*|abort\w*|killed|exception|out of memory|OOM)\b", re.IGNORECASE)
 _RECOVERS = re.compile(
-    r"\b(?:retrying|trying again|recover(?:ing|ed|s)?|skip(?:ping|ped|s)|fall(?:s|ing)? back|continuing|resuming"
-    r"|ignoring|(?:will restart|restarting) worker group)\b",  # torch/distributed/elastic/agent/server/api.py
+    r"\b(?:retrying|retry with|(?<!while )trying (?!to\b)|attempting to (?:recover|copy)|recover(?:ing|ed|s)"
+    r"|skip(?:ping|ped|s)|fall(?:s|ing)? back|continuing|resuming|ignoring|(?:using|switching to) (?:the )?CPU"
+    r"|batch removed|(?:will restart|restarting) worker group)\b",
+    re.IGNORECASE,  # torch/distributed/elastic/agent/server/api.py; OpenNMT-py#2550; detectron2: utils/memory.py
+)
+_SHRINKS = re.compile(r"\b(?:reduc|lower|decreas|halv|shrink)(?:ing|ed)\b", re.IGNORECASE)  # composer: trainer.py
+_ADVISES = re.compile(
+    r"\b(?:try|consider\w*|suggest\w*|recommend\w*|please|may|might|should|help\w*"
+    r"|(?:by|or) (?:reduc|lower|decreas|halv|shrink)ing)\b",
     re.IGNORECASE,
 )
 _CLOSING = re.compile(r"^(?:wandb:|frame #|#\d+ )")  # a summary, a stack of C++
@@ -118,6 +125,14 @@ class _Line:
         if self.is_loud or _EXCEPTION.match(self.text) or _FAILS.search(self.text):
             return False
         return _COUNTS.search(self.text) is not None
+
+    @property
+    def recovers(self) -> bool:
+        """It says that the program goes on after an error, and is not a hint of what might help."""
+        if _EXCEPTION.match(self.text):
+            return False
+        shrinks = _SHRINKS.search(self.text) and not _ADVISES.search(self.text)
+        return bool(shrinks or _RECOVERS.search(self.text))
 
     @classmethod
     def parse(cls, raw: str) -> _Line:
@@ -212,7 +227,7 @@ class _Log:
             elif line.is_work and sender in ("", line.sender):
                 last = last if (text := _PACE.sub("", line.text)) in seen else at
                 seen.add(text)
-            elif not _EXCEPTION.match(line.text) and _RECOVERS.search(line.text):
+            elif line.recovers and (not line.sender or sender in ("", line.sender)):
                 last = at
         return last
 

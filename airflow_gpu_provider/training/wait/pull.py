@@ -81,7 +81,7 @@ _CAUSES = (
     ),
     _Cause(
         r"denied|forbidden|no pull access|unauthori[sz]ed|authoriz|authentication|credential|insufficient_scope"
-        r"|\b40[13]\b",
+        r"|\b40[1-3]\b",
         "refused",
         "containerd: core/remotes/docker/authorizer.go, resolver.go; distribution: errcode; amazon-eks-ami#1949",
     ),

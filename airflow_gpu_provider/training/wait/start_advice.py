@@ -54,6 +54,10 @@ _NO_SERVER = (
     "Node {node} does not get the volume from its server: check the network between them (security groups, firewalls,"
     " mount targets in the zone), and the server's own access rules."
 )
+_NO_DEVICE = (
+    "The volume's device does not appear on node {node}: retry the task, the next try may get another node. If it"
+    " lasts, see the log of the volume's driver there."
+)
 _NO_CACHE = (
     "The kubelet of node {node} does not get it from the API server: retry the task, the next try may get another node."
 )
@@ -128,6 +132,7 @@ _TABLE = (
         "kubelet: volumemanager/volume_manager.go",
     ),
     Hindrance("Failed(Mount|MapVolume)", r"registered CSI drivers", _NO_CSI, "kubelet: volume/csi; efs-csi-driver#180"),
+    Hindrance("Failed(Mount|MapVolume)", r"find device path", _NO_DEVICE, "aws-ebs-csi-driver: pkg/driver/node.go"),
     Hindrance(
         "Failed(Mount|MapVolume)",
         r"not found|non-existent|no such|couldn't find|not registered|does not exist|hostPath type check failed",

@@ -30,6 +30,7 @@ TORCH = (
         ("NVRM: Xid (PCI:0000:00:1e): 79, pid=1234, GPU has fallen off the bus.", "gpu"),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu"),
         ("NVRM: Xid (PCI:0000:00:1e): 48, pid='<unknown>', DBE", "gpu"),
+        ("Unable to determine the device handle for GPU 0: GPU is lost.  Reboot the system to recover this GPU", "gpu"),
         ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)", "gpu"),
     ],
 )
@@ -84,6 +85,8 @@ def test_words(line: str, cause: str) -> None:
         "E0801 02:00:00.123456 1 cuda_memory_manager.cc:115] failed to allocate CUDA memory with byte size 268435456 on"
         " GPU 0: CNMEM_STATUS_OUT_OF_MEMORY",
         "RuntimeError: No GPU memory available for the activations",
+        "polars.exceptions.ComputeError: MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/cuda.hpp",
+        "Out of memory while trying to allocate 12884901888 bytes.",
     ],
 )
 def test_a_full_gpu_in_each_library_s_words(line: str) -> None:
@@ -115,6 +118,7 @@ def test_a_full_gpu_in_each_library_s_words(line: str) -> None:
         "ValueError: No GPU could be allocated to worker 3",
         "ValueError: KV cache dtype fp8 is not supported on this GPU",
         "OSError: [Errno 28] No space left on device",
+        "main: Out of memory while trying to allocate room for block 7",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
     ],
 )

@@ -85,12 +85,16 @@ def tells(*lines: str) -> bool:
         ["WARNING:root:gradient overflow", *TRACEBACK, OOM, "INFO:root:closing the log"],
         ["WARNING:root:gradient overflow", *TRACEBACK, OOM,
          "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 3)"],
+        ["CUDA out of memory at batch 512, trying 256", "CUDA out of memory at batch 256, giving up"],
+        [*TRACEBACK, f"{OOM} Try reducing the batch size to 8, which may help."],
+        [f"{OOM} May be solved by lowering the batch size", "main: error: aborting"],
+        [*RANK, "[rank1]: the store does not answer, retrying", *LAUNCHER],
     ],
     ids=["alone", "wandb", "its own bar", "torchrun", "shutdown", "thread", "peer", "launcher", "cause", "context",
          "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours", "logged with a step",
          "printed with a step", "XLA's buffers", "a bar of rich", "another rank works", "interleaved", "in between",
          "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group", "after a warning",
-         "after a warning, launched"],
+         "after a warning, launched", "no smaller batch", "advice", "printed advice", "another rank retries"],
 )  # fmt: skip
 def test_an_error_that_ended_the_program(lines: list[str]) -> None:
     assert tells(*lines)
@@ -128,11 +132,23 @@ def test_an_error_that_ended_the_program(lines: list[str]) -> None:
         [*RANK, "[rank0]: step 41 loss 2.0", "upload failed: no route to host"],
         ["WARNING:root:batch 512 does not fit", *TRACEBACK, OOM, "ERROR:root:could not write the model"],
         ["2026-08-01 02:00:00,1 - train - WARNING - no", *TRACEBACK, OOM, "2026-08-01 02:00:09,1 - train - ERROR - no"],
+        ["CUDA out of memory at batch 512, trying 256", "fatal: cannot write /ckpt/10: input/output error"],
+        ["CUDA out of memory at batch 512, trying 256", *TRACEBACK, S3],
+        ["CUDA out of memory at batch 512, trying 256", *TRACEBACK, "EOFError"],
+        ["[rank0]: CUDA out of memory at batch 512, trying 256", *PEER, "[rank1]: EOFError", *LAUNCHER],
+        ["CUDA out of memory", "Batch size 512 failed, trying batch size 256", "could not write the model"],
+        ["CUDA out of memory, reducing batch size from 512 to 256", "could not write the model"],
+        ["CUDA out of memory detected. Train microbatch size will be decreased from 8 -> 4.", "upload failed"],
+        ["Step 400, CUDA out of memory - batch removed", "upload failed: no route to host"],
+        ["Attempting to copy inputs of <function f> to CPU due to CUDA out of memory", "upload failed"],
+        ["CUDA out of memory in the assigner, using CPU", "upload failed: no route to host"],
     ],
     ids=["recovered", "went on", "another", "launched", "later", "skipped", "bars", "one bar", "no header", "far",
          "far too", "warning", "bracket", "warnings", "TensorFlow", "glog", "JSON", "shutdown", "a frame's source",
          "Optuna", "logged and skipped", "a counter", "a hint", "Keras", "restarted", "the same rank works",
-         "logged as a warning", "logged as a warning with a time"],
+         "logged as a warning", "logged as a warning with a time", "printed", "printed before another",
+         "printed before a report", "printed by a rank", "Lightning", "a smaller batch", "Composer", "OpenNMT",
+         "Detectron2", "Ultralytics"],
 )  # fmt: skip
 def test_an_error_that_the_program_survived(lines: list[str]) -> None:
     assert not tells(*lines)

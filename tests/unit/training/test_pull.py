@@ -65,6 +65,7 @@ SAID = {
         "\nunauthorized: authentication required\n",
         'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "p" (or not there)',
         "unauthorized: authentication required, visit https://aka.ms/acr/authorization for more information.",
+        f"{RESOLVE}unexpected status from HEAD request to https://nvcr.io/v2/nim/x/manifests/1: 402 Payment Required",
     ],
     "node": [
         f"{PULL}failed to extract layer sha256:4dc: failed to get reader from content store: {DIGEST}",

@@ -58,6 +58,12 @@ def advice(state: dict[str, Any], *told: tuple[str, str], **status: Any) -> str:
         (ATTACH, "could not attach volume: api error AttachmentLimitExceeded: limit exceeded", "larger"),
         (ATTACH, "AttachVolume.Attach failed: UnauthorizedOperation: ec2:AttachVolume", "its driver's permissions"),
         (MOUNT, f'{SETUP}configmap "train-cfg" not found', "Create what it names"),
+        (
+            MOUNT,
+            'MountVolume.MountDevice failed for volume "pvc-1" : rpc error: code = Internal desc = Failed to find'
+            ' device path /dev/xvdaa. nvme path "/dev/disk/by-id/nvme-vol1" not found',
+            "does not appear on node n1",
+        ),
         (MOUNT, f"{SETUP}failed to sync configmap cache: timed out waiting for the condition", "from the API server"),
         (MOUNT, f"{SETUP}hostPath type check failed: /data is not a directory", "Create what it names"),
         (
