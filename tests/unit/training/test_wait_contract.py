@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodPreempted
+from airflow_gpu_provider.platforms.external.platform import access_from_connection
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE
 from airflow_gpu_provider.training.watch import watch_loop as watch
 from tests.fakes.clock import START
+from tests.unit.platforms.external.test_kubernetes_connection import kubeconfig
 from tests.unit.training import waiting_kinds
 from tests.unit.training.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, run
 
@@ -187,6 +191,40 @@ def test_a_key_that_is_rotated_ends_nothing(kind: Kind, is_late: bool) -> None:
             await night.says("CredentialsError")
         await night.goes_on()
         night.key = "new"
+        night.end()
+        progress = await night.over()
+        assert (progress.done, progress.error) == (True, None)
+        assert is_late == any("CredentialsError" in line for line in night.lines)
+
+    run(kind, what)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the old one expires", "after that"])
+@pytest.mark.parametrize("user", [{"tokenFile": "token"}, {"token": "{token}"}], ids=["tokenFile", "login"])
+def test_a_kubeconfig_whose_token_is_renewed_ends_nothing(
+    kind: Kind, user: dict[str, str], is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    extra = {"kube_config_path": str(tmp_path / "config")}
+    monkeypatch.setenv("AIRFLOW_CONN_LAB", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+    def renew(token: str) -> None:
+        (tmp_path / "token").write_text(token)
+        shown = {field: value.format(token=token) for field, value in user.items()}
+        (tmp_path / "config").write_text(json.dumps(kubeconfig(shown)))
+
+    async def what(night: Night) -> None:
+        renew("old")
+        night.server.token, night.access = "old", lambda: access_from_connection("lab", None)
+        await under_way(night)
+        if not is_late:
+            renew("new")
+        night.server.token = "new"
+        night.server.break_watches()
+        if is_late:
+            await night.says("CredentialsError")
+            renew("new")
+        await night.goes_on()
         night.end()
         progress = await night.over()
         assert (progress.done, progress.error) == (True, None)

@@ -124,6 +124,7 @@ class Night:
         self.server = ApiServer(now=self.clock.now)
         self.lines: list[str] = []
         self.key = ""  # what the Airflow connection holds
+        self.access = self._by_key
         self._looked = asyncio.Event()
         self._watch: asyncio.Task[Progress] | None = None
         for number in range(2):
@@ -217,6 +218,10 @@ class Night:
         self._looked.set()
         return self.clock.now()
 
+    def _by_key(self) -> ClusterAccess:
+        key = self.key
+        return ClusterAccess(server="https://fake", token=lambda: key, again=self._by_key)
+
     async def says(self, text: str) -> None:
         while not any(text in line for line in self.lines):
             await self._looks_again()
@@ -252,11 +257,7 @@ class Api(FakeAsyncApi):
     """It shows what the Airflow connection holds; it goes by the cluster's time."""
 
     def __init__(self, night: Night) -> None:
-        def access() -> ClusterAccess:
-            key = night.key
-            return ClusterAccess(server="https://fake", token=lambda: key, again=access)
-
-        super().__init__(night.server, access())
+        super().__init__(night.server, night.access())
         self._night = night
 
     async def now(self) -> datetime:
