@@ -238,6 +238,15 @@ async def test_nvidia_smi_outside_path_is_asked_where_gke_mounts_it() -> None:
     assert not seen.said
 
 
+async def test_gpus_that_do_not_compute_end_the_wait_where_gke_mounts_it_too() -> None:
+    seen = Sampled(Api(None, b"0, 1, 1, 9\n"), GpuWatching(end_seconds=0.2))
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        progress = await asyncio.wait_for(sampler.beside(never()), 60)
+    assert type(progress.error) is GpuIdle
+    assert set(seen.api.commands[1:]) == {QUERY_ON_GKE}
+
+
 async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
     seen = Sampled(Api(AWAY, AWAY, b"5, 1, 1, 9\n"), GpuWatching())
     async with seen.sampler as sampler:
