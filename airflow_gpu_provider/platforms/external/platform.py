@@ -215,10 +215,7 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
 
 
 def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
-    from airflow.sdk.exceptions import AirflowException
     from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException
-    from yaml import YAMLError
 
     settings = Configuration()
     try:
@@ -230,7 +227,7 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
         }
     except GpuError:
         raise
-    except (AirflowException, ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
+    except Exception as error:  # an auth-provider's library raises errors of its own
         raise CredentialsError(
             f"Airflow connection {conn_id} does not configure access to a cluster:"
             f" {' '.join(str(error).split()).rstrip('.')}.",

@@ -152,7 +152,11 @@ _SIGNS = (
         "libnvidia-container: src/cli/configure.c; k8s-device-plugin#324, #1400",
     ),
     Sign(r"invoking the NVIDIA Container Runtime Hook directly", TOOLKIT, "toolkit: cmd/nvidia-container-runtime-hook"),
-    Sign(r"nvidia-(cdi-hook|ctk)\S*: (no such file|executable file not found)", TOOLKIT, "runc: createContainer hooks"),
+    Sign(
+        r"nvidia-(cdi-hook|ctk)\S*: (no such file|executable file not found)|executing hook \S*nvidia-(cdi-hook|ctk)",
+        TOOLKIT,
+        "runc: createContainer hooks; crun: utils.c",
+    ),
     Sign(
         r"/dev/nvidia[\w-]*\W.*no such file",
         NO_DRIVER,

@@ -113,6 +113,11 @@ def not_started(said: str) -> PodFailed:
             DriverMissing,
             "container toolkit",
         ),
+        (
+            "OCI runtime create failed: error executing hook `/usr/local/nvidia/nvidia-cdi-hook` (exit code: 1)",
+            DriverMissing,
+            "container toolkit",
+        ),
         ('while adding custom device "/dev/nvidia0": no such file or directory', DriverMissing, "no NVIDIA driver"),
         ("failed to apply OCI options: lstat /dev/nvidia-uvm: no such file or directory", DriverMissing, "no NVIDIA"),
         (f"{RUNC}detection error: nvml error: gpu is lost: unknown", BadGpu, "a GPU of node n1 is broken"),

@@ -227,6 +227,12 @@ def test_what_is_not_supported_is_refused(
         connect(monkeypatch, kube_config=kubeconfig(user, **cluster))
 
 
+def test_an_auth_provider_s_own_error_is_one_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/key.json")
+    with pytest.raises(CredentialsError, match=r"does not configure access to a cluster: .*/no/such/key\.json"):
+        connect(monkeypatch, kube_config=kubeconfig({"auth-provider": {"name": "gcp", "config": {}}}))
+
+
 def test_a_kubeconfig_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CredentialsError, match="there is no file /no/such/file"):
         connect(monkeypatch, kube_config_path="/no/such/file")
