@@ -22,7 +22,7 @@ from airflow_gpu_provider.platforms.aws.network import security_notes, subnet_no
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
 from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates, ReservedNow
-from airflow_gpu_provider.platforms.aws.reserved_groups import market_of, reservation_of, types_of
+from airflow_gpu_provider.platforms.aws.reservations import market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes

@@ -19,7 +19,7 @@ from airflow_gpu_provider.platforms.aws.group_state import instance_end, instanc
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
-from airflow_gpu_provider.platforms.aws.reserved_groups import types_of
+from airflow_gpu_provider.platforms.aws.reservations import types_of
 from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Plan
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
 from airflow_gpu_provider.platforms.quota import Verdict

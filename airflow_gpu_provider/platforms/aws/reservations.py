@@ -1,4 +1,5 @@
-"""EC2's Capacity Reservations and Capacity Blocks: how they are read, and what each lets a group have at a moment.
+"""EC2's Capacity Reservations and Capacity Blocks: how they are read, what each lets a group have at a moment, and what
+a node group of this package's says of its own.
 
 The fields and states are botocore's `CapacityReservation`, the rest is of EC2's user guide: "Capacity Blocks for ML",
 "Use Capacity Reservations". Nothing is bought here, changed, or cancelled.
@@ -17,6 +18,9 @@ from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.platforms.reserved import Reserved
 from airflow_gpu_provider.pools.candidates import Market
+
+RESERVATION_TAG = "airflow-gpu-provider/reservation"
+"""Of which reservation a group is, and the type of its machines: "cr-0a1b2c3d p5.48xlarge"."""
 
 ENDED_BEFORE = timedelta(minutes=30)
 """How long before the end of a block EC2 begins to end its instances: "Capacity Blocks for ML"."""
@@ -182,3 +186,20 @@ def _utc(at: datetime | None) -> datetime | None:
 
 def _clock(at: datetime | None) -> str:
     return f"{at:%Y-%m-%d %H:%MZ}" if at else "an unknown time"
+
+
+def types_of(group: Mapping[str, Any]) -> list[str]:
+    """Return the machine types of a group of ours; those of a Capacity Block's are in its template, and its tag."""
+    _, _, reserved = group.get("tags", {}).get(RESERVATION_TAG, "").partition(" ")
+    return list(group.get("instanceTypes") or filter(None, [reserved]))
+
+
+def reservation_of(group: Mapping[str, Any]) -> str:
+    """Return of which reservation a group of ours is; empty for none."""
+    return str(group.get("tags", {}).get(RESERVATION_TAG, "").partition(" ")[0])
+
+
+def market_of(group: Mapping[str, Any]) -> Market:
+    """Return the market of a group of ours."""
+    found: Market = group.get("capacityType") or "ON_DEMAND"
+    return "RESERVED" if found == "ON_DEMAND" and reservation_of(group) else found

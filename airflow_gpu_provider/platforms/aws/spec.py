@@ -12,7 +12,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
 from airflow_gpu_provider.platforms.aws.efa import Fabric
-from airflow_gpu_provider.platforms.aws.reserved_groups import RESERVATION_TAG, types_of
+from airflow_gpu_provider.platforms.aws.reservations import RESERVATION_TAG, types_of
 from airflow_gpu_provider.platforms.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences

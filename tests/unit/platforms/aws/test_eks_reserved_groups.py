@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates, ReservedNow
 from airflow_gpu_provider.platforms.aws.quota import quota_code
-from airflow_gpu_provider.platforms.aws.reservations import Reservation
-from airflow_gpu_provider.platforms.aws.reserved_groups import market_of, reservation_of, types_of
+from airflow_gpu_provider.platforms.aws.reservations import Reservation, market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data, template_name
 from airflow_gpu_provider.platforms.aws.type_notes import type_notes
