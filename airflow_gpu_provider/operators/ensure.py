@@ -26,8 +26,7 @@ from airflow_gpu_provider.operators.prefetched_images import begin_prefetch, che
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.lineage import of_nodes
 from airflow_gpu_provider.tasks.links import LINKS
-from airflow_gpu_provider.tasks.metrics import time_phases
-from airflow_gpu_provider.tasks.phase_spans import span_phases
+from airflow_gpu_provider.tasks.metrics import record_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
@@ -347,8 +346,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             result["timeline"] = [*result["timeline"], *prefetched(self, opened, result, context)]
         self._lineage = partial(of_nodes, self.gpu_pool.name, result["nodes"])
         _log_nodes(self.log, self.gpu_pool.name, result)
-        time_phases(self, result["timeline"])
-        span_phases(result["timeline"])
+        record_phases(self, result["timeline"])
         return {**result, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []}
 
 

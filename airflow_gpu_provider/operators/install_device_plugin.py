@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.tasks.links import LINKS
-from airflow_gpu_provider.tasks.metrics import time_phases
-from airflow_gpu_provider.tasks.phase_spans import span_phases
+from airflow_gpu_provider.tasks.metrics import record_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 
 if TYPE_CHECKING:
@@ -225,6 +224,5 @@ class InstallDevicePluginOperator(PoolOperator):
         self._stop.check()
         nodes = ", ".join(f"{name}: {gpus}" for name, gpus in result["nodes"].items())
         self.log.info("Allocatable GPUs of pool %s: %s", self.gpu_pool.name, nodes or "none, it has no node yet")
-        time_phases(self, result.get("timeline", ()))
-        span_phases(result.get("timeline", ()))
+        record_phases(self, result.get("timeline", ()))
         return result

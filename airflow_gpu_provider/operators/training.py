@@ -19,9 +19,8 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.lineage import of_training, parent_variables
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
-from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
+from airflow_gpu_provider.tasks.metrics import gauge_use, record_phases
 from airflow_gpu_provider.tasks.open_blocks import block_of, current_pool
-from airflow_gpu_provider.tasks.phase_spans import span_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, no_pool, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
 
-_MEASURED: Mapping[str, Callable[[BaseOperator, Any], None]] = {"timeline": time_phases, "utilization": gauge_use}
-"""By XCom key: the metrics that its value gives."""
+_MEASURED: Mapping[str, Callable[[BaseOperator, Any], None]] = {"timeline": record_phases, "utilization": gauge_use}
+"""By XCom key: the metrics, and spans, that its value gives."""
 
 
 class TrainingOperator(PoolOperator):
@@ -244,7 +243,6 @@ class TrainingOperator(PoolOperator):
         if measure := _MEASURED.get(key):
             measure(self, value)
         if key == "timeline":
-            span_phases(value)
             self._lineage = partial(of_training, self.rendered_pool.name, self._gpus_in_all, value)
 
     @property
