@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import groupby
 from typing import Any
 
 import pytest
 from kubernetes import client, config
 
+from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle
@@ -16,7 +18,7 @@ from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
-from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.running import context_of, eventually, run, watched
 from tests.sandbox.ways import BLOCKING_BY_DAY, DEFERRED_BY_DAY
 
 OWN = {"PATH": "/tmp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -102,6 +104,26 @@ def test_pod_that_hangs_by_the_draw_of_its_gpus_is_ended(pool: EksGpuPool, defer
     (told,) = context["ti"].xcoms["utilization"]["gpus"]
     assert told["mean"] == 100
     assert told["power_limit_w"] == 400
+
+
+def test_pod_that_may_hang_is_marked_until_its_gpus_compute(pool: EksGpuPool) -> None:
+    """Nothing ends it; the page and `airflow gpu status` read the mark."""
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    before = core.list_namespaced_pod("default").metadata.resource_version
+    operator, context = train(pool, playing("100, 1000, $(( n < 12 ? 60 : 390 )), 400", asked=16), idle_gpu_warning=1)
+    run(operator, context)
+    name = context["ti"].xcoms["pod_name"]
+    life = watched(
+        core.list_namespaced_pod,
+        before,
+        lambda what, pod: what == "DELETED" and pod.metadata.name == name,
+        namespace="default",
+    )
+    notes = [HangNote.of(pod.metadata.annotations or {}) for pod in life if pod.metadata.name == name]
+    assert [bool(note) for note, _ in groupby(notes)] == [False, True, False]
+    assert {(note.pods, note.shown_by) for note in notes if note} == {
+        (1, "busy at a draw near that of idle ones (60 W of 400 W each)")
+    }
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
