@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +49,10 @@ class Budget:
         if self.per_hour * (_FOREVER / timedelta(hours=1)) <= left:
             return self.at + _FOREVER
         return self.at + timedelta(hours=max(left / self.per_hour, -self.spent / self.per_hour))
+
+    def begun_at(self, begin: datetime) -> Self:
+        """Return it by when the bill begins, which is with the demand: nothing is spent before that."""
+        return self if self.spent else replace(self, at=max(self.at, begin))
 
     def left_at(self, now: datetime) -> float:
         """Return what is left of the money then at least."""

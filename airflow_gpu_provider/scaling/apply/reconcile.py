@@ -19,6 +19,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
+from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
@@ -146,14 +147,13 @@ class Reconciler(PoolAccess):
         """
         listed = self.platform.list_prices()  # before the lock: it may take seconds
         budget = None if max_cost is None else run_money.budget(self, key, nodes, max_cost, listed)
-        until = until if budget is None else min(until, budget.stops_by)
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
             seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
             prices = None if listed is None else replace(listed, at=before.now)
-            lease = _lease(before, key, nodes, until, prices)
-            lease = replace(lease, gang=gang, over_quota=seen, budget=budget)
+            lease = _lease(before, key, nodes, until, prices, budget)
+            lease = replace(lease, gang=gang, over_quota=seen)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease)).within_quota().within_price()
             lease = until_it_begins(snapshot, lease, waits_until)
@@ -349,19 +349,29 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _lease(
-    before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime, prices: ListPrices | None = None
+    before: PoolSnapshot,
+    key: DemandKey,
+    nodes: int,
+    until: datetime,
+    prices: ListPrices | None = None,
+    budget: Budget | None = None,
 ) -> DemandLease:
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
+    created_at = old.created_at if old else before.now
+    if budget is not None:
+        budget = budget.begun_at(created_at)
+        until = min(until, budget.stops_by)
     groups = tuple(group.name for group in before.groups if not group.owned)
     made = DemandLease(
         key=key,
         nodes=nodes,
         until=until,
-        created_at=old.created_at if old else before.now,
+        created_at=created_at,
         groups=groups,
         larger=old.larger if old else (),
         prices=prices.with_older(old.prices if old else None) if prices else None,
+        budget=budget,
     )
     is_longer = old is not None and old.extended and old.until > until
     return replace(made, until=old.until, extended=old.extended) if old and is_longer else made

@@ -28,9 +28,9 @@ def budget(on: PoolAccess, key: DemandKey, nodes: int, limit: float, listed: Lis
     raised = own.budget.raised if own is not None and own.budget is not None else ""
     if own is not None and own.budget is not None and raised:
         limit = max(limit, own.budget.limit)
-    # Where no cloud tells it, a machine has cost what it did until it was last recorded.
-    on.ledger.machines(on.platform.observe(), list_nodes(on.api, on.pool.node_selector), on.clock.now())
+    groups, there = on.platform.observe(), list_nodes(on.api, on.pool.node_selector)
     now = on.clock.now()
+    on.ledger.machines(groups, there, now)  # a machine that runs has cost what it did until it was last recorded
     spent = on.ledger.bill(key, on.platform, now).total_cost
     return replace(budget_of(on.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed), raised=raised)
 

@@ -168,6 +168,44 @@ class TestMaxCost:
         assert again.budget.spent == pytest.approx(2.0, rel=0.1)
         assert again.pods_end_by - lease.pods_end_by < timedelta(minutes=10)  # what came late has cost nothing
 
+    def test_the_money_is_counted_from_when_the_bill_begins_and_of_a_running_machine_up_to_then(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever the cloud and the cluster take to answer in between."""
+        night = Night(price_per_hour=2.0)
+        lead, actors = night.lead, night.world.actors
+        observe, record = lead.platform.observe, lead.ledger.machines
+
+        def slowly(*of: Any) -> None:
+            record(*of)
+            actors.advance_to(actors.time + 40)
+
+        def observe_slowly() -> Any:
+            actors.advance_to(actors.time + 20)
+            return observe()
+
+        monkeypatch.setattr(lead.platform, "observe", observe_slowly)
+        monkeypatch.setattr(lead.ledger, "machines", slowly)
+
+        def wanted() -> DemandLease:
+            (lease,) = lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
+            return lease
+
+        first = wanted()
+        (billed,) = read_runs(night.api, night.pool.name)
+        assert first.budget is not None
+        assert first.budget.at == first.created_at == billed.wanted[0][0]
+        assert first.pods_end_by == first.created_at + 4 * HOUR
+
+        night.until_usable(1)
+        actors.advance_to(actors.time + 3600)
+        again = wanted()
+        assert again.budget is not None
+        (ran,) = lead.snapshot().groups[0].machines
+        assert ran.launched_at is not None
+        assert again.budget.spent == pytest.approx(2.0 * ((again.budget.at - ran.launched_at) / HOUR), abs=1e-3)
+        assert again.pods_end_by == pytest.approx(ran.launched_at + 4 * HOUR, abs=timedelta(seconds=2))
+
     def test_its_time_ends_it_where_the_money_lasts_longer(self) -> None:
         night = Night(price_per_hour=2.0)
         until = night.world.now + HOUR
