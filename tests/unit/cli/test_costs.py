@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
-import airflow.models.taskinstance  # noqa: F401 - the table that an XCom's refers to
 import pytest
-from airflow.models.xcom import XComModel
-from sqlalchemy import create_engine, insert
-from sqlalchemy.orm import Session
 
-from airflow_gpu_provider.cli.costs import RecordedBill, cost_row, recorded_bills, since_day, sums
+from airflow_gpu_provider.cli.costs import RecordedBill, cost_row, since_day, sums
 from airflow_gpu_provider.errors import PoolSpecError
 
 _NUMBERS = count()
@@ -85,24 +78,3 @@ def test_since(given: str | None, at: datetime) -> None:
 def test_since_no_day() -> None:
     with pytest.raises(PoolSpecError, match="--since last week is not a day"):
         since_day("last week", NOW)
-
-
-def test_the_bills_are_read_from_airflows_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = create_engine("sqlite://")
-    XComModel.__table__.create(engine)
-    session = Session(engine)
-    values = [usage(1.0), json.dumps(usage(2.0)), "s3://elsewhere/usage", {"other": "operator's"}, usage(3.0)]
-    for number, value in enumerate(values):
-        row = {"dag_run_id": number, "task_id": "zero", "map_index": -1, "run_id": f"run-{number}", "value": value}
-        dag_id, at = "weekly" if number == 4 else "nightly", NOW.replace(day=10 + number)
-        session.execute(insert(XComModel.__table__).values(**row, key="usage", dag_id=dag_id, timestamp=at))
-
-    @contextmanager
-    def opened() -> Iterator[Session]:
-        yield session
-
-    monkeypatch.setattr("airflow.utils.session.create_session", opened)
-    assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=1))] == [1.0, 2.0, 3.0]
-    assert [each.usage["cost"]["total"] for each in recorded_bills(NOW.replace(day=11))] == [2.0, 3.0]
-    assert [each.run_id for each in recorded_bills(NOW.replace(day=11))] == ["run-1", "run-4"]
-    assert [each.at.day for each in recorded_bills(NOW.replace(day=1), "weekly")] == [14]
