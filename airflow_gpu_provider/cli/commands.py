@@ -7,7 +7,7 @@ import getpass
 import os
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -32,8 +32,10 @@ from airflow_gpu_provider.cli.tables import (
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear_lines
+from airflow_gpu_provider.pools.run_budget import check_max_cost
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
@@ -98,10 +100,15 @@ def plan(args: Namespace) -> None:
         pool = reconciler.pool
         nodes = pool.max_nodes if args.nodes is None else pool.nodes_for(gpus=None, nodes=args.nodes)
         found = reconciler.platform.plan(nodes)
+        money: Iterable[str] = ()
+        if args.max_cost is not None:
+            check_max_cost(pool, args.max_cost)
+            money = money_lines(pool, args.max_cost, nodes, reconciler.platform.list_prices())
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),
             *({"pool": pool.name, "action": "price", "what": "", "detail": line} for line in found.prices),
+            *({"pool": pool.name, "action": "money", "what": "", "detail": line} for line in money),
             *(
                 {"pool": pool.name, "action": "note", "what": "", "detail": note}
                 for note in (*found.brought, *too_dear_lines(found.too_dear), *found.notes)

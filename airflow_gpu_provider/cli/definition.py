@@ -40,7 +40,10 @@ def get_commands() -> list[CLICommand]:
         ARG_VERBOSE,
     )
     more = {
-        "plan": (_argument("--nodes", type=int, help="For so many nodes (default: the pool's max_nodes)"),),
+        "plan": (
+            _argument("--nodes", type=int, help="For so many nodes (default: the pool's max_nodes)"),
+            _argument("--max-cost", type=float, help="And how long so much money lasts, at each candidate's price"),
+        ),
         "doctor": (_argument("--pod-namespace", default="default", help="Where pods run (default: default)"),),
         "reap": (
             _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),

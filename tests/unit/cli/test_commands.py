@@ -14,6 +14,7 @@ import pytest
 
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
+from airflow_gpu_provider.platforms.base import Plan
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.cli.test_costs import bill
@@ -131,6 +132,24 @@ def test_a_plan_for_more_nodes_than_the_pool_may_have_is_refused(
     with pytest.raises(SystemExit):
         commands.plan(Namespace(output="table", nodes=nodes, pools=[], verbose=True))
     assert f"train: PoolSpecError: Pool train: {said}" in capsys.readouterr().err
+
+
+def test_a_plan_says_how_long_money_lasts_and_refuses_what_cannot_be_held(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    pools = [pool(name="train", max_nodes=2, price_per_hour=2.0), pool(name="free", max_nodes=2, price_per_hour=None)]
+    monkeypatch.setattr(commands, "_pools", lambda args: pools)
+    platform = SimpleNamespace(
+        account=lambda: "account 1", plan=lambda nodes: Plan(pool="train"), list_prices=lambda: None
+    )
+    monkeypatch.setattr(commands, "_open", lambda pool: SimpleNamespace(platform=platform, pool=pool))
+    with pytest.raises(SystemExit):
+        commands.plan(Namespace(output="json", nodes=None, max_cost=10.0, pools=[], verbose=True))
+    printed = capsys.readouterr()
+    line = "max_cost=10 lasts 2 h 30 min for 2 nodes at 4.00 USD an hour in all (on-demand)"
+    assert json.loads(printed.out) == [{"pool": "train", "action": "money", "what": "", "detail": line}]
+    assert "free: PoolSpecError: Pool free: max_cost=10 needs the price of each kind of node" in printed.err
 
 
 def test_costs_are_those_of_the_pools_in_a_file(
