@@ -78,14 +78,16 @@ _COUNTS = re.compile(
 _PACE = re.compile(r"\d+:\d\d(?::\d\d)?|\d[\d.]* ?\w*/\w+")  # what of a bar changes while nothing moves
 _FAILS = re.compile(r"\b(?:error|fail\w*|abort\w*|killed|exception|out of memory|OOM)\b", re.IGNORECASE)
 _RECOVERS = re.compile(
-    r"\b(?:retrying|retry with|(?<!while )trying (?!to\b)|attempting to (?:recover|copy)|recover(?:ing|ed|s)"
-    r"|skip(?:ping|ped|s)|fall(?:s|ing)? back|continuing|resuming|ignoring|(?:using|switching to) (?:the )?CPU"
-    r"|batch removed|(?:will restart|restarting) worker group)\b",
-    re.IGNORECASE,  # torch/distributed/elastic/agent/server/api.py; OpenNMT-py#2550; detectron2: utils/memory.py
+    r"\b(?:retrying(?! \(Retry\()|retry with|(?<!while )trying (?!to\b)|attempting to (?:recover|copy)"
+    r"|recover(?:ing|ed|s)|skip(?:ping|ped|s)|fall(?:s|ing)? back|continuing|resuming|ignoring"
+    r"|(?:using|switching to) (?:the )?CPU|batch removed|(?:will restart|restarting) worker group)\b",
+    re.IGNORECASE,  # torch: distributed/elastic/agent/server/api.py; OpenNMT-py#2550; detectron2: utils/memory.py
 )
-_SHRINKS = re.compile(r"\b(?:reduc|lower|decreas|halv|shrink)(?:ing|ed)\b", re.IGNORECASE)  # composer: trainer.py
-_ADVISES = re.compile(
-    r"\b(?:try|consider\w*|suggest\w*|recommend\w*|please|may|might|should|help\w*"
+_SHRINKS = re.compile(  # composer: trainer.py
+    r"\b(?:reduc|lower|decreas|halv|shrink)ing\b|\b(?:reduced|lowered|decreased|halved) (?:from|to)\b", re.IGNORECASE
+)
+_IS_NO_STEP = re.compile(  # but a hint of what may help, or the last step
+    r"\b(?:try|consider\w*|suggest\w*|recommend\w*|please|may|might|should|help\w*|already|even"
     r"|(?:by|or) (?:reduc|lower|decreas|halv|shrink)ing)\b",
     re.IGNORECASE,
 )
@@ -131,7 +133,7 @@ class _Line:
         """It says that the program goes on after an error, and is not a hint of what might help."""
         if _EXCEPTION.match(self.text):
             return False
-        shrinks = _SHRINKS.search(self.text) and not _ADVISES.search(self.text)
+        shrinks = _SHRINKS.search(self.text) and not _IS_NO_STEP.search(self.text)
         return bool(shrinks or _RECOVERS.search(self.text))
 
     @classmethod

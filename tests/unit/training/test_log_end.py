@@ -89,12 +89,15 @@ def tells(*lines: str) -> bool:
         [*TRACEBACK, f"{OOM} Try reducing the batch size to 8, which may help."],
         [f"{OOM} May be solved by lowering the batch size", "main: error: aborting"],
         [*RANK, "[rank1]: the store does not answer, retrying", *LAUNCHER],
+        ["CUDA out of memory: the batch size is already reduced to 1", "main: error: aborting"],
+        [*TRACEBACK, OOM, "WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken: /runs"],
     ],
     ids=["alone", "wandb", "its own bar", "torchrun", "shutdown", "thread", "peer", "launcher", "cause", "context",
          "vLLM", "group", "after a bar", "native", "logged", "C++", "CRLF", "colours", "logged with a step",
          "printed with a step", "XLA's buffers", "a bar of rich", "another rank works", "interleaved", "in between",
          "peer's store", "peer's network", "peer's NCCL", "peer's barrier", "of a group", "after a warning",
-         "after a warning, launched", "no smaller batch", "advice", "printed advice", "another rank retries"],
+         "after a warning, launched", "no smaller batch", "advice", "printed advice", "another rank retries",
+         "the smallest batch", "an upload at its end"],
 )  # fmt: skip
 def test_an_error_that_ended_the_program(lines: list[str]) -> None:
     assert tells(*lines)
