@@ -245,13 +245,8 @@ def _growing(
         and group.candidate.is_of_one_zone
         and share.instance_type in ("", group.candidate.instance_type)
     ]
-    choices = [*([group] for group in can_come), *_zonewise(can_come)]
-    for single in (True, False):
-        options = [
-            option
-            for groups in choices
-            if (len(groups) == 1) is single and (option := _option(groups, share.size, free, placed, single))
-        ]
+    for choices in ([[group] for group in can_come], _zonewise(can_come)):
+        options = [option for groups in choices if (option := _option(groups, share.size, free, placed))]
         if options:
             there, by_group, zone, _ = max(options, key=under_way)
             return GangPlacement(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
@@ -268,9 +263,7 @@ def _zonewise(groups: Iterable[Group]) -> Iterator[list[Group]]:
 _Option = tuple[tuple[MachineStatus, ...], dict[str, int], str, int]
 
 
-def _option(
-    groups: Sequence[Group], size: int, free: Sequence[MachineStatus], placed: Counter[str], is_single: bool
-) -> _Option | None:
+def _option(groups: Sequence[Group], size: int, free: Sequence[MachineStatus], placed: Counter[str]) -> _Option | None:
     """Return what a gang would get from these groups, and how much of it is under way; None if too little."""
     zone, names = groups[0].candidate.zone, {group.name for group in groups}
     there = [each for each in free if each.machine.group in names and (not each.node or each.node.zone == zone)][:size]
