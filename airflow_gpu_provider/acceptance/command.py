@@ -14,7 +14,7 @@ from airflow_gpu_provider.acceptance.budget import Budget, price_of
 from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
 from airflow_gpu_provider.acceptance.report import Expected, markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
-from airflow_gpu_provider.cluster.api_calls import ApiCall, told_to
+from airflow_gpu_provider.cluster.api_calls import ApiCall, reported_to
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.base import Report, platform_for
@@ -67,7 +67,11 @@ def accept_pool(
     calls: Counter[ApiCall] = Counter()
     acceptance = Acceptance(tried, image=image, pod_namespace=pod_namespace, echo=echo)
     try:
-        with _as_an_installation(), told_to(lambda each: calls.update((each,))), _stopped_by_signals(acceptance.stop):
+        with (
+            _as_an_installation(),
+            reported_to(lambda each: calls.update((each,))),
+            _stopped_by_signals(acceptance.stop),
+        ):
             acceptance.run()
     finally:
         text = markdown(

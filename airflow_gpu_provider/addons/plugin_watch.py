@@ -91,7 +91,7 @@ class _View:
         self._wants = wants
         self._pods_resource = pods
         self._patience = patience
-        self._told: set[Resource] = set()
+        self._shown: set[Resource] = set()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, PodState] = {}
         self._troubles: dict[Resource, GpuError] = {}
@@ -104,7 +104,7 @@ class _View:
     @property
     def is_synced(self) -> bool:
         """Whether all nodes are known, and the plugin's pods as far as they may be read: these only explain."""
-        return len(self._told) == len(self._wants)
+        return len(self._shown) == len(self._wants)
 
     def raise_if_final(self, now: datetime) -> None:
         """Raise why the nodes cannot be watched, where that has lasted."""
@@ -123,11 +123,11 @@ class _View:
             if change.kind == "trouble" and change.error:
                 self._troubles[change.resource] = change.error
                 if change.resource == self._pods_resource:
-                    self._told.add(change.resource)
+                    self._shown.add(change.resource)
                 continue
             self._troubles.pop(change.resource, None)
             if change.kind == "synced":
-                self._told.add(change.resource)
+                self._shown.add(change.resource)
             elif change.raw and change.resource == self._pods_resource:
                 self._take_pod(change)
             elif change.raw:

@@ -216,15 +216,15 @@ class _Requests:
         kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
         used = self._credentials.get()
         try:
-            return self._told(*args, **kwargs)
+            return self._reported(*args, **kwargs)
         except ApiException as error:
             new = self._credentials.after(used) if error.status == 401 else None
             if new is None:
                 raise
         self._show(new)
-        return self._told(*args, **kwargs)
+        return self._reported(*args, **kwargs)
 
-    def _told(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _reported(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
         from kubernetes.client.exceptions import ApiException
 
         status, reason = None, ""

@@ -28,7 +28,7 @@ _listeners: list[Callable[[ApiCall], None]] = []
 
 
 @contextmanager
-def told_to(listener: Callable[[ApiCall], None]) -> Iterator[None]:
+def reported_to(listener: Callable[[ApiCall], None]) -> Iterator[None]:
     """Tell a listener of the calls of this process, from all of its threads, until the block ends."""
     _listeners.append(listener)
     try:

@@ -67,22 +67,22 @@ class Feed:
     def __init__(self, api: AsyncApi) -> None:
         self.api = api
         self._changes: list[Change] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, change: Change) -> None:
         self._changes.append(change)
-        self._news.set()
+        self._changed.set()
 
     def wake(self) -> None:
         """Make `changes` return, with or without changes."""
-        self._news.set()
+        self._changed.set()
 
     async def changes(self, timeout: float) -> list[Change]:
         """Return what is new, as soon as something is; nothing after `timeout` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._news.wait()
-        self._news.clear()
+                await self._changed.wait()
+        self._changed.clear()
         changes, self._changes = self._changes, []
         return changes
 

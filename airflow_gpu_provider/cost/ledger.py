@@ -94,7 +94,7 @@ class Ledger:
         wanted = [span for run in runs if run.key == key for span in run.wanted]
         since = min((start for start, _ in wanted), default=now)
         try:
-            groups, lives = self._told(platform, seen, since, now)
+            groups, lives = self._read_cloud(platform, seen, since, now)
             at_least = ""
         except GpuError as error:
             groups, lives = (), None
@@ -110,7 +110,7 @@ class Ledger:
                 at_least = f"the end of {', '.join(gone)} is not known; it counts until it was last seen"
         return bill(self._pool, key, runs, machines, at_least=at_least, release_began=release_began)
 
-    def _told(
+    def _read_cloud(
         self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime
     ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
         """Return the pool's groups, and when their machines ran; None without a cloud that knows."""

@@ -324,7 +324,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             raise error
         return self._finish(lambda: self._open(context), event["result"], context)
 
-    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+    def _resume_without_event(self, error: Exception, context: Context) -> Any:
         self._give_up(context)
         raise NodesNotReady(
             f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",

@@ -185,7 +185,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         return self._run_attempts(context)
 
     @property
-    def _told_to_stop(self) -> str:
+    def _stop_message(self) -> str:
         return f"received SIGTERM (pod: {self.pod.metadata.name if self.pod else 'none yet'})."
 
     # -- what it gives to its try ----------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class GpuWorkloadOperator(TrainingOperator):
     template_fields: Sequence[str] = ("manifest", "gpu_pool", "block_id", "namespace", "queue_name", "checkpoint")
     template_ext: Sequence[str] = FILES
     template_fields_renderers = {"manifest": "yaml"}
-    _told_to_stop = "received SIGTERM; its workload is deleted."
+    _stop_message = "received SIGTERM; its workload is deleted."
     _doing = "ran a workload on pool {pool}"
 
     def __init__(

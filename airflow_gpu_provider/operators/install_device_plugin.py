@@ -213,7 +213,7 @@ class InstallDevicePluginOperator(PoolOperator):
             raise GpuError.from_record(event["error"])
         return self._finish(event["result"])
 
-    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+    def _resume_without_event(self, error: Exception, context: Context) -> Any:
         raise GpusNotAllocatable(
             f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
             "See the triggerer's log; the next try starts the wait again.",

@@ -95,7 +95,7 @@ class TrainingOperator(PoolOperator):
 
     @property
     @abstractmethod
-    def _told_to_stop(self) -> str:
+    def _stop_message(self) -> str:
         """What TaskKilled says about the task."""
 
     def _set_pool(self, gpu_pool: GpuPool | None, block_id: str | None) -> None:
@@ -142,16 +142,16 @@ class TrainingOperator(PoolOperator):
         """Continue with the trigger's event: collect log and result, and resume or raise how the attempt ended."""
         return self._begin(context, event).resume(WaitOutcome.from_record(event))
 
-    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+    def _resume_without_event(self, error: Exception, context: Context) -> Any:
         return self._begin(context, {}).resume_without_event(error, lambda: self._namespace_of_pods(context["ti"]))
 
     def _namespace_of_pods(self, ti: Any) -> str:
         pushed: str | None = ti.xcom_pull(key="pod_namespace", map_indexes=ti.map_index)
         return pushed or self.namespace or "default"
 
-    def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
+    def _resume_here(self, event: Mapping[str, Any], context: Context) -> Any:
         self._handed_back = event
-        return super()._go_on_here(event, context)
+        return super()._resume_here(event, context)
 
     def on_kill(self) -> None:
         """Delete what it runs; the task then ends with TaskKilled, never green (apache/airflow#73006).
@@ -163,7 +163,7 @@ class TrainingOperator(PoolOperator):
                 return
             self._killed = True
             self._try.kill()
-        self._stop.ask(TaskKilled(f"Task {self.task_id} {self._told_to_stop}", "Run it again."))
+        self._stop.ask(TaskKilled(f"Task {self.task_id} {self._stop_message}", "Run it again."))
 
     def _begin(self, context: Context, event: Mapping[str, Any]) -> PodTry:
         """Return the try of this process, new or continued."""

@@ -176,8 +176,8 @@ def price_lines(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[s
         unknown = f"unknown{f' ({why})' if why else ''}{kept}"
         return f": {unknown if price is None else f'{money(pool, price)} an hour'}"
 
-    is_told = pool.has_list_prices or pool.max_price_per_hour is not None
-    return _of_alike((each, words(each)) for each in candidates if is_told)
+    has_prices = pool.has_list_prices or pool.max_price_per_hour is not None
+    return _of_alike((each, words(each)) for each in candidates if has_prices)
 
 
 def too_dear_lines(found: Iterable[TooDear]) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ def not_released(
         opened: Returns the pool, connected. What it, or the pool, does not tell is said to be unknown.
         on_bill: Takes the run's bill so far, where it can be read.
     """
-    is_told = isinstance(error, PoolNotReleased)  # its words begin with the pool's name
-    what = error.what if is_told else f"Pool {key.pool} is not released: {error.what}"
+    names_pool = isinstance(error, PoolNotReleased)  # its words begin with the pool's name
+    what = error.what if names_pool else f"Pool {key.pool} is not released: {error.what}"
     details = {**error.details, "pool": key.pool, "cause": type(error).__name__}
     try:
         reconciler = opened()

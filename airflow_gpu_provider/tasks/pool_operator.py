@@ -126,17 +126,17 @@ class PoolOperator(BaseOperator):
         event = (next_kwargs or {}).get("event")
         with self._ending(context):
             if isinstance(event, Mapping) and is_handed_back(event):
-                return self._go_on_here(event, context)
+                return self._resume_here(event, context)
             try:
                 return super().resume_execution(next_method, next_kwargs, context)
             except (TaskDeferralTimeout, TaskDeferralError) as error:
-                return self._go_on_without_event(error, context)
+                return self._resume_without_event(error, context)
 
-    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+    def _resume_without_event(self, error: Exception, context: Context) -> Any:
         """Go on where the trigger itself died, or Airflow's own deferral timeout came first."""
         raise error
 
-    def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
+    def _resume_here(self, event: Mapping[str, Any], context: Context) -> Any:
         """Start again, in this process: what the task has done so far is found as it is."""
         self.log.warning("%s The task waits in its worker.", event["message"])
         self.deferrable = False

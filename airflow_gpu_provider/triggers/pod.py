@@ -37,7 +37,7 @@ from airflow_gpu_provider.training.watch.run_kind import Logs
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, run_kind_of
 from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, wait_out_airflow_72716
 from airflow_gpu_provider.triggers.record import Recorded, Values
-from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
+from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, runs_again
 
 RECORD_VERSION = 1
 LONGEST_RESULT = 2**14
@@ -103,7 +103,7 @@ class GpuPodTrigger(Recorded):
 
     async def _outcome(self, wait: AttemptWait) -> WaitOutcome:
         report, warn = partial(self._kept.log, logging.INFO), partial(self._kept.log, logging.WARNING)
-        narrator = Narrator(report, started=wait.started, goes_on=has_returned(self.record))
+        narrator = Narrator(report, started=wait.started, is_resumed=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(warn, started=wait.started)
@@ -191,7 +191,7 @@ class GpuPodTrigger(Recorded):
         try:
             async with self._connected() as api:
                 pods = await run_kind_of(wait).pods(api)
-                if wait.has_ended(pods) and await goes_on(self):
+                if wait.has_ended(pods) and await runs_again(self):
                     self.log.info("%s has ended; the task collects it when it resumes.", what)
                     return
                 grace = self.record.get("grace_seconds")

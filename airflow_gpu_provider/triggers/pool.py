@@ -46,9 +46,9 @@ class _PoolTrigger(RecordTrigger):
     async def _run(self, wait: Wait, first: Write | None = None) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
 
-        pool, goes_on = deserialize_pool(self._row.pool), has_returned(self.record)
+        pool, is_resumed = deserialize_pool(self._row.pool), has_returned(self.record)
         progress = await run_wait(
-            wait, pool, self._row.owner, report=self.log.info, goes_on=goes_on, every=self.every, first=first
+            wait, pool, self._row.owner, report=self.log.info, is_resumed=is_resumed, every=self.every, first=first
         )
         return progress.result
 

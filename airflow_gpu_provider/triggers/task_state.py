@@ -21,7 +21,7 @@ async def is_still_deferred(trigger: BaseTrigger) -> bool:
     return await _state(trigger) == TaskInstanceState.DEFERRED
 
 
-async def goes_on(trigger: BaseTrigger) -> bool:
+async def runs_again(trigger: BaseTrigger) -> bool:
     """Return True if a worker runs the trigger's task, or will: resumed by another triggerer's event, or cleared."""
     return await _state(trigger) in _on_their_way()
 

@@ -20,7 +20,7 @@ from kubernetes import config
 from airflow_gpu_provider import acceptance
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
 from airflow_gpu_provider.acceptance.report import Expected
-from airflow_gpu_provider.cluster.api_calls import ApiCall, told_to
+from airflow_gpu_provider.cluster.api_calls import ApiCall, reported_to
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox.nodes import Image
@@ -141,7 +141,7 @@ def test_it_says_what_it_may_cost_and_changes_nothing(sandbox: Sandbox, tmp_path
 @pytest.mark.parametrize("sandbox", ["eks-real", "gke-real"], indirect=True)
 def test_all_steps_pass(sandbox: Sandbox, tmp_path: Path) -> None:
     report, calls = tmp_path / "report.md", Counter[ApiCall]()
-    with told_to(lambda call: calls.update((call,))):
+    with reported_to(lambda call: calls.update((call,))):
         status, said = accepted(sandbox, report)
     text = report.read_text()
     assert status == PASSED, "\n".join([*said, text])

@@ -17,6 +17,8 @@ CODE = ROOT / "airflow_gpu_provider"
 NAMES = {
     "Ask": "DemandChange",
     "Following": "watch",
+    "Keeper": "PoolLoop",
+    "MEETS_ALL": "_SHARED_FAILURES",
     "Patience": "Tolerance",
     "PodTask": "Run, PodSettings",
     "PoolNews": "PoolStatus",
@@ -26,16 +28,16 @@ NAMES = {
     "Unshown": "DirectReads",
     "Watched": "WaitOutcome",
     "Way": "RunKind",
-    "_Keeper": "PoolLoop",
-    "_MEETS_ALL": "_SHARED_FAILURES",
     "bears": "allows",
     "borne_for": "tolerated_for",
     "counted": "plural",
     "follow_here": "wait_in_worker",
     "go_on": "resume",
     "go_on_without_event": "resume_without_event",
+    "goes_on": "is_resumed",
     "hard_to_get": "scarce_capacity",
     "is_borne": "is_tolerated",
+    "is_told": "is_reported",
     "keeper": "pool_loop",
     "let_go": "release_uncollected",
     "news": "update",
@@ -46,6 +48,8 @@ NAMES = {
     "settle": "wait_out_airflow_72716",
     "take_up": "adopt",
     "told": "what it is: outcome, at, matching",
+    "told_to": "reported_to",
+    "told_to_stop": "stop_asked_at",
     "unhurried": "what it is",
     "untold": "what it is: untagged",
     "untried": "what it is",
@@ -93,10 +97,10 @@ def texts() -> list[Path]:
 
 
 def found() -> dict[str, dict[str, str]]:
-    """Return each file's old words, and what to write instead."""
+    """Return each file's old words, private names' too, and what to write instead."""
     found: dict[str, dict[str, str]] = {}
     for path in CODE.rglob("*.py"):
-        names = {*python(path), path.stem}
+        names = {each.lstrip("_") for each in (*python(path), path.stem)}
         found[str(path)] = {
             each: NAMES.get(each, "see SETTLE") for each in names if each in NAMES or SETTLE.fullmatch(each)
         }

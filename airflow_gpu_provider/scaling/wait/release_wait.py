@@ -103,7 +103,7 @@ class ReleaseWait(Record):
         updates = _updates_waited_for(snapshot, decision).values()
         return PoolNotReleased(
             f"Pool {snapshot.pool.name} is not back to its size after {waited}: {'; '.join(pending)}.",
-            " ".join((_how_it_goes_on(snapshot), *(update.what_to_do for update in updates))),
+            " ".join((_what_to_do(snapshot), *(update.what_to_do for update in updates))),
             pool=snapshot.pool.name,
         )
 
@@ -117,7 +117,7 @@ class ReleaseWait(Record):
         }
 
 
-def _how_it_goes_on(snapshot: PoolSnapshot) -> str:
+def _what_to_do(snapshot: PoolSnapshot) -> str:
     claims = sorted(kept.claim for kept in snapshot.kept.values())
     if claims:
         return f"{_GOES_ON} have them removed: kubectl delete nodeclaim {' '.join(claims)}."

@@ -38,13 +38,13 @@ class Wait(Protocol):
 class Narrator:
     """Logs each line once while it stays true, with the time since the start.
 
-    `goes_on`: another process has already logged this wait; the first lines may repeat its log, and are marked.
+    `is_resumed`: another process has already logged this wait; the first lines may repeat its log, and are marked.
     """
 
-    def __init__(self, report: Report, *, started: datetime, goes_on: bool = False) -> None:
+    def __init__(self, report: Report, *, started: datetime, is_resumed: bool = False) -> None:
         self._report = report
         self._started = started
-        self._before = "so far: " if goes_on else ""
+        self._before = "so far: " if is_resumed else ""
         self._true_now: frozenset[str] = frozenset()
 
     def log(self, now: datetime, *lines: str) -> None:
@@ -84,7 +84,7 @@ async def run_wait(
     *,
     report: Report,
     every: float,
-    goes_on: bool = False,
+    is_resumed: bool = False,
     first: Write | None = None,
     reconciler: Reconciler | None = None,
 ) -> Progress:
@@ -97,14 +97,14 @@ async def run_wait(
         report: Takes lines for the task's log.
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
-        goes_on: Another process has already logged this wait; see Narrator.
+        is_resumed: Another process has already logged this wait; see Narrator.
         first: What to write before the wait's first step; it is repeated until it succeeds.
         reconciler: The pool's, if it is already open.
 
     Raises:
         GpuError: The wait's own error, or a check's error that is no longer tolerated.
     """
-    narrator = Narrator(report, started=wait.started, goes_on=goes_on)
+    narrator = Narrator(report, started=wait.started, is_resumed=is_resumed)
     clock = _ClusterTime()
     patience = _patience(wait)
     pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731

@@ -59,7 +59,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
         if not log.get_logs:
             return None
         containers = [] if log.is_left_to_worker else EACH
-        return {"containers": containers, "with_name": log.with_name, **log.to_go_on()}
+        return {"containers": containers, "with_name": log.with_name, **log.to_resume()}
 
     def _wait(self, there: Json) -> WorkloadWait:
         metadata, owner = there["metadata"], self.owner

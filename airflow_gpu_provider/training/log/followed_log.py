@@ -130,7 +130,7 @@ class PodLogs:
         self._readers = {name: LogReader(positions.get(name)) for name in self._names}
         self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
         self._secrets: set[str] = set()
-        self._goes_on = bool(positions)
+        self._is_resumed = bool(positions)
         self._is_from_start = bool((wanted or {}).get("from_start"))
         self._has_seen_pod = False
         self._started_from: dict[str, Any] = {}
@@ -236,7 +236,7 @@ class PodLogs:
                         self._report(f"The log of container {name} comes when the pod has ended: {error}")
                         self._unfollowed.add(name)
                         return
-                if not self._goes_on_running(name, run):
+                if not self._keeps_running(name, run):
                     return
                 failures = 0 if time.monotonic() - began > _LATEST else failures + 1
                 longest = min(_LATEST, _SOON * 2.0 ** min(failures, 10))
@@ -244,7 +244,7 @@ class PodLogs:
                 if await self._until_over(name, run, within=pause) and has_ended:
                     return  # that was its whole log: another request might get that of the next run
 
-    def _goes_on_running(self, name: str, run: ContainerRun) -> bool:
+    def _keeps_running(self, name: str, run: ContainerRun) -> bool:
         """Whether this run of a container still runs, as far as anybody tells."""
         state = self._states[name]
         return not self._is_draining and state.status == "running" and state.run == run
@@ -253,9 +253,9 @@ class PodLogs:
         """Wait until this run is told to be over; return whether it is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self._goes_on_running(name, run):
+                while self._keeps_running(name, run):
                     await self._changed.wait()
-        return not self._goes_on_running(name, run)
+        return not self._keeps_running(name, run)
 
     def _tell(self) -> None:
         self._changed.set()
@@ -315,7 +315,7 @@ class PodLogs:
             return
         newer = [n for n, reader in self._readers.items() if n in kept and kept[n].newest > reader.position.newest]
         self._readers |= {name: LogReader(kept[name]) for name in newer}
-        self._may_repeat = self._may_repeat or bool(newer) or not self._goes_on
+        self._may_repeat = self._may_repeat or bool(newer) or not self._is_resumed
 
     def _positions(self) -> dict[str, Any]:
         return self._carried | positions_to_record({name: reader.position for name, reader in self._readers.items()})

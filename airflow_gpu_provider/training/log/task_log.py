@@ -82,7 +82,7 @@ class TaskLog:
         """Return what PodLogs streams of the pod; in a triggerer nothing that needs `formatter`, a function."""
         if not self.get_logs:
             return None
-        followed = self.to_go_on()
+        followed = self.to_resume()
         if pod is None or self.is_left_to_worker or (self.in_triggerer and self.formatter is not None):
             return {"containers": [], **followed}
         return {
@@ -92,7 +92,7 @@ class TaskLog:
             **followed,
         }
 
-    def to_go_on(self) -> Json:
+    def to_resume(self) -> Json:
         """Return from where the triggerer goes on, for `to_stream`."""
         how = {key: self.followed.get(key) for key in ("may_repeat", "from_start", "network")}
         return {"positions": self.followed.get("positions") or {}, **how}

@@ -175,10 +175,10 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
     if pod.reason in _TAKEN_AWAY:
         return True
     moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
-    told_to_stop = min((moment for moment in moments if moment), default=None)
-    if told_to_stop is None:
+    stop_asked_at = min((moment for moment in moments if moment), default=None)
+    if stop_asked_at is None:
         return False
-    return base.finished_at is None or base.finished_at >= told_to_stop
+    return base.finished_at is None or base.finished_at >= stop_asked_at
 
 
 def _is_unseen(container: ContainerState) -> bool:

@@ -13,20 +13,20 @@ from airflow_gpu_provider.cluster.api_calls import (
     report_calls_to_aws,
     report_calls_to_google,
     report_kubernetes_call,
-    told_to,
+    reported_to,
 )
 
 
 @pytest.fixture
 def told() -> Any:
     calls: list[ApiCall] = []
-    with told_to(calls.append):
+    with reported_to(calls.append):
         yield calls
 
 
 def test_nobody_is_told_after_the_block() -> None:
     calls: list[ApiCall] = []
-    with told_to(calls.append):
+    with reported_to(calls.append):
         report_call("eks", "DescribeCluster")
     report_call("eks", "DescribeCluster")
     assert calls == [ApiCall(api="eks", operation="DescribeCluster")]

@@ -178,7 +178,7 @@ def test_what_a_trigger_handed_back_counts_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(PodTry, "run", lambda self: numbers.append(self.attempt.record.number))
     operator = GpuPodOperator(task_id="train", gpu_pool=a_pool(), image="busybox")
     event = {**handed_back({"version": 99}, 1), "attempt": AttemptRecord(number=3).to_record()}
-    operator._go_on_here(event, context_of(operator))
+    operator._resume_here(event, context_of(operator))
     operator.execute(context_of(operator))
     assert numbers == [3, 1]
 

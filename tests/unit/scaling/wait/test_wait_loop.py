@@ -172,7 +172,7 @@ def test_the_narrator_stamps_the_time_since_the_start() -> None:
 def test_a_narrator_that_goes_on_tells_what_is_so_as_what_was() -> None:
     said: list[str] = []
     now = datetime.now(UTC)
-    narrator = Narrator(said.append, started=now, goes_on=True)
+    narrator = Narrator(said.append, started=now, is_resumed=True)
     narrator.log(now, "container base started")
     narrator.log(now, "container base started", "the pod is being deleted")
     assert said == ["[0 s] so far: container base started", "[0 s] the pod is being deleted"]
