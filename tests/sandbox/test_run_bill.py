@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow.providers.common.compat.sdk import Stats
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
+from structlog.testing import capture_logs
 
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.cost.usage import read_runs
@@ -22,12 +24,12 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.platforms.aws import prices
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand import list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.ec2_times import instances_of
-from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.running import context_of, eventually, line_of, meanwhile, run
 
 NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
 PHASES = ("booting", "working", "idle")
@@ -148,31 +150,49 @@ def test_a_night_at_list_prices_that_change(
     assert "USD at list prices." in said
 
 
-def test_a_run_ends_with_its_money(
-    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A second costs 1: it may run for twenty of them."""
-    monkeypatch.setattr("airflow_gpu_provider.pools.run_budget._TOO_SHORT", timedelta(seconds=1))
+def test_a_run_ends_with_its_money(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
+    """A second costs 1, so that its money lasts for ten hours. They pass when the training is ready to be stopped."""
     bounded = replace(pool, name="bounded", capacity_types=["ON_DEMAND"])
-    arguments: dict[str, Any] = {"gpu_pool": bounded, "nodes": 1, "max_cost": 20, "deferrable": False}
+    arguments: dict[str, Any] = {"gpu_pool": bounded, "nodes": 1, "max_cost": 36_000, "deferrable": False}
     run(EnsureGpuPoolOperator(task_id="ensure", **arguments), run_id=NIGHT)
-    (demand,) = list_demand(open_pool(bounded, owner="", holder="a test", report=print).api, "bounded")
     run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=bounded, deferrable=False), run_id=NIGHT)
     saves = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('checkpoint written'))); time.sleep(600)"
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('checkpoint written'))); print('ready');"
+        " time.sleep(600)"
     )
     trains = GpuPodOperator(
-        task_id="train", gpu_pool=bounded, gpus=1, image="python:3.12", cmds=["python", "-uc", saves], deferrable=False
+        task_id="train", gpu_pool=bounded, gpus=1, image="python:3.12", cmds=["python", "-uc", saves]
     )
-    with pytest.raises(BudgetExceeded, match="max_cost of 20 USD for pool bounded is used"):
-        run(trains, run_id=NIGHT)
-    assert "checkpoint written" in capfd.readouterr().out
-    with pytest.raises(BudgetExceeded, match="of max_cost=10, and the rest is not enough"):
-        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 10}), run_id=NIGHT)
+    on = open_pool(bounded, owner="", holder="a test", report=print)
+    (demand,) = list_demand(on.api, "bounded")
+    budget = demand.budget
+    assert budget is not None
+    assert budget.at == demand.created_at, "when the bill begins"
+
+    def ten_hours_pass() -> None:
+        """As the demand and the pod tell it: who waits for the end reads the one, and a kubelet the other."""
+        eventually(lambda: "[base] ready" in [line_of(entry) for entry in [*told]])
+        passed = budget.ends_at - on.clock.now()
+        used = replace(budget, at=budget.at - passed)
+        write_demand(on.api, replace(demand, budget=used, until=demand.until - passed), check=lambda: None)
+        core = client.CoreV1Api(on.api)
+        (pod,) = core.list_namespaced_pod("default", field_selector="status.phase=Running").items
+        ends.append(pod.metadata.creation_timestamp + timedelta(seconds=pod.spec.active_deadline_seconds))
+        core.patch_namespaced_pod(pod.metadata.name, "default", {"spec": {"activeDeadlineSeconds": 1}})
+
+    ends: list[datetime] = []
+    with capture_logs() as told, ExitStack() as after:
+        after.callback(meanwhile(ten_hours_pass).join)
+        with pytest.raises(BudgetExceeded, match="max_cost of 36000 USD for pool bounded is used"):
+            run(trains, run_id=NIGHT)
+    assert "[base] checkpoint written" in [line_of(entry) for entry in told]
+    assert ends == [pytest.approx(demand.pods_end_by, abs=timedelta(seconds=2))], "of its own the pod ends then"
+    with pytest.raises(BudgetExceeded, match="of max_cost=61, and the rest is not enough"):
+        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 61}), run_id=NIGHT)
 
     usage = scale_down(bounded)
-    stopping = max(each.end for each in instances_of("bounded", gpu_sandbox.aws)) - demand.pods_end_by
-    assert usage["cost"]["total"] <= 20 + stopping.total_seconds()
+    longer = max(each.end for each in instances_of("bounded", gpu_sandbox.aws)) - demand.pods_end_by
+    assert usage["cost"]["total"] <= 36_000 + longer.total_seconds(), "what is left of the ten hours was not paid"
 
 
 def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
