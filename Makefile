@@ -147,7 +147,7 @@ test-autoscaler: .venv
 # each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
 CHAOS = --seed $(or $(SEED),0) --pace $(or $(PACE),quick) --speed $(or $(SPEED),20) --worlds $(or $(WORLDS),$(if $(COVER),2,1))
 chaos: .venv control-plane
-	@$(BIN)/python -m tests.airflow.chaos $(CHAOS) $(if $(COVER),--cover,--count $(or $(N),0) $(if $(GANGS),--gangs) $(if $(RESUME),--resume))
+	@$(BIN)/python -m tests.airflow.chaos $(CHAOS) $(if $(COVER),--cover,--count $(or $(N),0) $(if $(GANGS),--gangs)) $(if $(RESUME),--resume)
 
 # make compat                  the package with what is installed where Airflow is sold: a file of tests/compat each
 # make compat-composer-3.3.1   one of them; OPERATORS=gang only these of the operators' sandbox tests, tests/sandbox/test_gang.py

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.airflow.chaos.matrix import NotRun
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.report import by_moment, counts, read_json, write_json, write_tables
+from tests.airflow.chaos.world import PoolLeft
 from tests.unit.chaos_row import ROW
 
 RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Running")
@@ -36,6 +37,26 @@ FAILED = NotRun.of(
 def test_a_training_that_was_there_and_did_not_end_by_itself_is_lost(pod: PodStory, killed: bool) -> None:
     assert pod.killed is killed
     assert bool(lost_trainings([RUNNING], [pod])) is killed
+
+
+@pytest.mark.parametrize(
+    ("of", "is_zero"),
+    [
+        ((), (True, True, True)),
+        (("groups",), (True, True, False)),
+        (("groups", "templates"), (True, False, False)),
+        (("placement_groups",), (True, False, False)),
+        (("interfaces",), (False, False, False)),
+        (("prefetches",), (False, False, False)),
+        (("instances", "interfaces", "groups"), (False, False, False)),
+    ],
+)
+def test_what_stays_until_its_pool_is_deleted_is_no_machine_and_not_nothing(
+    of: tuple[str, ...], is_zero: tuple[bool, bool, bool]
+) -> None:
+    counts = dict.fromkeys((field.name for field in fields(PoolLeft)), 0) | dict.fromkeys(of, 1)
+    left = PoolLeft(**counts)
+    assert (left.no_machines, left.nothing, left.nothing_at_all) == is_zero
 
 
 def test_a_gang_has_trained_when_each_of_its_ranks_has_ended_well() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.airflow.chaos.cell import Cell
+from tests.airflow.chaos.cell import Cell, Strike
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.schedule import (
@@ -49,7 +50,7 @@ def test_the_matrix_has_a_node_that_karpenter_takes_at_each_moment_at_which_ther
     assert len(pairs) == len(set(pairs))
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
     begins = [moment.name for moment in MOMENTS.values()].index("train-pod-created")
-    without = ("train-waits-for-retry", "train-on-budget", "gang-suspended")
+    without = ("train-waits-for-retry", "train-on-budget", "train-on-block", "gang-suspended")
     with_nodes = {name for name, moment in [*MOMENTS.items()][begins:] if name not in without}
     assert {when for when, what in pairs if what == "node-expires"} == with_nodes
 
@@ -76,6 +77,19 @@ def test_the_cover_has_each_moment_each_fault_and_each_named_pair(seed: int) -> 
     assert {what for _, what in pairs} == ON_EKS
     assert pairs >= set(NAMED_PAIRS)
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
+
+
+def test_the_docs_say_how_many_nights_the_cover_has() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    assert f"The cover has {len(cover())} nights today" in page
+
+
+def test_a_night_whose_step_is_held_by_a_throttled_call_runs_alone() -> None:
+    def is_local(when: str) -> bool:
+        return Cell(number=0, seed=0, strikes=(Strike(when=when, what="worker-lost"),)).is_local
+
+    assert not is_local("template-made")
+    assert is_local("group-of-template")
 
 
 @given(seed=SEEDS)

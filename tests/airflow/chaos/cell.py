@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApiError, RunStatus
-from tests.airflow.chaos.clouds import NAMES, Platform
+from tests.airflow.chaos.clouds import NAMES, Platform, Use
 from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
@@ -59,12 +59,23 @@ class Cell:
     @property
     def is_local(self) -> bool:
         """Whether nobody else notices."""
-        return all(strike.fault.hits == "run" for strike in self.strikes)
+        return all(strike.fault.hits == "run" and not strike.moment.held for strike in self.strikes)
 
     @property
     def needs_scarce(self) -> bool:
         """Whether its machine is of the type that is out of stock now and then."""
         return any(strike.fault.scarce for strike in self.strikes)
+
+    @property
+    def machine(self) -> Use:
+        """What it runs on."""
+        of_moments = (strike.moment.machine for strike in self.strikes if strike.moment.machine != "usual")
+        return "scarce" if self.needs_scarce else next(of_moments, "usual")
+
+    @property
+    def ends_with_pool(self) -> bool:
+        """Whether its pool is deleted in the end."""
+        return any(strike.moment.ends_with_pool for strike in self.strikes)
 
     @property
     def dag_id(self) -> str:
@@ -117,7 +128,7 @@ class Night:
             "pool": pool,
             "port": world.trainings.port,
             "zone": zones[cell.number % len(zones)],
-            "instance_type": world.cloud.machine_types["scarce" if cell.needs_scarce else "usual"],
+            "instance_type": world.cloud.machine_types[cell.machine],
             "market": "ON_DEMAND",
         }
         for strike in cell.strikes:
@@ -125,6 +136,8 @@ class Night:
         if any(strike.moment.ends_with_money for strike in cell.strikes):
             conf["max_cost"] = MAX_COST
             world.list_price(conf)
+        if any(strike.moment.on_block for strike in cell.strikes):
+            world.reserve_block(conf)
         if any(strike.moment.holds for strike in cell.strikes):
             world.trainings.hold(pool)
         world.cloud.prepare(pool)
@@ -195,9 +208,10 @@ def play(world: World, cell: Cell, *, attempt: int = 0) -> tuple[Night, bool]:
             for number, strike in enumerate(cell.strikes):
                 if number and night.has_ended:
                     break  # the strike before has ended the night
-                night.wait_for(strike.moment)
-                night.at_strike += [pod for pod in night.pods if not pod.gone]
-                _strike(night, strike.fault, until_the_end)
+                with world.held(strike.moment.held):
+                    night.wait_for(strike.moment)
+                    night.at_strike += [pod for pod in night.pods if not pod.gone]
+                    _strike(night, strike.fault, until_the_end)
                 goes_on = strike.moment.ends_with_money
                 if not goes_on and not any(later.moment.holds for later in cell.strikes[number + 1 :]):
                     world.trainings.release(night.run.run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,11 +11,14 @@ from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP
 from tests.airflow.chaos.cell import Cell, Night
 from tests.airflow.chaos.faults import Ends, Promise, ZeroBy
 from tests.airflow.chaos.pods import PodStory
-from tests.airflow.chaos.world import PRICE, World
+from tests.airflow.chaos.world import PRICE, PoolLeft, World
 from tests.sandbox.ec2_times import instances_of
 
 BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "triggers": 120.0, "janitor": 120.0, "max_runtime": 60.0}
 """Seconds from the run's end, or from when the janitor was started, to zero."""
+
+DELETION_BOUND = 120.0
+"""Seconds in which a pool's deletion leaves nothing at all."""
 
 _ENDS = timedelta(seconds=15)
 """How long a pod's grace period and a machine's end take in the sandbox."""
@@ -41,8 +45,8 @@ class Zero:
     left: str
 
 
-def wait_for_zero(world: World, pool: str, *, bound: float, since: float) -> Zero:
-    """Look until nothing is left of the pool; `since` is a time of the monotonic clock."""
+def wait_for_zero(world: World, pool: str, *, bound: float, since: float, is_zero: Callable[[PoolLeft], bool]) -> Zero:
+    """Look until zero is there; `since` is a time of the monotonic clock."""
     left = "nobody could look"
     while True:
         world.revive()
@@ -52,7 +56,7 @@ def wait_for_zero(world: World, pool: str, *, bound: float, since: float) -> Zer
             pass  # the API server is away: not zero yet
         else:
             left = str(found)
-            if found.nothing:
+            if is_zero(found):
                 return Zero(seconds=round(time.monotonic() - since, 1), left="")
         if time.monotonic() - since > bound:
             return Zero(seconds=None, left=left)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from moto.eks.models import eks_backends
 
+from airflow_gpu_provider.platforms.aws.spec import GROUP_TAG, POOL_TAG
 from gpu_sandbox import Sandbox
 from gpu_sandbox.aws.observer import aws_client, instances
 from tests.airflow.chaos.pods import POOL_LABEL
@@ -17,8 +19,18 @@ Platform = Literal["eks", "gke", "karpenter"]
 
 NAMES: Mapping[Platform, str] = {"eks": "EKS", "gke": "GKE", "karpenter": "Karpenter"}
 
-Use = Literal["usual", "scarce", "bystander"]
-"""What a night runs on; what is out of stock where a fault says so; and what the run beside all others has."""
+Use = Literal["usual", "scarce", "bystander", "efa"]
+"""What a night runs on; one that is out of stock where a fault says so; that of the run beside all others; with EFA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a pool has beside machines: groups, what was made with them, and its machines' network interfaces."""
+
+    groups: int = 0
+    templates: int = 0
+    placement_groups: int = 0
+    interfaces: int = 0
 
 
 class Cloud(Protocol):
@@ -48,6 +60,12 @@ class Cloud(Protocol):
     def instances(self, pool: str) -> list[str]:
         """The names of the pool's machines that have not ended, whether or not their group still knows them."""
 
+    def made(self, pool: str) -> Made:
+        """What the pool has beside machines, whether or not its groups are there."""
+
+    def strays(self) -> list[str]:
+        """What of all pools is there without the group, or the machine, that it was made for."""
+
     def deadline(self, pool: str) -> datetime | None:
         """When the cloud itself is to have ended all of the pool's machines; None where it has none."""
 
@@ -71,6 +89,15 @@ class _OwnGroups:
 
     def close(self) -> None: ...
 
+    def made(self, pool: str) -> Made:
+        return Made(groups=len(self.groups(pool)))
+
+    def strays(self) -> list[str]:
+        return []
+
+    def groups(self, pool: str) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
     def expire(self, pool: str) -> None:
         raise NotImplementedError("only Karpenter's nodes expire")
 
@@ -78,31 +105,71 @@ class _OwnGroups:
 class Eks(_OwnGroups):
     """AWS: instances in Auto Scaling groups, which a scheduled action sets to zero."""
 
-    machine_types: Mapping[Use, str] = {"usual": "g6.xlarge", "scarce": "g5.xlarge", "bystander": "g4dn.xlarge"}
+    machine_types: Mapping[Use, str] = {
+        "usual": "g6.xlarge",
+        "scarce": "g5.xlarge",
+        "bystander": "g4dn.xlarge",
+        "efa": "p4d.24xlarge",
+    }
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
     def has_groups(self, pool: str) -> bool:
+        return any(name.startswith(f"{pool}-") for name in self._group_names())
+
+    def _group_names(self) -> list[str]:
         """From moto itself: a call could be failed by a fault, and a new group has no Auto Scaling group yet."""
         backend = eks_backends[self._sandbox.aws.account_id][self._sandbox.region]
-        names = list(backend.clusters[self._sandbox.cluster_name].nodegroups)
-        return any(name.startswith(f"{pool}-") for name in names)
+        return list(backend.clusters[self._sandbox.cluster_name].nodegroups)
 
     def groups(self, pool: str) -> list[dict[str, Any]]:
         return _of_pool(self._sandbox, pool)
 
     def instances(self, pool: str) -> list[str]:
-        names = {group["name"] for group in self.groups(pool)}
+        return [id_ for id_, state in self._of_groups(pool).items() if state != "terminated"]
 
-        def group_of(instance: dict[str, Any]) -> str:
-            return next((t["Value"] for t in instance.get("Tags", ()) if t["Key"] == "aws:autoscaling:groupName"), "")
-
-        return [
-            each["InstanceId"]
+    def _of_groups(self, pool: str = "") -> dict[str, str]:
+        """The states of the instances of the pool's groups, or of all, the ended ones too."""
+        prefix = f"{pool}-" if pool else ""
+        return {
+            each["InstanceId"]: each["State"]["Name"]
             for each in instances(self._sandbox.aws)
-            if each["State"]["Name"] != "terminated" and group_of(each) in names
+            if (group := _tag(each, "eks:nodegroup-name")) and group.startswith(prefix)
+        }
+
+    def made(self, pool: str) -> Made:
+        machines = self._of_groups(pool)
+        return Made(
+            groups=sum(name.startswith(f"{pool}-") for name in self._group_names()),
+            templates=sum(_tag(each, POOL_TAG) == pool for each in self._templates()),
+            placement_groups=sum(_tag(each, POOL_TAG) == pool for each in self._placement_groups()),
+            interfaces=sum(machine in machines for _, machine in self._interfaces()),
+        )
+
+    def strays(self) -> list[str]:
+        groups = self._group_names()
+        beside = [*self._templates(), *self._placement_groups()]
+        over = [id_ for id_, state in self._of_groups().items() if state == "terminated"]
+        return [
+            *(str(each) for each in beside if _tag(each, GROUP_TAG) not in groups),
+            *(f"{name} of {machine}, which has ended" for name, machine in self._interfaces() if machine in over),
         ]
+
+    def _templates(self) -> list[dict[str, Any]]:
+        """Those that this package made: EKS makes one of its own for each group without."""
+        filters = [{"Name": "tag-key", "Values": [POOL_TAG]}]
+        found = aws_client(self._sandbox.aws, "ec2").describe_launch_templates(Filters=filters)
+        return list(found["LaunchTemplates"])
+
+    def _placement_groups(self) -> list[dict[str, Any]]:
+        return list(aws_client(self._sandbox.aws, "ec2").describe_placement_groups()["PlacementGroups"])
+
+    def _interfaces(self) -> Iterator[tuple[str, str]]:
+        """Those of machines, with the machine."""
+        for each in aws_client(self._sandbox.aws, "ec2").describe_network_interfaces()["NetworkInterfaces"]:
+            if attached := each.get("Attachment"):
+                yield each["NetworkInterfaceId"], attached["InstanceId"]
 
     def deadline(self, pool: str) -> datetime | None:
         client = aws_client(self._sandbox.aws, "autoscaling")
@@ -169,6 +236,10 @@ def cloud_of(platform: Platform, sandbox: Sandbox) -> Cloud:
 
         return Karpenter(sandbox)
     return Eks(sandbox) if platform == "eks" else Gke(sandbox)
+
+
+def _tag(resource: Mapping[str, Any], key: str) -> str:
+    return next((tag["Value"] for tag in resource.get("Tags", ()) if tag["Key"] == key), "")
 
 
 def _is_interrupted(sandbox: Sandbox, **named: str) -> bool:

@@ -100,6 +100,13 @@ def worker_killed(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def worker_lost(world: World, night: Night) -> Iterator[None]:
+    """As `worker_killed`, and no other try takes up what it has left."""
+    with worker_killed(world, night), run_failed(world, night):
+        yield
+
+
+@contextmanager
 def triggerer_killed(world: World, night: Night) -> Iterator[None]:
     world.home.kill("triggerer", signal.SIGKILL, with_children=True)
     try:
@@ -402,6 +409,15 @@ FAULTS: Mapping[str, Fault] = {
             promise_at={"train-on-budget": RED},
             can_meet=lambda moment: moment.in_worker,
             why_not="no worker",
+        ),
+        Fault(
+            name="worker-lost",
+            says="kill -9 of the worker that runs the step, and the run is marked failed",
+            hits="run",
+            strike=worker_lost,
+            promise=RED,
+            can_meet=lambda moment: moment.ends_with_pool and moment.in_worker,
+            why_not="a worker that is killed, and a run that is marked failed, are faults of their own",
         ),
         Fault(
             name="triggerer-killed",

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from gpu_sandbox import Sandbox
-from tests.airflow.chaos.clouds import Use
+from tests.airflow.chaos.clouds import Made, Use
 from tests.sandbox.karpenter_objects import install_karpenter, node_pool
 from tests.sandbox.provisioner import Kind, Provisioner
 
@@ -63,6 +63,12 @@ class Karpenter:
 
     def instances(self, pool: str) -> list[str]:
         return [each["metadata"]["name"] for each in self._claims(pool)]
+
+    def made(self, pool: str) -> Made:
+        return Made()
+
+    def strays(self) -> list[str]:
+        return []
 
     def deadline(self, pool: str) -> datetime | None:
         return None

@@ -12,7 +12,16 @@ from typing import Any, TypeAlias
 from gpu_sandbox.airflow_api import AirflowApiError
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell, MomentMissed, Night, in_words, play
-from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, overspent, promise_of, wait_for_zero
+from tests.airflow.chaos.checks import (
+    BOUNDS,
+    DELETION_BOUND,
+    Zero,
+    broken_promises,
+    harmed_by,
+    overspent,
+    promise_of,
+    wait_for_zero,
+)
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import Promise
 from tests.airflow.chaos.world import World, insist
@@ -118,7 +127,7 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Outcome:
     try:
         night, ended = _play(world, cell)
         promise = promise_of(cell)
-        zero = _zero(world, promise, night, ended)
+        zero = _zero(world, promise, night, ended, ends_with_pool=cell.ends_with_pool)
         broken = broken_promises(night, promise, ended=ended)
         if zero.seconds is not None:
             broken += overspent(night)
@@ -154,7 +163,7 @@ def _play(world: World, cell: Cell) -> tuple[Night, bool]:
     return play(world, cell, attempt=TRIES - 1)
 
 
-def _zero(world: World, promise: Promise, night: Night, ended: bool) -> Zero:
+def _zero(world: World, promise: Promise, night: Night, ended: bool, *, ends_with_pool: bool) -> Zero:
     if not ended:
         insist(lambda: world.home.api.mark_run(night.run.dag_id, night.run.run_id, "failed"))
     since = time.monotonic()
@@ -162,7 +171,18 @@ def _zero(world: World, promise: Promise, night: Night, ended: bool) -> Zero:
         # As its schedule would start it; a cell does not wait half an hour for that.
         run_id = f"{night.run.run_id}-janitor"
         insist(lambda: world.home.api.trigger("chaos_janitor", conf=night.conf, run_id=run_id))
-    return wait_for_zero(world, night.pool, bound=BOUNDS[promise.zero_by], since=since)
+    bound = BOUNDS[promise.zero_by]
+    if not ends_with_pool:
+        return wait_for_zero(world, night.pool, bound=bound, since=since, is_zero=lambda left: left.nothing)
+    zero = wait_for_zero(world, night.pool, bound=bound, since=since, is_zero=lambda left: left.no_machines)
+    if zero.seconds is None:
+        return zero
+    insist(lambda: world.home.api.trigger("chaos_delete", conf=night.conf, run_id=f"{night.run.run_id}-delete"))
+    since = time.monotonic()
+    deleted = wait_for_zero(
+        world, night.pool, bound=DELETION_BOUND, since=since, is_zero=lambda left: left.nothing_at_all
+    )
+    return zero if deleted.seconds is not None else deleted
 
 
 def _blame(world: World, night: Night, ended: Sequence[str]) -> str:

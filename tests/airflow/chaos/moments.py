@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from gpu_sandbox.airflow_api import TASK_ENDED, RunStatus
+from tests.airflow.chaos.clouds import Made, Use
 from tests.airflow.chaos.world import TaskNow, World
 
 ENSURE, PLUGIN, TRAIN, SCALE_DOWN = "gpus.ensure", "gpus.device_plugin", "train", "gpus.scale_down"
@@ -38,6 +40,14 @@ class Look:
     @property
     def has_groups(self) -> bool:
         return self._world.cloud.has_groups(self.pool)
+
+    @cached_property
+    def made(self) -> Made:
+        return self._world.cloud.made(self.pool)
+
+    @property
+    def has_prefetch(self) -> bool:
+        return bool(self._world.prefetches(self.pool))
 
     @property
     def desired(self) -> int:
@@ -101,6 +111,10 @@ class Moment:
         follows: The moment at which `brought_by` brings this one about; "": it comes by itself.
         keeps_pod: Whether a training that runs at it may be owed to go on.
         ends_with_money: Whether nothing but the run's max_cost ends its training.
+        machine: What its nights run on.
+        held: The call of AWS' that is throttled until the fault is there, so that the step goes on no further.
+        on_block: Whether its nights have a Capacity Block.
+        ends_with_pool: Whether the night's pool is deleted in the end: it has launch templates of its own.
     """
 
     name: str
@@ -115,6 +129,10 @@ class Moment:
     brought_by: Callable[[Look], None] | None = None
     keeps_pod: bool = True
     ends_with_money: bool = False
+    machine: Use = "usual"
+    held: str = ""
+    on_block: bool = False
+    ends_with_pool: bool = False
 
     @property
     def of_gang(self) -> bool:
@@ -143,6 +161,8 @@ MEET_GANGS = frozenset(
 """What can be another thing for pods of one Job than for a pod alone."""
 
 
+_OF_EFA: Any = {"dag_id": "chaos_efa", "machine": "efa", "in_worker": True, "ends_with_pool": True}
+
 MOMENTS: Mapping[str, Moment] = {
     moment.name: moment
     for moment in (
@@ -165,6 +185,42 @@ MOMENTS: Mapping[str, Moment] = {
             says="Ensure waits in the triggerer for the machine",
             task=ENSURE,
             has_come=lambda look: look.desired > 0 and look.waits_in_triggerer(ENSURE),
+        ),
+        Moment(
+            name="placement-made",
+            says="a placement group has been made, and no launch template",
+            task=ENSURE,
+            has_come=lambda look: (
+                look.is_running(ENSURE) and look.made.placement_groups > 0 and not look.made.templates
+            ),
+            held="ec2:CreateLaunchTemplate",
+            **_OF_EFA,
+            met_by=frozenset({"worker-lost"}),
+        ),
+        Moment(
+            name="template-made",
+            says="a launch template has been made, and no node group",
+            task=ENSURE,
+            has_come=lambda look: look.is_running(ENSURE) and look.made.templates > 0 and not look.has_groups,
+            held="eks:CreateNodegroup",
+            **_OF_EFA,
+            met_by=frozenset({"worker-killed", "worker-lost"}),
+        ),
+        Moment(
+            name="group-of-template",
+            says="the node group of a launch template is there, at size zero",
+            task=ENSURE,
+            has_come=lambda look: look.has_groups and not look.desired and look.is_running(ENSURE),
+            **_OF_EFA,
+            met_by=frozenset({"worker-lost"}),
+        ),
+        Moment(
+            name="prefetch-begun",
+            says="a DaemonSet is there that pulls images, and the machine is not",
+            task=ENSURE,
+            has_come=lambda look: look.waits_in_triggerer(ENSURE) and look.has_prefetch,
+            **{**_OF_EFA, "in_worker": False},
+            met_by=frozenset({"airflow-killed", "run-deleted"}),
         ),
         Moment(
             name="plugin-runs",
@@ -234,6 +290,17 @@ MOMENTS: Mapping[str, Moment] = {
             met_by=frozenset({"worker-killed", "spot-lost", "price-rises"}),
             keeps_pod=False,
             ends_with_money=True,
+        ),
+        Moment(
+            name="train-on-block",
+            says="the training runs on a Capacity Block, its task deferred",
+            task=TRAIN,
+            has_come=lambda look: look.trains and look.waits_in_triggerer(TRAIN),
+            dag_id="chaos_block",
+            holds=True,
+            on_block=True,
+            ends_with_pool=True,
+            met_by=frozenset({"airflow-killed", "airflow-dead"}),
         ),
         Moment(
             name="gang-suspended",

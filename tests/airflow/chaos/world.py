@@ -29,6 +29,10 @@ from tests.airflow.harness import Airflow
 
 T = TypeVar("T")
 
+PREFETCHES = (
+    "/apis/apps/v1/namespaces/airflow-gpu-provider/daemonsets"
+    f"?labelSelector=app.kubernetes.io%2Fname%3Dprefetch,{POOL_LABEL.replace('/', '%2F')}%3D{{pool}}"
+)
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
 JOBS = "/apis/batch/v1/jobs"
 
@@ -45,6 +49,8 @@ PARALLELISM = 12
 PRICE = 360.0
 """USD an hour of a machine in nights whose money ends: ten cents a second."""
 
+
+BLOCK_LASTS = timedelta(hours=2)
 
 HAS_PLUGIN = {"example.com/device-plugin": "there"}
 """Nodes with this label get the device plugin from the cluster, as where an administrator has installed it."""
@@ -80,7 +86,14 @@ _BINDING = {
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLeft:
-    """What there is of one pool; all zero is what a night is to leave behind."""
+    """What there is of one pool; all zero is what a night is to leave behind.
+
+    Attributes:
+        prefetches: DaemonSets that pull images.
+        groups: These stay, until their pool is deleted.
+        templates: Launch templates and
+        placement_groups: placement groups that were made with them, and go with them.
+    """
 
     nodes: int
     instances: int
@@ -88,15 +101,33 @@ class PoolLeft:
     pods: int
     jobs: int
     leases: int
+    interfaces: int
+    prefetches: int
+    templates: int
+    placement_groups: int
+    groups: int
+
+    @property
+    def no_machines(self) -> bool:
+        """Whether nothing is left but what its deletion removes."""
+        of_machines = self.nodes or self.instances or self.interfaces or self.desired
+        return not (of_machines or self.pods or self.jobs or self.leases or self.prefetches)
 
     @property
     def nothing(self) -> bool:
-        return not (self.nodes or self.instances or self.desired or self.pods or self.jobs or self.leases)
+        """Whether there are empty groups at most, which have nothing of ours beside them."""
+        return self.no_machines and not (self.templates or self.placement_groups)
+
+    @property
+    def nothing_at_all(self) -> bool:
+        return self.nothing and not self.groups
 
     def __str__(self) -> str:
         return (
-            f"{self.nodes} nodes, {self.instances} instances, desired size {self.desired}, {self.pods} pods, "
-            f"{self.jobs} Jobs, {self.leases} leases"
+            f"{self.nodes} nodes, {self.instances} instances, {self.interfaces} network interfaces, "
+            f"desired size {self.desired}, {self.pods} pods, {self.jobs} Jobs, {self.leases} leases, "
+            f"{self.prefetches} DaemonSets for a prefetch, {self.groups} groups, {self.templates} launch templates, "
+            f"{self.placement_groups} placement groups"
         )
 
 
@@ -150,6 +181,25 @@ class World:
         prices.set_on_demand(conf["instance_type"], PRICE * times)
         prices.set_spot(conf["instance_type"], conf["zone"], PRICE * times)
 
+    def reserve_block(self, conf: dict[str, Any]) -> None:
+        """Have a Capacity Block for a night's machine, which is left 40 minutes before it ends."""
+        block = self.sandbox.aws.reserve("capacity-block", conf["instance_type"], conf["zone"], lasts=BLOCK_LASTS)
+        conf["reservation"] = block
+
+    @contextmanager
+    def held(self, api: str) -> Iterator[None]:
+        """Meanwhile AWS throttles each call of it ("eks:CreateNodegroup"), and what is before it lasts; "": of none."""
+        if not api:
+            yield
+            return
+        faults = self.sandbox.faults
+        faults.limit_calls(api, per_second=1e-6, burst=1)
+        faults.draw_throttle("", api)  # the one call that a limit has at least
+        try:
+            yield
+        finally:
+            faults.limit_calls(api, per_second=1e6, burst=1e6)
+
     @contextmanager
     def without_permission(self) -> Iterator[None]:
         """Meanwhile Airflow's role in the cluster is not bound: every request of its own is answered with 403."""
@@ -184,6 +234,10 @@ class World:
         """The pool's gangs."""
         return self.items(f"{JOBS}?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
 
+    def prefetches(self, pool: str) -> list[dict[str, Any]]:
+        """The DaemonSets that have the pool's nodes pull images."""
+        return self.items(PREFETCHES.format(pool=pool))
+
     def evict(self, pod: PodStory) -> None:
         """Have a pod end, as a node's drain does."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
@@ -201,6 +255,7 @@ class World:
 
     def left(self, pool: str) -> PoolLeft:
         """Ask the cluster and the cloud what there is of the pool, now."""
+        made = self.cloud.made(pool)
         return PoolLeft(
             nodes=len(self.nodes(pool)),
             instances=len(self.cloud.instances(pool)),
@@ -208,6 +263,11 @@ class World:
             pods=len(self.living_pods(pool)),
             jobs=len(self.jobs(pool)),
             leases=len(self.leases(pool)),
+            interfaces=made.interfaces,
+            prefetches=len(self.prefetches(pool)),
+            templates=made.templates,
+            placement_groups=made.placement_groups,
+            groups=made.groups,
         )
 
     def machines_left(self, pool: str) -> bool:

@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias
 
-from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_home import AirflowNotHealthy, python_path
 from gpu_sandbox.airflow_processes import end_all
 from gpu_sandbox.leftovers import look_for_leftovers
@@ -252,7 +251,7 @@ def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, 
         while (cell := _next(link)) is not None:
             threading.Thread(target=run, args=(cell,), name=f"cell-{cell.number}", daemon=True).start()
         bystander.finish()
-        _see_nothing_left(sandbox)
+        _see_nothing_left(world)
 
 
 def _die_unless_sound(world: World) -> None:
@@ -266,12 +265,15 @@ def _die_unless_sound(world: World) -> None:
         os._exit(1)
 
 
-def _see_nothing_left(sandbox: Sandbox) -> None:
+def _see_nothing_left(world: World) -> None:
     """Wait for zero in the whole account: there may be nights whose moment was missed, and that nobody looked at."""
     give_up_at = time.monotonic() + BOUNDS["itself"]
-    while not (left := look_for_leftovers(sandbox)).nothing:
+    while True:
+        left, strays = look_for_leftovers(world.sandbox), world.cloud.strays()
+        if left.nothing and not strays:
+            return
         if time.monotonic() > give_up_at:
-            raise WorldFailed(f"after all nights there is {left}")
+            raise WorldFailed(f"after all nights there is {left}; {', '.join(strays) or 'no stray'}")
         time.sleep(0.5)
 
 

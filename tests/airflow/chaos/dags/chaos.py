@@ -6,12 +6,14 @@ The training says that it has begun, and ends when it is told so (see ../trainin
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import (
+    DeleteGpuPoolOperator,
     EksGpuPool,
     GkeGpuPool,
     GpuPodOperator,
@@ -102,6 +104,7 @@ def night(
     fails: int = 0,
     nodes: int = 1,
     max_cost: str | None = None,
+    prefetch: Sequence[str] = (),
     training: dict[str, Any] | None = None,
     **fields: Any,
 ) -> DAG:
@@ -110,6 +113,7 @@ def night(
     fails: so many of the training's first tries fail.
     nodes: what the training runs on.
     max_cost: what the block may cost.
+    prefetch: images that nodes pull as they join.
     training: more arguments of the training's task.
     """
     if not plugin and PLATFORM == "eks" and not PROVISIONER:
@@ -128,6 +132,7 @@ def night(
             pool(**fields),
             nodes=nodes,
             max_cost=max_cost,
+            prefetch=prefetch,
             group_id="gpus",
             install_device_plugin=plugin,
             ensure_args={"timeout": PATIENCE},
@@ -165,6 +170,15 @@ if PLATFORM == "eks" and not PROVISIONER:
     on_budget = night(
         "chaos_budget", deferrable=False, max_cost="{{ dag_run.conf['max_cost'] }}", price_per_hour="list"
     )
+    efa = night("chaos_efa", network="efa", prefetch=["busybox:1.36"])
+    on_block = night(
+        "chaos_block",
+        capacity_types=["RESERVED", "ON_DEMAND"],
+        reservations=["{{ dag_run.conf['reservation'] }}"],
+        prefetch=["busybox:1.36"],
+    )
+    with DAG("chaos_delete", schedule=None, start_date=datetime(2026, 1, 1), max_active_runs=64):
+        DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool(), retries=2, retry_delay=timedelta(seconds=5))
 # What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
 bystander = night("chaos_bystander", max_runtime=timedelta(days=30))
 
