@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 from airflow.sdk import Context
 from airflow.sdk._shared.observability.metrics import stats
-from airflow.sdk._shared.observability.metrics.statsd_logger import get_statsd_logger
 from airflow.sdk.exceptions import TaskDeferred
-from statsd import StatsClient
+from airflow.sdk.observability.metrics.statsd_logger import get_statsd_logger
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import OutOfStock
@@ -49,9 +48,10 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]
         server.bind(("127.0.0.1", 0))
         server.setblocking(False)
         host, port = server.getsockname()
-        influxdb = {"influxdb_tags_enabled": True, "statsd_influxdb_enabled": True}
-        logger = get_statsd_logger(stats_class=StatsClient, host=host, port=port, **influxdb)
-        monkeypatch.setattr(stats, "_backend", logger)
+        settings = {"host": host, "port": str(port), "prefix": "", "influxdb_enabled": "True"}
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AIRFLOW__METRICS__STATSD_{name.upper()}", value)
+        monkeypatch.setattr(stats, "_backend", get_statsd_logger())
 
         def messages() -> Iterator[str]:
             while True:
