@@ -13,9 +13,10 @@ from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run, watched
@@ -38,7 +39,7 @@ def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     return with_nodes(eks_pool(gpu_sandbox, "use", instance_types=["g6.12xlarge"]))
 
 
-def train(pool: EksGpuPool, script: str, **arguments: Any) -> tuple[GpuPodOperator, dict[str, Any]]:
+def train(pool: GpuPool, script: str, **arguments: Any) -> tuple[GpuPodOperator, dict[str, Any]]:
     operator = GpuPodOperator(
         task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=["sh", "-c", script], env_vars=OWN, **arguments
     )
@@ -82,6 +83,30 @@ def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> No
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     name = context["ti"].xcoms["pod_name"]
     eventually(lambda: name not in {pod.metadata.name for pod in core.list_namespaced_pod("default").items})
+    assert context["ti"].xcoms["utilization"]["mean"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_gpus_that_do_not_compute_end_the_pod_on_gke(
+    gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    """In an image without NVIDIA's variables: GKE mounts its programs where PATH does not look."""
+    for name, value in {**gke_sandbox.env(), "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID": "tests"}.items():
+        monkeypatch.setenv(name, value)
+    pool = GkeGpuPool(
+        name="use",
+        project_id=gke_sandbox.google.project_id,
+        location=gke_sandbox.google.location,
+        cluster_name=gke_sandbox.cluster_name,
+        machine_types=["g2-standard-4"],
+        node_locations=[gke_sandbox.zones[0]],
+        max_nodes=1,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, deferrable=False))
+    operator, context = train(pool, "sleep 3600", idle_gpu_timeout=1.5, deferrable=deferrable)
+    with pytest.raises(GpuIdle, match="have been idle for"):
+        run(operator, context)
     assert context["ti"].xcoms["utilization"]["mean"] == 0
 
 
