@@ -301,6 +301,19 @@ class TestUpgrades:
         assert details == ([f"launch template version is 1, wanted {number}"] if number else [])
         assert account.describe(GROUP_A)["launchTemplate"]["version"] == (number or "1")
 
+    @pytest.mark.parametrize("ami_type", ["AL2023_x86_64_NVIDIA", "BOTTLEROCKET_x86_64_NVIDIA"])
+    def test_a_template_that_moves_and_the_cluster_at_once(self, account: Account, pools: Pools, ami_type: str) -> None:
+        data = {"UserData": ""}
+        account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        spec = {"launch_template": "gpu:$Latest", "ami_type": ami_type}
+        pools.ready(**spec)
+        assert pools.platform(**spec).plan(0).is_empty
+        account.ec2.create_launch_template_version(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        self.upgrade_cluster(account, "1.37")
+        (detail,) = self.brought(account, pools.platform(**spec))
+        assert detail.startswith("Kubernetes is 1.36, wanted 1.37; ")
+        assert detail.endswith("; launch template version is 1, wanted 2")
+
     def test_never_under_a_machine(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(1)
         self.upgrade_cluster(account, "1.37")
