@@ -217,6 +217,9 @@ def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGp
         works.on_kill()
     end = run(ScaleDownSensor(task_id="zero", gpu_pool=shared), run_id=beside)["usage"]
     assert end["node_seconds"]["working"] > 0
+    assert (usage["at_least"], end["at_least"]) == (None, None)
+    runs = read_runs(open_pool(shared, owner="", holder="a test", report=print).api, "shared")
+    assert [run.open for run in runs] == [False, False], "each end was recorded"
     both = [*usage["node_seconds"].values(), *end["node_seconds"].values()]
     assert sum(both) == pytest.approx(sum(each.seconds for each in instances_of("shared", gpu_sandbox.aws)), rel=0.02)
 
