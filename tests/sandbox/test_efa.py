@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
+from gpu_sandbox.sandbox import Sandbox
+from tests.airflow.chaos.clouds import Eks, Made
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 from tests.sandbox.test_owned_templates import account as account
@@ -79,6 +82,24 @@ def test_a_process_that_was_killed_before_the_group_leaves_nothing_for_good(
     else:
         pools.platform(**EFA).delete_remains(print)
         assert (templates(account), placement_groups(account)) == ({}, [])
+
+
+def test_the_chaos_matrix_counts_what_a_killed_process_left_and_tells_it_from_what_is_in_use(
+    account: Account, pools: Pools
+) -> None:
+    of_cloud = SimpleNamespace(aws=account.cloud, region=account.cloud.region, cluster_name=CLUSTER)
+    look = Eks(cast("Sandbox", of_cloud))
+    platform = pools.platform(**EFA)
+    plan = platform.plan(1)
+    with killed_at("create"):
+        platform.apply(plan, print)
+    assert look.made("train") == Made(templates=1, placement_groups=1)
+    assert len(look.strays()) == 2
+    platform = pools.ready(**EFA)
+    platform.grow({GROUP: 1})
+    account.advance(LAUNCH)
+    assert look.made("train") == Made(groups=1, templates=1, placement_groups=1, interfaces=5)
+    assert look.strays() == []
 
 
 def test_a_stock_out_near_other_machines_leaves_none_elsewhere_in_the_zone(account: Account, pools: Pools) -> None:

@@ -129,7 +129,7 @@ class Ec2Backend(EC2Backend):
         """Those of its launch template, of which moto makes one; numbered through, as moto knows no network cards.
 
         One that a launch makes unasked ends with its instance; one that is asked for does so where that says it
-        ("Network interface attachments for your EC2 instances"). An EFA-only one has no address.
+        (botocore, DeleteOnTermination; that it does not by default is an inference). An EFA-only one has no address.
         """
         first = instance.nics[0]
         first.delete_on_termination = bool(wanted[0].get("DeleteOnTermination"))
