@@ -1,4 +1,4 @@
-"""Nights on Capacity Blocks and reservations, by a clock that the test moves, under the scale-only role.
+"""Nights on Capacity Blocks and reservations, by a clock that the test moves, under the documented roles.
 
 Kubernetes' time is real: what an operator waits for there, it sees by itself, while the cloud is moved on.
 """
@@ -21,9 +21,11 @@ from kubernetes import client
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.state.demand import list_demand
@@ -63,12 +65,15 @@ def env(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 class Night:
     """Two managed node groups of others, the first one of a reservation, and a pool that names both."""
 
+    policies: tuple[str, ...] = ("eks-scale-only.json", "eks-reservations.json")
+
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.eks, self.ec2 = (aws_client(sandbox.aws, name) for name in ("eks", "ec2"))
         self.said: list[str] = []
         self.reservation = ""
         self.run_id = f"scheduled__{next(NUMBERS)}"
+        self.block, self.next = BLOCK, NEXT
 
     def groups(self, kind: Any = "capacity-block", **reservation: Any) -> EksGpuPool:
         self.reservation = self.sandbox.aws.reserve(kind, TYPE, self.sandbox.zones[0], **reservation)
@@ -147,13 +152,45 @@ class Night:
     def scale_down(self, pool: EksGpuPool) -> dict[str, Any]:
         zero: dict[str, Any] = self.run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
         self.sandbox.advance(minutes=20)
-        assert {name: self.sizes[name] for name in (BLOCK, NEXT)} == {BLOCK: 0, NEXT: 0}
+        assert (self.sizes[self.block], self.sizes[self.next]) == (0, 0)
         assert not [
             each
             for each in self.sandbox.aws.describe_groups()
-            if each["nodegroup"] in (BLOCK, NEXT) and each["instances"]
+            if each["nodegroup"] in (self.block, self.next) and each["instances"]
         ]
         return zero
+
+
+class OwnNight(Night):
+    """A pool whose groups this package makes: one of a Capacity Block, and one on demand behind it."""
+
+    policies = ("eks-full.json", "eks-launch-template.json", "eks-owned-templates.json", "eks-reservations.json")
+
+    def groups(self, kind: Any = "capacity-block", **reservation: Any) -> EksGpuPool:
+        self.reservation = self.sandbox.aws.reserve(kind, TYPE, self.sandbox.zones[0], **reservation)
+        self.pool = EksGpuPool(
+            name="own",
+            cluster_name=self.sandbox.cluster_name,
+            region=self.sandbox.region,
+            instance_types=[TYPE],
+            zones=[self.sandbox.zones[0]],
+            capacity_types=["RESERVED", "ON_DEMAND"],
+            reservations=[self.reservation],
+            max_nodes=1,
+            max_runtime=timedelta(hours=20),
+            price_per_hour=PRICES,
+            aws_conn_id="scaler",
+        )
+        (behind,) = self.pool.candidates([self.sandbox.zones[0]])
+        self.block, self.next = f"{behind.group}-{self.reservation}", behind.group
+        return self.pool
+
+    def end(self) -> None:
+        """Delete the pool: nothing of it is left."""
+        self.run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=self.pool))
+        filters = [{"Name": "tag-key", "Values": [POOL_TAG]}]
+        assert not self.ec2.describe_launch_templates(Filters=filters)["LaunchTemplates"]
+        assert not {self.block, self.next} & self.sizes.keys()
 
 
 def _ran(instance: dict[str, Any]) -> float:
@@ -162,11 +199,12 @@ def _ran(instance: dict[str, Any]) -> float:
 
 
 @pytest.fixture
-def night(gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Night]:
-    night = Night(gpu_sandbox)
-    files = "eks-scale-only.json", "eks-reservations.json"
+def night(
+    gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Night]:
+    night = OwnNight(gpu_sandbox) if getattr(request, "param", "") == "full" else Night(gpu_sandbox)
     of_cluster = documented_roles.of_cluster(gpu_sandbox)
-    policy = documented_roles.policy(*files, **of_cluster, NODE_GROUP=[BLOCK, NEXT], ASG_NAME=["none"])
+    policy = documented_roles.policy(*night.policies, **of_cluster, NODE_GROUP=[BLOCK, NEXT], ASG_NAME=["none"])
     key = gpu_sandbox.aws.add_identity(f"scaler-{next(NUMBERS)}", policy=policy)
     monkeypatch.setitem(gpu_sandbox.authenticator.access_entries, key.arn, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_SCALER", json.dumps(aws_identity.connection(gpu_sandbox, key)))
@@ -176,14 +214,15 @@ def night(gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch) -> I
     assert not gpu_sandbox.aws.refused(key.arn)
 
 
+@pytest.mark.parametrize("night", ["scale", "full"], indirect=True)
 def test_a_block_that_ends_in_the_middle_is_left_with_a_checkpoint_and_the_training_resumes_elsewhere(
     night: Night, gpu_sandbox: Sandbox, tmp_path: Any
 ) -> None:
+    left_at = gpu_sandbox.clock.utc_now() + 6 * HOUR - timedelta(minutes=40)
     pool = night.groups(lasts=6 * HOUR)
-    ends_at = gpu_sandbox.clock.utc_now() + 6 * HOUR - timedelta(minutes=43)  # three have passed
     (node,) = night.until(night.ensure(pool))["nodes"]
-    assert (node["group"], node["capacity_type"]) == (BLOCK, "CAPACITY_BLOCK")
-    (group,) = [each for each in platform_for(pool).observe() if each.name == BLOCK]
+    assert (node["group"], node["capacity_type"]) == (night.block, "CAPACITY_BLOCK")
+    (group,) = [each for each in platform_for(pool).observe() if each.name == night.block]
     assert group.switch_at is not None
     night.run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool))
 
@@ -203,7 +242,7 @@ def test_a_block_that_ends_in_the_middle_is_left_with_a_checkpoint_and_the_train
         task = night.begin(train)
         night.until(task, lambda: any("begins at 0" in line_of(each) for each in [*told]))
         left = group.switch_at - gpu_sandbox.clock.utc_now()
-        assert timedelta(0) <= ends_at - group.switch_at < timedelta(minutes=1)
+        assert timedelta(0) <= left_at - group.switch_at < timedelta(minutes=1)
         gpu_sandbox.advance(left.total_seconds() + 60)
         result = night.until(task)
     assert result == {"resumed_at": 7}
@@ -211,9 +250,9 @@ def test_a_block_that_ends_in_the_middle_is_left_with_a_checkpoint_and_the_train
     usage = night.scale_down(pool)["usage"]
     assert usage["machines"] == 2
     # A block is paid ahead; the other machine costs a dollar a second.
-    assert usage["cost"]["total"] == pytest.approx(night.seconds_of(NEXT), rel=0.02, abs=3)
-    on_block = sum(usage["node_seconds"].values()) - night.seconds_of(NEXT)
-    assert on_block == pytest.approx(night.seconds_of(BLOCK), rel=0.02, abs=3)
+    assert usage["cost"]["total"] == pytest.approx(night.seconds_of(night.next), rel=0.02, abs=3)
+    on_block = sum(usage["node_seconds"].values()) - night.seconds_of(night.next)
+    assert on_block == pytest.approx(night.seconds_of(night.block), rel=0.02, abs=3)
 
 
 @pytest.mark.parametrize("kind", ["capacity-block", "default"])
