@@ -123,7 +123,7 @@ def accepted(sandbox: Sandbox, report: Path, **changes: Any) -> tuple[int, list[
         "pod_namespace": "default",
         "report": report,
         "may_cost": True,
-        "say": said.append,
+        "echo": said.append,
     }
     return accept_pool(pool_of(sandbox), **(arguments | changes)), said
 
