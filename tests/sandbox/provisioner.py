@@ -11,12 +11,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
 from kubernetes import client, config
+from kubernetes.client.exceptions import NotFoundException
 
 from gpu_sandbox.nodes import NodeSpec, Taint
 from gpu_sandbox.sandbox import Sandbox
@@ -260,7 +262,8 @@ class Provisioner:
                 f" The pod was granted {has} seconds of grace-period of its {has} terminationGracePeriodSeconds."
                 " This bypasses the PDB of the pod and the do-not-disrupt annotation.",
             )
-            self._core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+            with suppress(NotFoundException):  # it has gone since it was listed
+                self._core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
 
     def _remove(self, name: str) -> None:
         del self._nodes[name]
