@@ -4,8 +4,10 @@ Airflow calls on_kill in a signal handler. An error that is raised there comes o
 be: in the middle of an event loop it is logged or swallowed by whatever callback was interrupted, and the wait goes
 on. So a wait in an event loop is cancelled instead, and the error is raised when the loop has ended.
 
-And the task talks to Airflow by requests whose answers have no number: cut off between the two, each later request
-would get the answer of the one before. So a request is waited for.
+And some of what the task does may not be cut off, so that it is waited for. It talks to Airflow by requests whose
+answers have no number: cut off between the two, each later request would get the answer of the one before. And Python's
+logging takes the lock that all loggers share by a call of its own: an error that is raised at that call's end leaves it
+held, and every other thread that logs waits for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from airflow_gpu_provider.errors import TaskKilled
 
 T = TypeVar("T")
 
-_TALK = "airflow.sdk.execution_time.comms"
+_WHOLE = ("airflow.sdk.execution_time.comms", "logging")
 _ASK_AGAIN_SECONDS = 0.05
 
 
@@ -54,12 +56,13 @@ class Stop:
     def ask(self, error: TaskKilled) -> None:
         """End what `run` waits for, or else raise `error` here and now; called by on_kill.
 
-        In the middle of a request to Airflow nothing is raised: the signal is sent once more, a moment later.
+        In the middle of a request to Airflow, or of logging, nothing is raised: the signal is sent once more, a moment
+        later.
         """
         self.error = error
         if self._loop is not None and self._waiting is not None:
             self._loop.call_soon_threadsafe(self._waiting.cancel)
-        elif _is_talking():
+        elif _is_in_what_stays_whole():
             again = threading.Timer(_ASK_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
             again.daemon = True
             again.start()
@@ -82,11 +85,11 @@ class Stop:
             self._loop = self._waiting = None
 
 
-def _is_talking() -> bool:
-    """Return True if the code that a signal interrupted was making a request to Airflow."""
+def _is_in_what_stays_whole() -> bool:
+    """Return True if the code that a signal interrupted was making a request to Airflow, or logging."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == _TALK:
+        if frame.f_globals.get("__name__") in _WHOLE:
             return True
         frame = frame.f_back
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -126,6 +127,26 @@ def test_a_request_to_airflow_is_not_cut_off_from_its_answer(stop: Stop) -> None
         work()
     supervisor.join()
     assert [answer.value for answer in answers] == ["kept"]
+
+
+def test_logging_is_not_cut_off_with_its_lock_held(stop: Stop) -> None:
+    lines: list[str] = []
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            lines.append(record.getMessage())
+
+    logger = logging.Logger("training")
+    logger.addHandler(Log())
+
+    def work() -> None:
+        logger.warning("the pod is deleted")
+        time.sleep(3600)
+
+    with pytest.raises(TaskKilled):
+        work()
+    assert lines == ["the pod is deleted"]
 
 
 def test_a_library_that_catches_exceptions_does_not_catch_this_one(stop: Stop) -> None:
