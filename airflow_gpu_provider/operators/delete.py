@@ -57,7 +57,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         super().__init__(**kwargs)
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
         self.force = force
-        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
+        self.wait_timeout = duration(self.task_id, "timeout", timeout)
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.end.deletion import delete_pool, delete_pool_records

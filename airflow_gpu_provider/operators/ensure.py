@@ -131,15 +131,15 @@ class EnsureGpuPoolOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
-        self.gpus, self.nodes = gpus, nodes
+        self.gpus = gpus
+        self.nodes = nodes
         self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
-        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
+        self.wait_timeout = duration(self.task_id, "timeout", timeout)
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
-        longest = f"Task {self.task_id}: give_up_after"
-        self.give_up_after = None if give_up_after is None else duration(longest, give_up_after)
+        self.give_up_after = None if give_up_after is None else duration(self.task_id, "give_up_after", give_up_after)
         self.max_cost = max_cost
         self.prefetch, self.prefetch_secrets = prefetch, prefetch_secrets
         self.block_id = block_id

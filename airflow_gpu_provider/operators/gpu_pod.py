@@ -215,7 +215,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             trigger_kwargs=self.trigger_kwargs,
             nodes=self.nodes,
             log_ranks=ranks_of(self.log_ranks),
-            hang_seconds=seconds_of("hang_timeout", self.hang_timeout),
+            hang_seconds=seconds_of(self.task_id, "hang_timeout", self.hang_timeout),
             gets_larger_gpu=self.on_gpu_out_of_memory == "larger",
             skips=self.skip_on_exit_code,
         )

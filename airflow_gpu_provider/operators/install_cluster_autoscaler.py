@@ -75,7 +75,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         self.version = version
         self.image = self._by_keyword("image", image, None)  # in default_args it is the training pod's
         self.render_only = render_only
-        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
+        self.wait_timeout = duration(self.task_id, "timeout", timeout)
         if getattr(gpu_pool, "is_rendered", False):
             self._autoscaler()
 

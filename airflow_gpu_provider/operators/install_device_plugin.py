@@ -98,7 +98,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.efa_image = efa_image
         self.container_resources = self._by_keyword("container_resources", container_resources, None)
         self.namespace = self._by_keyword("namespace", namespace, NAMESPACE)
-        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
+        self.wait_timeout = duration(self.task_id, "timeout", timeout)
         self.deferrable = deferrable
         self.plan_only = dry_run
 

@@ -145,7 +145,7 @@ def check_ranks(task_id: str, nodes: int, given: Mapping[str, Any]) -> None:
     Raises:
         PoolSpecError: They are invalid, or do not fit the task's `nodes`, or no rank's output would be read.
     """
-    ranks, seconds = ranks_of(given.get("log_ranks")), _hang_seconds(task_id, given)
+    ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of(task_id, "hang_timeout", given.get("hang_timeout"))
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks or ()):
         raise PoolSpecError(f"Task {task_id}: log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
     if nodes == 1 and ranks is not None:
@@ -167,13 +167,10 @@ def check_partial_nodes(task_id: str, given: Mapping[str, Any], default_args: Ma
     """
     nodes = given.get("nodes", 1)
     check_nodes(task_id, nodes, given.get("gpu_pool"), given)
-    _hang_seconds(task_id, given)
     if "nodes" in given:
         check_ranks(task_id, nodes, given if nodes == 1 else {**default_args, **given})
-
-
-def _hang_seconds(task_id: str, given: Mapping[str, Any]) -> float | None:
-    return seconds_of(f"Task {task_id}: hang_timeout", given.get("hang_timeout"))
+    else:
+        seconds_of(task_id, "hang_timeout", given.get("hang_timeout"))
 
 
 def ranks_of(given: int | Sequence[int] | None) -> list[Any] | None:

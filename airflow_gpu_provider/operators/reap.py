@@ -60,7 +60,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         self.gpu_pools = gpu_pools
         self.others = others
         self.plan_only = dry_run
-        self.wait_timeout = duration(f"Task {self.task_id}: timeout", timeout)
+        self.wait_timeout = duration(self.task_id, "timeout", timeout)
         check_pools(self.task_id, gpu_pools)
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")

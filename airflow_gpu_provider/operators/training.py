@@ -85,8 +85,8 @@ class TrainingOperator(PoolOperator):
         self.utilization = utilization
         self.idle_gpu_warning = idle_gpu_warning
         self.idle_gpu_timeout = idle_gpu_timeout
-        warn = seconds_of(f"Task {self.task_id}: idle_gpu_warning", idle_gpu_warning)
-        end = seconds_of(f"Task {self.task_id}: idle_gpu_timeout", idle_gpu_timeout)
+        warn = seconds_of(self.task_id, "idle_gpu_warning", idle_gpu_warning)
+        end = seconds_of(self.task_id, "idle_gpu_timeout", idle_gpu_timeout)
         if end is not None and not utilization:
             raise PoolSpecError(
                 f"Task {self.task_id}: idle_gpu_timeout with utilization=False.", "Leave out one of the two."

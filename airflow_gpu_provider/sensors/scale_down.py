@@ -103,7 +103,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         waiting = {"depends_on_past": depends_on_past, "wait_for_downstream": wait_for_downstream}
         waiting = {name: self._by_keyword(name, value, False) for name, value in waiting.items()}
         _check(kwargs.get("task_id"), {**hiding, **waiting})
-        self.release_timeout = duration(f"Task {kwargs.get('task_id')}: timeout", timeout)
+        self.release_timeout = duration(str(kwargs.get("task_id")), "timeout", timeout)
         super().__init__(
             poke_interval=poke_interval,
             # Airflow's own sensor timeout is final, our own is tried again: let ours come first.

@@ -239,12 +239,8 @@ def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -
     return {name: default for name, default in found.items() if default is not inspect.Parameter.empty}
 
 
-def duration(name: str, value: float | timedelta) -> timedelta:
+def duration(task_id: str, argument: str, value: float | timedelta) -> timedelta:
     """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta.
-
-    Args:
-        name: The task and its argument, for people.
-        value: Its value.
 
     Raises:
         PoolSpecError: It is neither, or negative, or without an end.
@@ -253,10 +249,12 @@ def duration(name: str, value: float | timedelta) -> timedelta:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < timedelta.max.total_seconds():
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta) or value < timedelta():
-        raise PoolSpecError(f"{name}={given!r}.", "Give a timedelta, or a number of seconds, at least 0.")
+        raise PoolSpecError(
+            f"Task {task_id}: {argument}={given!r}.", "Give a timedelta, or a number of seconds, at least 0."
+        )
     return value
 
 
-def seconds_of(name: str, given: float | timedelta | None) -> float | None:
+def seconds_of(task_id: str, argument: str, given: float | timedelta | None) -> float | None:
     """Return a `duration` that may be left out in seconds; None for 0 too."""
-    return None if given is None else duration(name, given).total_seconds() or None
+    return None if given is None else duration(task_id, argument, given).total_seconds() or None

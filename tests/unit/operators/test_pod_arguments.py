@@ -144,13 +144,13 @@ def test_ensure_takes_what_is_still_to_be_rendered(count: Any) -> None:
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=9e13), st.just(math.nan), st.booleans()))
 def test_a_wrong_duration_is_shown_as_it_was_given(seconds: float) -> None:
     with pytest.raises(PoolSpecError) as refused:
-        duration("hang_timeout", seconds)
-    assert refused.value.what == f"hang_timeout={seconds!r}."
+        duration("train", "hang_timeout", seconds)
+    assert refused.value.what == f"Task train: hang_timeout={seconds!r}."
 
 
 @given(st.floats(min_value=0, max_value=86_399_999_999_999))
 def test_any_other_number_is_a_duration(seconds: float) -> None:
-    assert duration("hang_timeout", seconds) == timedelta(seconds=seconds)
+    assert duration("train", "hang_timeout", seconds) == timedelta(seconds=seconds)
 
 
 def test_a_checkpoint_on_the_containers_own_disk_is_refused_before_it_costs_a_node() -> None:

@@ -76,7 +76,7 @@ def test_default_args_of_gangs_are_nothing_to_the_tasks_on_one_node() -> None:
 
 
 def test_no_hang_timeout_is_none_or_zero() -> None:
-    assert [seconds_of("hang_timeout", given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
+    assert [seconds_of("t", "hang_timeout", given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
         None,
         None,
         None,
