@@ -25,9 +25,8 @@ from airflow_gpu_provider import (
     GpuPoolDoctorOperator,
     gpu_nodes,
 )
-from airflow_gpu_provider.acceptance.budget import Budget, price_of
 from airflow_gpu_provider.acceptance.gpu_program import COMMAND
-from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import Budget, accepted, price_of, with_impossible_first
 
 NIGHT = timedelta(minutes=45)
 
@@ -65,7 +64,7 @@ def no_change_is_planned(planned: dict) -> None:
 
 @task(trigger_rule="all_done", retries=3, retry_delay=timedelta(minutes=1))
 def report(steps: dict, image: str) -> str:
-    from airflow_gpu_provider.acceptance.dag_report import report_of_run
+    from airflow_gpu_provider.acceptance.report import report_of_run
 
     context = get_current_context()
     rendered = [each.resolve(context) for each in (pool, fallback)]

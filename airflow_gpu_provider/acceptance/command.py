@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from airflow_gpu_provider.acceptance.budget import Budget, price_of
-from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import Budget, accepted, price_of, with_impossible_first
 from airflow_gpu_provider.acceptance.report import Expected, markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
 from airflow_gpu_provider.cluster.api_calls import ApiCall, reported_to

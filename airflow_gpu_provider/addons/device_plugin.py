@@ -18,7 +18,7 @@ from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"

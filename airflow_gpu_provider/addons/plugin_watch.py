@@ -18,8 +18,7 @@ from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST = 60.0

@@ -1,6 +1,8 @@
 """What the credentials may do in a cluster: the API server is asked, as by `kubectl auth can-i`.
 
 Every identity may ask about itself. The answer is that of the authorizers: an admission policy may still refuse.
+Whether pods may be created in a namespace, a dry run tells, which changes nothing: the permission to create pods there
+is enough for that; to read the namespace would be one more, in all of the cluster.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ import re
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EXEC_IS_CREATE = (1, 35)
@@ -60,3 +64,36 @@ def _version(api: ApiClient) -> tuple[int, ...]:
     version = call(api, "get", "/version", resource="version")
     numbers = [re.match(r"\d*", version.get(part) or "") for part in ("major", "minor")]  # GKE's and EKS' minor: "35+"
     return tuple(int(number[0] or 0) if number else 0 for number in numbers)
+
+
+_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "airflow-gpu-provider-dry-run"},
+    "spec": {"containers": [{"name": "none", "image": "none"}]},
+}
+
+
+def check_namespace(api: ApiClient, name: str, *, creates_pods: bool) -> None:
+    """Raise if no pod can be created there, whatever the pod: what else is refused is this one's own.
+
+    Args:
+        api: The cluster.
+        name: The namespace.
+        creates_pods: Whether the caller is going to create pods, and not a Job, say, whose controller does.
+
+    Raises:
+        ReferenceNotFound: There is no such namespace.
+        NamespaceTerminating: It is being deleted.
+        PermissionDenied: The caller may not create its pods there. Where permissions are given for single namespaces,
+            one that does not exist is refused so, too: Kubernetes asks for the permission first.
+    """
+    path = f"/api/v1/namespaces/{name}/pods"
+    try:
+        call(api, "create", path, resource="pods", query={"dryRun": "All"}, body=_POD)
+    except NamespaceTerminating:
+        raise
+    except GpuError as error:
+        is_missing = isinstance(error, ReferenceNotFound) and error.details.get("missing") == "namespace"
+        if is_missing or (creates_pods and isinstance(error, PermissionDenied)):
+            raise

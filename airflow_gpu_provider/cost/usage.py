@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease
+from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease, update
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices

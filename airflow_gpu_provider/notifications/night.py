@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_gpu_provider.cost.amounts import in_words
 from airflow_gpu_provider.pools.prices import LIST_PRICE
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 Json = Mapping[str, Any]
 

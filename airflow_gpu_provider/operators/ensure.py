@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
+from airflow_gpu_provider.operators.block_trainings import begin_prefetch, check_names, check_namespaces, prefetched
 from airflow_gpu_provider.operators.giving_up import (
     check_give_up_after,
     give_up,
@@ -22,7 +23,6 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
-from airflow_gpu_provider.operators.prefetched_images import begin_prefetch, check_names, prefetched
 from airflow_gpu_provider.pools.run_budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.lineage import of_nodes
 from airflow_gpu_provider.tasks.links import LINKS
@@ -173,7 +173,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.operators.block_namespaces import check_namespaces
         from airflow_gpu_provider.operators.planned_money import money_lines
         from airflow_gpu_provider.scaling.apply import run_money
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler

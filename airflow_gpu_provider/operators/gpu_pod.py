@@ -18,8 +18,9 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.operators.later_arguments import KEEP_POD, LaterArguments
 from airflow_gpu_provider.operators.pod_arguments import (
+    KEEP_POD,
+    LaterArguments,
     MovedArguments,
     check_checkpoint_is_mounted,
     check_nodes,

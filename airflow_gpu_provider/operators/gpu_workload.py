@@ -15,11 +15,11 @@ from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.open_blocks import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, AttemptRecord, OnPreemption
 from airflow_gpu_provider.training.life.run import PodSettings, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
-from airflow_gpu_provider.training.life.workload_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, gpus_of_all, nodes_needed
 from airflow_gpu_provider.training.place.kinds import Manifest

@@ -81,8 +81,8 @@ class InstallClusterAutoscalerOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any] | str:
         from airflow_gpu_provider.addons.cluster_autoscaler import check_no_other
-        from airflow_gpu_provider.cluster.apply import server_side_apply
         from airflow_gpu_provider.cluster.clock import ServerClock
+        from airflow_gpu_provider.cluster.rest import server_side_apply
         from airflow_gpu_provider.platforms.base import platform_for
 
         if self.render_only:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
-    from airflow_gpu_provider.cluster.apply import Applied
+    from airflow_gpu_provider.cluster.rest import Applied
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.wait.waits import Progress
+    from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 
 VERSION = "v0.20.0"
 NAMESPACE = "kube-system"
@@ -131,14 +131,14 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
         """Apply the plugin's objects, and return the combined result."""
-        from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.cluster.rest import server_side_apply
 
         changes = {server_side_apply(api, each, dry_run=self.plan_only) for each in plugin.manifests()}
         return changes.pop() if len(changes) == 1 else "configured"
 
     def _install_efa(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons import efa_plugin
-        from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.cluster.rest import server_side_apply
 
         if not efa_plugin.is_wanted(self.gpu_pool):
             return
@@ -152,7 +152,7 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _install_driver(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.device_plugin import driver_manifest
-        from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.cluster.rest import server_side_apply
 
         manifest = driver_manifest(self.gpu_pool, image=self.driver_image)
         if manifest:
@@ -194,7 +194,7 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
-        from airflow_gpu_provider.triggers.device_plugin_ready import GpusTrigger, PluginRecord
+        from airflow_gpu_provider.triggers.pool import GpusTrigger, PluginRecord
 
         record = PluginRecord(
             pool=self.gpu_pool.serialize(), wait=wait.to_record(), namespace=self.namespace, result=result

@@ -8,7 +8,7 @@ from datetime import timedelta
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import ListPrices, typed_prices
 from airflow_gpu_provider.pools.run_budget import rate_in_words
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 
 def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices | None) -> Iterator[str]:

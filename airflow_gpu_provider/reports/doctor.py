@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
+from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
-from airflow_gpu_provider.cluster.namespaces import check_namespace
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
@@ -36,14 +36,14 @@ from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import money, too_dear_lines
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
-from airflow_gpu_provider.reports.image_pulls import slow_pulls
+from airflow_gpu_provider.reports.status import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims
+from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply
 from airflow_gpu_provider.scaling.decide.wanted import plural
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -1,16 +1,22 @@
-"""The state of a pool as rows for display and programs: nodes, GPUs in use, who wants nodes, what it costs."""
+"""The state of a pool as rows for display and programs: nodes, GPUs in use, who wants nodes, what it costs.
+
+Images whose pull took long are read from the events, which a cluster keeps for an hour.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.events import ImagePull, PodEvent
+from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.admission import Admission, admission, requests_of
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -19,9 +25,31 @@ from airflow_gpu_provider.scaling.decide.wanted import plural, wanted_by, wanted
 from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
+
+def slow_pulls(api: ApiClient, pool: GpuPool, namespace: str) -> Iterator[tuple[str, str]]:
+    """Yield of each image whose pull took a minute the slowest pull, and what would have made it shorter.
+
+    Args:
+        api: The cluster.
+        pool: The pool to which the advice is fitted.
+        namespace: That of its pods.
+    """
+    path = f"/api/v1/namespaces/{namespace}/events"
+    raw = list_items(api, path, resource="events", fieldSelector="reason=Pulled")
+    slowest: dict[str, ImagePull] = {}
+    for pull in filter(None, (PodEvent.parse(each).pull for each in raw)):
+        if pull.seconds >= max(WORTH_A_MINUTE, slowest[pull.image].seconds if pull.image in slowest else 0.0):
+            slowest[pull.image] = pull
+    for pull in slowest.values():
+        took = format_seconds(timedelta(seconds=pull.seconds))
+        fix = f"What helps: {'; '.join(remedies(pool))} (docs/fast-start.md)."
+        yield f"in the last hour a pull of {pull.image} took {took}", fix
 
 
 @dataclass(frozen=True, kw_only=True)

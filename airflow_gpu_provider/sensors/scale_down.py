@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.wait.retry import Tolerance
-    from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-    from airflow_gpu_provider.scaling.wait.waits import Progress
+    from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 
 USAGE = "usage"
 """XCom key of what the run's nodes did and cost, also where the scale-down fails (docs/xcom.md)."""

@@ -26,10 +26,9 @@ from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-from airflow_gpu_provider.scaling.wait.waits import Progress
-from airflow_gpu_provider.training.life.machine import may_be_spot
-from airflow_gpu_provider.training.log.kept_lines import KeptLines
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.training.life.diagnosis import may_be_spot
+from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome, read_wait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time

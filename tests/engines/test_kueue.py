@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.broken_gpu import BAD_GPU
+from airflow_gpu_provider.cluster.nodes import BAD_GPU
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -19,8 +19,7 @@ from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.training.place.kinds import KINDS, templates_of
-from airflow_gpu_provider.training.place.manifest import named, with_queue
-from airflow_gpu_provider.training.place.manifest_placement import place_workload
+from airflow_gpu_provider.training.place.manifest import named, place_workload, with_queue
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox

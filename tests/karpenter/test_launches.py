@@ -215,7 +215,7 @@ def test_a_node_without_a_device_plugin_is_told_of(cluster: Cluster, cloud: Mach
 def test_a_machine_that_does_not_join_is_told_of(
     cluster: Cluster, cloud: MachineCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.supply.SLOW", timedelta(seconds=4))
+    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.snapshot.SLOW", timedelta(seconds=4))
     cloud.joins = False
     night = Night(cluster.node_pool("lost"))
     with told() as lines:

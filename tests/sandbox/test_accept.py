@@ -21,7 +21,7 @@ from airflow_gpu_provider import acceptance
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
 from airflow_gpu_provider.acceptance.report import Expected
 from airflow_gpu_provider.cluster.api_calls import ApiCall, reported_to
-from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox

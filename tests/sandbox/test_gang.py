@@ -278,7 +278,7 @@ def test_next_try_ends_the_gang_of_the_one_before(pool: EksGpuPool, batch: clien
 def test_pods_that_a_quota_or_a_policy_refuses_are_told_and_end_it_typed(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool, kind: str
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.training.wait.refused_pods.AT_LEAST", timedelta(seconds=3))
+    monkeypatch.setattr("airflow_gpu_provider.training.wait.start_advice.AT_LEAST", timedelta(seconds=3))
     # The refusal's time runs out, and not that of what comes before it.
     monkeypatch.setattr(GangWait, "_admission_deadline", lambda wait, *_: wait.deadline)
     monkeypatch.setattr(PodWait, "_schedule_deadline", lambda wait, *_: wait.deadline)

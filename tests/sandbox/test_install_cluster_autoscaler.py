@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.apply import object_path, server_side_apply
 from airflow_gpu_provider.cluster.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items, object_path, server_side_apply
 from airflow_gpu_provider.errors import AutoscalerConflict, AutoscalerNotRunning, PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator

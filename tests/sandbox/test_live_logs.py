@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.log import followed_log as pod_log
-from airflow_gpu_provider.training.log import position_saver
+from airflow_gpu_provider.training.log import trigger_log
 from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, execute, log_of
@@ -188,7 +188,7 @@ async def test_silent_pod_costs_no_write(pool: EksGpuPool, core: client.CoreV1Ap
     task = await asyncio.to_thread(Task, pool, "train", script)
     async with task.triggered() as event:
         await logs.until(lambda: any("started on node" in line for line in logs.of("train")))
-        await asyncio.sleep(position_saver.SAVE_EVERY)
+        await asyncio.sleep(trigger_log.SAVE_EVERY)
         assert POSITIONS not in await asyncio.to_thread(annotations_of, core, task)
         assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/on") == ("", "", 0)
         await logs.until(lambda: logs.numbers("train"))
@@ -290,7 +290,7 @@ async def test_next_triggerer_repeats_five_seconds_at_most_and_says_so(
     pool: EksGpuPool, core: client.CoreV1Api, logs: TaskLogs
 ) -> None:
     """What is older than that has been kept; of the lines since then, none may have been."""
-    assert position_saver.SAVE_EVERY + position_saver._OUTLIVED < 5
+    assert trigger_log.SAVE_EVERY + trigger_log._OUTLIVED < 5
     script = f"{count(100, pause=0.01)}; until [ -e /tmp/on ]; do sleep 0.1; done; {COUNTS.replace('i=0', 'i=100')}"
     task = await asyncio.to_thread(Task, pool, "train", script)
     async with task.triggered():

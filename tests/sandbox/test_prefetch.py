@@ -9,8 +9,8 @@ import pytest
 from kubernetes import client
 
 from airflow_gpu_provider.addons.prefetch import manifests, pulls
-from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool

@@ -24,7 +24,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     gpu_nodes,
 )
-from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     AutoscalerNotRunning,
@@ -223,7 +223,7 @@ def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: py
 @pytest.mark.usefixtures("karpenter")
 def test_what_karpenter_says_is_told_at_its_own_time(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 0.5)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.supply.SLOW", timedelta(seconds=0.5))
+    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.snapshot.SLOW", timedelta(seconds=0.5))
     failed_before(gpu_sandbox, "gpu-x7k2p", "insufficient capacity of yesterday evening", ago=timedelta(minutes=50))
     refused = "User is not authorized to perform this operation because no identity-based policy allows it"
     with (

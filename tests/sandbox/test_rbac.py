@@ -18,8 +18,7 @@ import yaml
 from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.apply import object_path, server_side_apply
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.rest import call, object_path, server_side_apply
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator

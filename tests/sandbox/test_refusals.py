@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.namespaces import check_namespace
+from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     ClusterUnreachable,

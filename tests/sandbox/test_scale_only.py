@@ -18,9 +18,9 @@ import yaml
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
     AutoscalingDisabled,

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PermissionDenied, PoolSpecError
-from airflow_gpu_provider.platforms.aws import fractional_gpus, reservations
+from airflow_gpu_provider.platforms.aws import reservations
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -17,6 +17,7 @@ from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.reservations import Reservation, target_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, issues
+from airflow_gpu_provider.platforms.aws.type_notes import require_visible_gpus
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Report
 from airflow_gpu_provider.platforms.group_source import GroupSource
@@ -139,7 +140,7 @@ class ExternalGroups(GroupSource):
             return
         lacking = {}
         untagged = [self._candidate(each).instance_type for each in named if not has_gpus_tag(each.asg)]
-        fractional_gpus.check(self._eks.clients.ec2, self._pool, untagged)
+        require_visible_gpus(self._eks.clients.ec2, self._pool, untagged)
         for each in named:
             instance_type = self._candidate(each).instance_type
             if tags := missing_tags(self._pool, instance_type, each.asg):

@@ -11,8 +11,8 @@ from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import has_code
-from airflow_gpu_provider.platforms.aws import fractional_gpus, node_versions
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
+from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -25,7 +25,7 @@ from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates,
 from airflow_gpu_provider.platforms.aws.reservations import market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data
-from airflow_gpu_provider.platforms.aws.type_notes import type_notes
+from airflow_gpu_provider.platforms.aws.type_notes import require_visible_gpus, type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Report
 from airflow_gpu_provider.platforms.group_source import GroupSource
@@ -115,7 +115,7 @@ class OwnedGroups(GroupSource):
         eks_spec.check_image(self._pool, self._eks.description["version"])
         if self._fabric:
             check_subnets(self._fabric, [*self._places.subnets.values()], self._pool)
-        fractional_gpus.check(self._eks.clients.ec2, self._pool, self._pool.instance_types)
+        require_visible_gpus(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:

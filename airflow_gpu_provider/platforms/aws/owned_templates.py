@@ -13,7 +13,7 @@ from typing import Any
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolDrift
 from airflow_gpu_provider.platforms.answers import has_code, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel, tags_of
-from airflow_gpu_provider.platforms.aws.placement_groups import PlacementGroups
+from airflow_gpu_provider.platforms.aws.launch_templates import PlacementGroups
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import differences, mark, template_name
 from airflow_gpu_provider.platforms.base import Report

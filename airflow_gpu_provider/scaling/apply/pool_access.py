@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.decide.group_claims import claimed
+from airflow_gpu_provider.scaling.decide.placement import claimed
 from airflow_gpu_provider.scaling.state.demand import list_demand
 
 if TYPE_CHECKING:

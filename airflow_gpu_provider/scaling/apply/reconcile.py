@@ -26,7 +26,7 @@ from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
 from airflow_gpu_provider.scaling.decide.awaited_reservation import until_it_begins
 from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
-from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims, claimed
+from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.broken_gpu import BAD_GPU, OURS, boot_of, label_of, why_bad
 from airflow_gpu_provider.cluster.clock import ServerClock, format_time
 from airflow_gpu_provider.cluster.node_requirements import Requirement
+from airflow_gpu_provider.cluster.nodes import BAD_GPU, OURS, boot_of, label_of, why_bad
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 from airflow_gpu_provider.errors import AdmissionDenied, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool

@@ -26,7 +26,7 @@ from airflow_gpu_provider.scaling.decide.supply import usable_nodes
 from airflow_gpu_provider.scaling.decide.wanted import own_lease, usable_needed
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
 
 WaitFor = Literal["ready", "gpus", "groups"]
 

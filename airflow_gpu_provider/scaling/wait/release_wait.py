@@ -16,7 +16,7 @@ from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.wanted import plural
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, round_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, round_seconds
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 

@@ -1,24 +1,74 @@
-"""The loop around a wait's step: get the pool's newest check, step, log what is new.
+"""The progress of a wait, in the form that all waits of this package share, and the loop around its step.
 
-One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the two
-cannot drift apart.
+Each wait is a small record with a pure `step`. It returns done, or why not yet, or the error that ends the wait. One
+loop drives it for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the
+two cannot drift apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.clock import SystemClock, format_time
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import SOONEST, Subscription, Write
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The state of a wait.
+
+    Attributes:
+        done: There is nothing left to wait for.
+        lines: The present state, as text; the waiting process logs each new line.
+        error: The error that ends the wait.
+        ask: What the run wants from now on; the waiting process writes it, and steps again.
+        result: What the task returns, once done.
+    """
+
+    done: bool = False
+    lines: tuple[str, ...] = ()
+    error: GpuError | None = None
+    ask: DemandChange | None = None
+    result: Mapping[str, Any] | None = None
+
+
+def format_seconds(duration: timedelta) -> str:
+    """Return a duration in readable form: 42 s, 3 min 10 s, 2 h 5 min."""
+    seconds = round(duration.total_seconds())
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def round_seconds(duration: timedelta) -> float:
+    """Return a duration in seconds, as in results."""
+    return round(duration.total_seconds(), 1)
+
+
+def phase(name: str, start: datetime, end: datetime, **more: Any) -> dict[str, Any]:
+    """Return a phase of a wait, as the `timeline` XComs have it: `at` in ISO 8601, `seconds` in tenths and at least 0.
+
+    Times are by the cluster's clock, which all processes share.
+    """
+    return {
+        "phase": name,
+        "at": format_time(start),
+        "seconds": round(max(0.0, (end - start).total_seconds()), 1),
+        **more,
+    }
+
 
 _PATIENCE = 8.0
 

@@ -27,9 +27,8 @@ from airflow_gpu_provider.errors import (
     PodResultInvalid,
     PodResultLost,
 )
-from airflow_gpu_provider.training.life.diagnosis import diagnosed, with_last_lines
+from airflow_gpu_provider.training.life.diagnosis import PodMachine, diagnosed, with_last_lines
 from airflow_gpu_provider.training.life.hook import PoolHook
-from airflow_gpu_provider.training.life.machine import PodMachine
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome

@@ -15,8 +15,8 @@ from airflow_gpu_provider.errors import GpuError, PermissionDenied
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
 from airflow_gpu_provider.scaling.decide.larger_type import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
-from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.preemptions import PodDeadlines
 from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.place.checkpoint import (
     check_claims_reach,

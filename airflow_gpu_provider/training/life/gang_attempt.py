@@ -9,8 +9,8 @@ from functools import partial
 
 from kubernetes.client import ApiClient
 
+from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.clock import parse_time
-from airflow_gpu_provider.cluster.namespaces import check_namespace
 from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.threads import in_parallel
@@ -25,8 +25,7 @@ from airflow_gpu_provider.training.life.object_attempt import ObjectAttempt
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, as_v1
-from airflow_gpu_provider.training.place.indexed_job import indexed_job
-from airflow_gpu_provider.training.place.node_request import ask_for_nodes
+from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.first_failure import of_rank
 from airflow_gpu_provider.training.wait.gang_wait import GangWait

@@ -39,7 +39,7 @@ from airflow_gpu_provider.training.life.preemptions import AttemptRecord
 from airflow_gpu_provider.training.life.run import Host, Run
 from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
-from airflow_gpu_provider.training.log.kept_lines import write_again
+from airflow_gpu_provider.training.log.trigger_log import write_again
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 

@@ -25,9 +25,8 @@ from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_it
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.place.indexed_job import headless_service
+from airflow_gpu_provider.training.place.indexed_job import headless_service, node_request
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
-from airflow_gpu_provider.training.place.node_request import node_request
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED
 
 NAME_FREED_IN = 120.0

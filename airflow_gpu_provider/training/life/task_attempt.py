@@ -21,9 +21,8 @@ from airflow_gpu_provider.pools.run_budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_exec, check_pods, placement_of
-from airflow_gpu_provider.training.life.deadline import PodDeadlines
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord
+from airflow_gpu_provider.training.life.preemptions import AttemptRecord, PodDeadlines
 from airflow_gpu_provider.training.life.run import Host, Run
 from airflow_gpu_provider.training.life.store import (
     TaskObjects,
@@ -37,7 +36,7 @@ from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
-from airflow_gpu_provider.training.wait.slow_pull import slow_pull
+from airflow_gpu_provider.training.wait.pull import slow_pull
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.run_kind import RunKind

@@ -35,10 +35,8 @@ from airflow_gpu_provider.cluster.pod_log import (
 )
 from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.training.log.kept_lines import Log
-from airflow_gpu_provider.training.log.position_saver import READ_WITHIN, PositionSaver
 from airflow_gpu_provider.training.log.secrets import secrets_of
-from airflow_gpu_provider.training.log.supervisor_log import supervisor_log
+from airflow_gpu_provider.training.log.trigger_log import READ_WITHIN, Log, PositionSaver, supervisor_log
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence
 

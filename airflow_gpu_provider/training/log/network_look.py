@@ -14,7 +14,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.efa import EFA_INTERFACES
-from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.training.log.trigger_log import Log
 
 _ANSWERED_WITHIN = 5.0
 

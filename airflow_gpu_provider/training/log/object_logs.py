@@ -18,9 +18,8 @@ from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
-from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.network_look import NetworkLook
-from airflow_gpu_provider.training.log.position_saver import PositionSaver
+from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver
 from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.hang import Silence

@@ -1,5 +1,6 @@
-"""A pod as a gang: the Indexed Job that runs it on several nodes, and the headless Service that names its ranks. Pure.
+"""A pod as a gang: the Indexed Job that runs it on several nodes, and what belongs to that Job and goes with it. Pure.
 
+The headless Service names its ranks; the ProvisioningRequest, with its PodTemplate, asks for all its nodes at once.
 The Job is created suspended; its admission sets `suspend` to false. Kubernetes restarts none of its pods: a failed
 rank stays as it ended, and the other ranks run until the task has read their logs and ends them.
 """
@@ -7,6 +8,7 @@ rank stays as it ended, and the other ranks run until the task has read their lo
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
@@ -14,8 +16,16 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.provisioning_requests import (
+    API_VERSION,
+    CLASS_ANNOTATION,
+    PARAMETER_PREFIX,
+    REQUEST_ANNOTATION,
+)
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
+from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS, Manifest
 
 MASTER_PORT = 29500
 """torchrun's default; each pod has its own IP, so two gangs on one node do not collide."""
@@ -151,3 +161,68 @@ def _spread(spec: dict[str, Any], job: str) -> None:
     wish = "preferredDuringSchedulingIgnoredDuringExecution"
     near = {"weight": 100, "podAffinityTerm": {**term, "topologyKey": ZONE_LABEL}}
     together[wish] = [*(together.get(wish) or []), near]
+
+
+_WARDEN = {"cloud.google.com/apply-warden-policies": "true"}
+"""The label of a PodTemplate that GKE is to change like the pods, by which it knows what they need."""
+
+
+def ask_for_nodes(job: Json, pool: GpuPool) -> None:
+    """Note on a Job that is to be created what it asks for; nothing where its nodes come otherwise.
+
+    In a queue of Kueue, Kueue makes the request, with the same parameters, and gives the pods their annotations.
+    """
+    if not (class_name := provisioning_class(pool)):
+        return
+    lifetime = getattr(pool, "node_lifetime", None)
+    if lifetime is not None:
+        seconds = str(int(lifetime.total_seconds()))
+        _annotate(job["metadata"], {f"{PARAMETER_PREFIX}maxRunDurationSeconds": seconds})
+    if job["metadata"]["labels"].get(QUEUE_LABEL):
+        return
+    consumed = {REQUEST_ANNOTATION: job["metadata"]["name"], CLASS_ANNOTATION: class_name}
+    _annotate(job["spec"]["template"]["metadata"], consumed)
+
+
+def node_request(job: Json) -> tuple[Json, Json] | None:
+    """Return the PodTemplate and the ProvisioningRequest of a created Job; None where its nodes come otherwise."""
+    meta, template = job["metadata"], job["spec"]["template"]
+    class_name = (template["metadata"].get("annotations") or {}).get(CLASS_ANNOTATION)
+    if class_name is None:
+        return None
+    labels = meta.get("labels") or {}
+    own = {
+        "name": meta["name"],
+        "namespace": meta["namespace"],
+        "labels": labels,
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}],
+    }
+    spec = copy.deepcopy(template["spec"])
+    for between_pods in ("podAffinity", "podAntiAffinity"):  # GKE does not look at it, and each rank fills its node
+        (spec.get("affinity") or {}).pop(between_pods, None)
+    pod_template = {
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": {**own, "labels": labels | _WARDEN},
+        "template": {"metadata": {"labels": template["metadata"].get("labels") or {}}, "spec": spec},
+    }
+    request = {
+        "apiVersion": API_VERSION,
+        "kind": "ProvisioningRequest",
+        "metadata": own,
+        "spec": {
+            "provisioningClassName": class_name,
+            "parameters": _parameters(meta.get("annotations") or {}),
+            "podSets": [{"count": int(labels[GANG_LABEL]), "podTemplateRef": {"name": meta["name"]}}],
+        },
+    }
+    return pod_template, request
+
+
+def _annotate(metadata: Manifest, annotations: dict[str, str]) -> None:
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **annotations}
+
+
+def _parameters(annotations: Mapping[str, str]) -> dict[str, str]:
+    given = annotations.items()
+    return {key.removeprefix(PARAMETER_PREFIX): value for key, value in given if key.startswith(PARAMETER_PREFIX)}

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 QUERY = (
     "nvidia-smi",

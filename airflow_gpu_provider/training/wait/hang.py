@@ -16,7 +16,7 @@ from math import ceil
 from statistics import median_low
 from typing import Any
 
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gpu_use import BUSY, GPUS_KEPT, OF_LIMIT, Reading, Sample
 

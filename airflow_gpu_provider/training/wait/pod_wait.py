@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodUnschedulable,
 )
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import (
     KILLED,
@@ -35,10 +35,10 @@ from airflow_gpu_provider.training.wait.end import (
     end_of,
     end_of_gone,
     lost_with_node,
+    own_use,
     released_with_node,
     why_disrupted,
 )
-from airflow_gpu_provider.training.wait.eviction import own_use
 from airflow_gpu_provider.training.wait.hang import RAISE_HANG_TIMEOUT, Silence
 from airflow_gpu_provider.training.wait.pull import cannot_start, final_at
 from airflow_gpu_provider.training.wait.start_advice import how_to_start

@@ -3,20 +3,25 @@
 Runtimes nest the causes of a failed pull, the last one last: "failed to pull and unpack image: failed to extract layer:
 content digest sha256:51f5: not found". What was not found there is no image, but a file of this node's. And the first
 answer is not the last: a registry refuses a node whose credentials come a moment late, and the kubelet tries on.
+
+`slow_pull` tells whether a pull was a large part of a training's start, and what would have made it shorter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import PodImageError
+from airflow_gpu_provider.platforms.aws.template_data import has_local_disk
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 Why = Literal["no name", "absent", "refused", "unsigned", "node", "passing"]
 
@@ -183,3 +188,43 @@ def _since(pod: PodState, tries: Sequence[PodEvent]) -> datetime:
 
 def _names_a_cause(message: str) -> bool:
     return bool(message) and _BACK_OFF.fullmatch(message) is None
+
+
+WORTH_A_MINUTE, WORTH_A_SHARE = 60.0, 0.2
+"""Told is a pull of a minute that was at least this share of the time to the container's start."""
+
+_BEFORE = ("waited for a node", "start")
+
+
+def slow_pull(phases: Sequence[Mapping[str, Any]], pool: GpuPool) -> str:
+    """Return what to tell of the slowest pull of an attempt; empty where it was not long.
+
+    Args:
+        phases: The attempt's, as `pod_wait.timeline` has them.
+        pool: Its (rendered) spec.
+    """
+    pulls = [each for each in phases if "image" in each]
+    seconds = sum(each["seconds"] for each in pulls)
+    whole = seconds + sum(each["seconds"] for each in phases if each["phase"] in _BEFORE)
+    if seconds < WORTH_A_MINUTE or seconds < WORTH_A_SHARE * whole:
+        return ""
+    slowest = max(pulls, key=lambda each: float(each["seconds"]))
+    took = f"the pull of {slowest['image']} took {_words(slowest['seconds'])} of {_words(whole)} to the start"
+    return f"{took}: {'; '.join(remedies(pool))} (docs/fast-start.md)"
+
+
+def remedies(pool: GpuPool) -> list[str]:
+    """Return what makes a pull shorter for the pool, or hides it."""
+    found = ["gpu_nodes(prefetch=[...]) begins it when the node joins"]
+    if isinstance(pool, GkeGpuPool) and not pool.image_streaming and pool.manage == "full":
+        found.append("image_streaming=True starts containers before their images are all there")
+    if isinstance(pool, EksGpuPool) and not pool.fast_start:
+        disks = [name for name in pool.instance_types if has_local_disk(name)]
+        have = f"{', '.join(disks)} {'have' if len(disks) > 1 else 'has'} a local NVMe" if disks else ""
+        by = "fast_start=True makes images go to a faster disk" if pool.manage == "full" else ""
+        found += filter(None, [", ".join(filter(None, (by, have)))])
+    return found
+
+
+def _words(seconds: float) -> str:
+    return format_seconds(timedelta(seconds=seconds))

@@ -13,7 +13,7 @@ from typing import Self
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gang_wait import GangWait

@@ -15,14 +15,20 @@ from typing import Any
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
 from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank
-from airflow_gpu_provider.training.wait.gang_lines import pod_in_words, state_of
-from airflow_gpu_provider.training.wait.object_wait import RETRY, ObjectSnapshot, ObjectWait, gang_timeline
+from airflow_gpu_provider.training.wait.gang_wait import pod_in_words, state_of
+from airflow_gpu_provider.training.wait.object_wait import (
+    RETRY,
+    ObjectSnapshot,
+    ObjectWait,
+    WorkloadState,
+    gang_timeline,
+    main_container,
+)
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.workload_state import WorkloadState, main_container
 
 ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""

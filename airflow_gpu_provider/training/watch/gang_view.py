@@ -23,10 +23,10 @@ from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
-from airflow_gpu_provider.training.log.kept_lines import Log
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs, shown_as
+from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.wait.hang import Silence

@@ -1,26 +1,42 @@
-"""ObjectView: what the watches show of an object and its pods, and how often the task's log reports it."""
+"""ObjectView: what the watches show of an object and its pods, and how often the task's log reports it.
+
+WorkloadView is the one of a workload, OneWorkload how a workload is waited for.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import (
     Resource,
+    all_job_events,
+    all_pod_events,
+    workload_pods,
+    workloads,
 )
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
-from airflow_gpu_provider.scaling.wait.waits import Progress
-from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R
-from airflow_gpu_provider.training.wait.refused_pods import RefusedPods
-from airflow_gpu_provider.training.wait.workload_state import WorkloadState
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
+from airflow_gpu_provider.training.log.object_logs import ObjectLogs
+from airflow_gpu_provider.training.log.trigger_log import Log
+from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R, WorkloadState
+from airflow_gpu_provider.training.wait.start_advice import RefusedPods
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
+from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
 from airflow_gpu_provider.training.watch.view import LONGEST, OnPod, View
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.log.task_log import TaskLog
 
 
 class ObjectView(View, Generic[R]):
@@ -200,3 +216,67 @@ async def pods_of(wait: ObjectWait[R], api: AsyncApi) -> list[Json]:
     path = f"api/v1/namespaces/{wait.namespace}/pods"
     found = await api.get(path, labelSelector=wait.pod_selector) or {}
     return [pod for pod in found.get("items") or () if wait.rank_of(pod) is not None]
+
+
+@dataclass(frozen=True)
+class OneWorkload(RunKind):
+    wait: WorkloadWait
+
+    @property
+    def wants(self) -> dict[Resource, str]:
+        return WorkloadView.wants(self.wait)
+
+    def view(
+        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
+    ) -> View:
+        return WorkloadView(self.wait, pool, feed, on_pod)
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
+        return ObjectLogs(api, self.wait, wanted, log, alone=task_log is not None)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        return await pods_of(self.wait, api)
+
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        await logs.drain(LAST_WORDS_WITHIN)
+
+
+class WorkloadView(ObjectView[str]):
+    """What the feed has reported about one workload, which its own controller, or Kueue, admits."""
+
+    _wait: WorkloadWait
+    _ended_at: datetime | None = None
+
+    def __init__(self, wait: WorkloadWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
+        super().__init__(wait, pool, feed, on_pod, wants=self.wants(wait))
+
+    @staticmethod
+    def wants(wait: WorkloadWait) -> dict[Resource, str]:
+        """Return what to watch: the objects of the kind, the pods of workloads, and events about any pods and Jobs."""
+        own = {workloads(wait.path.rpartition("/")[0]): wait.name, workload_pods(wait.namespace): wait.task}
+        return {**own, all_pod_events(wait.namespace): "", all_job_events(wait.namespace): ""}
+
+    def _is_own_job(self, name: str) -> bool:
+        """Return True for the Job itself, and for Jobs that JobSet and Trainer name after their owner."""
+        return name == self._wait.name or name.startswith(f"{self._wait.name}-")
+
+    @property
+    def needs_pool_loop(self) -> bool:
+        """Whether the pool has to be checked: pods wait for nodes; while suspended, it is not demand."""
+        workload = self._object
+        if workload is None or self._is_gone or workload.is_suspended or workload.end is not None:
+            return False
+        return any(pod.scheduled_at is None for pod in self._there())
+
+    def snapshot(self, now: datetime) -> WorkloadSnapshot:
+        workload = self._object
+        if workload is not None and workload.is_suspended:
+            self._queued_at = now
+        if workload is not None and workload.end is not None:
+            self._ended_at = self._ended_at or now
+        return replace(
+            super().snapshot(now),
+            ended_at=self._ended_at,
+            evicted=self._queue.evicted or self._evicted,
+            refused=self._refused.now() if not self._newest() else None,
+        )

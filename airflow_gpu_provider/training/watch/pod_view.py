@@ -15,9 +15,9 @@ from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
 from airflow_gpu_provider.errors import LOST, GpuError, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
-from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait

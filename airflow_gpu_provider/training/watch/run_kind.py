@@ -11,8 +11,8 @@ from airflow_gpu_provider.cluster.informer import Feed
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import Resource
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.wait.waits import Progress
-from airflow_gpu_provider.training.log.kept_lines import Log
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence

@@ -17,15 +17,14 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.watch.direct_reads import AFTER_FAILURE, DirectReads
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
-from airflow_gpu_provider.training.watch.nodes_seen import NEW, NodesSeen
+from airflow_gpu_provider.training.watch.nodes_seen import AFTER_FAILURE, NEW, DirectReads, NodesSeen
 
 OnPod = Callable[[PodState, Json, Rank], None]
 """Takes a pod, its JSON, and which of the pods it is; a single one is 0."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.acceptance.budget import GOING, Budget, price_of
+from airflow_gpu_provider.acceptance.pools import GOING, Budget, price_of
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN

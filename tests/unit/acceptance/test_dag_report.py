@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.acceptance import dag_report
-from airflow_gpu_provider.acceptance.budget import Budget
+from airflow_gpu_provider.acceptance import report as acceptance_report
+from airflow_gpu_provider.acceptance.pools import Budget
 from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.pools import EksGpuPool
 
@@ -39,9 +39,9 @@ class Ti:
 
 
 def report(monkeypatch: pytest.MonkeyPatch, ti: Ti, *left: str) -> tuple[str, bool]:
-    monkeypatch.setattr(dag_report, "in_cloud", lambda pools: [Listed(what="node groups, by EKS", left=left)])
+    monkeypatch.setattr(acceptance_report, "in_cloud", lambda pools: [Listed(what="node groups, by EKS", left=left)])
     budget = Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD")
-    return dag_report.report_of_run(ti, pools=[POOL], image="cuda:12", budget=budget, steps=STEPS)
+    return acceptance_report.report_of_run(ti, pools=[POOL], image="cuda:12", budget=budget, steps=STEPS)
 
 
 def test_it_tells_what_the_tasks_have_shown(monkeypatch: pytest.MonkeyPatch) -> None:

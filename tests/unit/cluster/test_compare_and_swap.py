@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster import compare_and_swap, leases
+from airflow_gpu_provider.cluster import leases
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.compare_and_swap import update
+from airflow_gpu_provider.cluster.leases import update
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_and_swap, "_PAUSE", lambda _: 0.0)
+    monkeypatch.setattr(leases, "_PAUSE", lambda _: 0.0)
 
 
 class Versions:

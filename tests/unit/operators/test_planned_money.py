@@ -9,7 +9,7 @@ import pytest
 from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.run_budget import budget_of
-from airflow_gpu_provider.scaling.wait.waits import format_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 from tests.unit.pools.test_budget import AT, listed, pool
 
 SPOT_TOO: dict[str, Any] = {"capacity_types": ["SPOT", "ON_DEMAND"]}

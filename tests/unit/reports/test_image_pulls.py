@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.reports import image_pulls
+from airflow_gpu_provider.reports import status
 from tests.unit.training.test_slow_pull import EKS
 
 
@@ -24,9 +24,9 @@ def test_of_each_image_the_slowest_pull_is_told_once(monkeypatch: pytest.MonkeyP
         asked.append((path, selectors))
         return [*events, present]
 
-    monkeypatch.setattr(image_pulls, "list_items", list_items)
+    monkeypatch.setattr(status, "list_items", list_items)
     api: Any = None
-    (train, fix), (big, _) = image_pulls.slow_pulls(api, EKS, "ml")
+    (train, fix), (big, _) = status.slow_pulls(api, EKS, "ml")
     assert train == "in the last hour a pull of train:1 took 6 min 10 s"
     assert fix.startswith("What helps: gpu_nodes(prefetch=[...])")
     assert "g6.xlarge has a local NVMe" in fix

@@ -19,7 +19,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
-from airflow_gpu_provider.training.life import creation, deadline, pod_attempt, pod_try
+from airflow_gpu_provider.training.life import creation, pod_attempt, pod_try, preemptions
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
@@ -198,7 +198,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     released: list[set[str]] = []
     monkeypatch.setattr(pod_attempt, "PodState", SimpleNamespace(parse=lambda raw, _: raw[STATE]))
     monkeypatch.setattr(creation, "verbs_missing_for_exec", lambda *_: ())
-    monkeypatch.setattr(deadline, "list_demand", lambda *_: ())
+    monkeypatch.setattr(preemptions, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: object())
     monkeypatch.setattr(giving_back, "release_now", lambda *_, own, **__: released.append(own))

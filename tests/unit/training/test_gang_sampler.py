@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuIdle
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 from airflow_gpu_provider.training.wait.hang import Silence

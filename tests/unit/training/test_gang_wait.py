@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
-from airflow_gpu_provider.training.wait.gang_lines import ranks_in_words
-from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait
+from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait, ranks_in_words
 from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.object_wait import WorkloadState
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.workload_state import WorkloadState
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, waiting
 
 WAIT = GangWait(

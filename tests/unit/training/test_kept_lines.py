@@ -7,7 +7,7 @@ import logging
 import pytest
 from airflow.sdk.log import mask_secret
 
-from airflow_gpu_provider.training.log.kept_lines import LINES, LONGEST, KeptLines, write_again
+from airflow_gpu_provider.training.log.trigger_log import LINES, LONGEST, KeptLines, write_again
 
 Line = tuple[int, str]
 
@@ -23,7 +23,7 @@ def again(*lines: Line) -> list[Line]:
 
 
 def test_lines_come_in_order_with_their_levels_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.training.log.kept_lines.time.time", lambda: 1_767_232_825.0)
+    monkeypatch.setattr("airflow_gpu_provider.training.log.trigger_log.time.time", lambda: 1_767_232_825.0)
     head, *lines, end = again((logging.INFO, "[base] step 15, 100 %"), (logging.ERROR, "[base] ERROR: lost"))
     assert lines == [(logging.INFO, "02:00:25Z [base] step 15, 100 %"), (logging.ERROR, "02:00:25Z [base] ERROR: lost")]
     assert "the 2 lines that the triggerer logged of attempt 1" in head[1]

@@ -11,8 +11,7 @@ from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.training.place.gpu_requests import nodes_needed
 from airflow_gpu_provider.training.place.kinds import KINDS, Manifest, PodTemplate, templates_of
-from airflow_gpu_provider.training.place.manifest import named
-from airflow_gpu_provider.training.place.manifest_placement import place_workload
+from airflow_gpu_provider.training.place.manifest import named, place_workload
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from tests.unit.pools.test_gke import pool as a_gke_pool
 from tests.unit.training.manifests import a

@@ -10,8 +10,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import ObjectRejected
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.store import TaskGangs
-from airflow_gpu_provider.training.place.indexed_job import indexed_job
-from airflow_gpu_provider.training.place.node_request import ask_for_nodes, node_request
+from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job, node_request
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 from tests.unit.pools.test_gke import FLEX_START, pool

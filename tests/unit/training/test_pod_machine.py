@@ -9,7 +9,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.training.life.machine import PodMachine
+from airflow_gpu_provider.training.life.diagnosis import PodMachine
 from tests.unit.training.test_pod_placement import a_pool
 
 TAKEN = MachineEnd(why="EC2: shutting-down, Server.SpotInstanceTermination", taken_back=True)

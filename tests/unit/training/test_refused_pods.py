@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import job_events, pod_events
 from airflow_gpu_provider.errors import AdmissionDenied, ObjectRejected, ReferenceNotFound, ResourceQuotaExceeded
-from airflow_gpu_provider.training.wait.refused_pods import AT_LEAST, RefusedPods
+from airflow_gpu_provider.training.wait.start_advice import AT_LEAST, RefusedPods
 from tests.unit.training.test_pod_end import START, stamp
 
 EVENTS = job_events("ml")

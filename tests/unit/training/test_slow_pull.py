@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.training.wait.slow_pull import slow_pull
+from airflow_gpu_provider.training.wait.pull import slow_pull
 from tests.unit.pools.test_gke import pool as gke
 
 EKS = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.training.log import followed_log as pod_log
-from airflow_gpu_provider.training.log import supervisor_log
+from airflow_gpu_provider.training.log import trigger_log
 from airflow_gpu_provider.training.log.followed_log import PodLogs
-from airflow_gpu_provider.training.log.supervisor_log import SupervisorLog
+from airflow_gpu_provider.training.log.trigger_log import SupervisorLog
 from tests.unit.training.test_pod_log import running
 from tests.unit.training.test_pod_wait import WAIT
 
@@ -116,7 +116,7 @@ async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.Monke
 
 def test_questions_cost_nothing_where_no_supervisor_is() -> None:
     async def scenario() -> None:
-        log = supervisor_log.supervisor_log()
+        log = trigger_log.supervisor_log()
         log.wrote("line")
         assert await log.until_read(log.written, within=1)
 

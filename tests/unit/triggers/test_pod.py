@@ -17,8 +17,8 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
-from airflow_gpu_provider.scaling.wait.waits import Progress
-from airflow_gpu_provider.training.log.kept_lines import KeptLines
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.accelerators import arch_of, instance_types
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.aws.fast_start import started_fast, uses_local_disks
-from airflow_gpu_provider.platforms.aws.template_data import template_data
+from airflow_gpu_provider.platforms.aws.template_data import started_fast, template_data, uses_local_disks
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.node_user_data import from_text
 

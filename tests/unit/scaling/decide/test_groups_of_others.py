@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.group_claims import check_group_claims, claimed
+from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import usable_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease

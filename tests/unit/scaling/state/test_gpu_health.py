@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.broken_gpu import BAD_GPU, why_bad
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.nodes import BAD_GPU, Node, why_bad
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.scaling.state.gpu_health import GpuHealth
 from tests.fakes.api_server import ApiServer

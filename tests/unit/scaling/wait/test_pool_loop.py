@@ -19,8 +19,7 @@ from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLo
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import Subscription
-from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, run_wait
 from benchmarks.waiting_runs import WaitingRuns
 from tests.unit.scaling.pools import lease, pool
 

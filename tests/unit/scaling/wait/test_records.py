@@ -12,7 +12,6 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.triggers import device_plugin_ready as device_plugin
 from airflow_gpu_provider.triggers import pod
 from airflow_gpu_provider.triggers import pool as pools
 from tests.unit.scaling.pools import pool
@@ -20,7 +19,7 @@ from tests.unit.scaling.pools import pool
 TRIGGERS = [
     (pools.NodesTrigger, pools.RECORD_VERSION),
     (pools.ReleaseTrigger, pools.RECORD_VERSION),
-    (device_plugin.GpusTrigger, device_plugin.RECORD_VERSION),
+    (pools.GpusTrigger, pools.RECORD_VERSION),
     (pod.GpuPodTrigger, pod.RECORD_VERSION),
 ]
 

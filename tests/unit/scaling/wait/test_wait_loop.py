@@ -23,8 +23,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait import wait_loop as module
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, run_wait
-from airflow_gpu_provider.scaling.wait.waits import Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress, run_wait
 from tests.unit.scaling.pools import pool
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

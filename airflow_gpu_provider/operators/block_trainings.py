@@ -1,21 +1,71 @@
-"""What EnsureGpuPoolOperator does about the images that its nodes are to pull. Without it, the trainings pull them."""
+"""What EnsureGpuPoolOperator looks after for a block's trainings besides nodes: their namespaces and their images.
+
+A namespace that is not there is told before a node costs anything. Images that nodes do not prefetch, trainings pull.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.cluster.pod_state import Json
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.platforms.base import Report
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+
+
+_OWN = ("EnsureGpuPoolOperator", "InstallDevicePluginOperator")
+
+
+def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
+    """Check the namespaces that the DAG file gives to the tasks that are to run on Ensure's nodes.
+
+    A task of the author's that comes before such a task may create its namespace: then what is missing is only said.
+
+    Raises:
+        ReferenceNotFound, NamespaceTerminating, PermissionDenied: See `check_namespace`.
+    """
+    from airflow_gpu_provider.cluster.access_review import check_namespace
+
+    warned = set[str]()
+    for task, namespace in _named(ensure):
+        try:
+            check_namespace(api, namespace, creates_pods=_creates_a_pod(task))
+        except GpuError as error:
+            if _is_first(task):
+                raise
+            if namespace not in warned:
+                warned.add(namespace)
+                report(f"task {task.task_id} is going to run in namespace {namespace}, and now could not: {error}")
+
+
+def _named(ensure: Any) -> Iterator[tuple[Any, str]]:
+    # In one order: the first that is not there is the error, in each try the same.
+    for task in sorted(tasks_after(ensure), key=lambda task: str(task.task_id)):
+        manifest = value_of(task, "manifest")
+        meta = manifest.get("metadata") if isinstance(manifest, Mapping) else None
+        given = value_of(task, "namespace") or (meta.get("namespace") if isinstance(meta, Mapping) else None)
+        if isinstance(given, str) and not is_template(given):
+            yield task, given
+
+
+def _creates_a_pod(task: Any) -> bool:
+    return value_of(task, "manifest") is None and value_of(task, "nodes") in (None, 1)
+
+
+def _is_first(task: Any) -> bool:
+    """Whether nothing of the author's comes before it."""
+    return all(each.task_type in _OWN for each in task.upstream_list)
 
 
 _EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}
