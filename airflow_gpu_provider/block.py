@@ -22,8 +22,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.tasks.open_blocks import Block, opened
-from airflow_gpu_provider.tasks.pool_operator import argument_defaults
+from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
 
 
 class _BlockGroup(TaskGroup):

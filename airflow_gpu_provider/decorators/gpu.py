@@ -12,7 +12,7 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.open_blocks import current_pool
+from airflow_gpu_provider.tasks.pool_operator import current_pool
 from airflow_gpu_provider.training.place.environment import check_pickled
 
 if TYPE_CHECKING:

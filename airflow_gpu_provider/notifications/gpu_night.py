@@ -48,7 +48,7 @@ class GpuNightNotifier(BaseNotifier):
 
     def notify(self, context: Context) -> None:
         """Send the night of the context's run with each notifier."""
-        from airflow_gpu_provider.notifications.run_facts import night_of
+        from airflow_gpu_provider.notifications.night import night_of
 
         night = night_of(context)
         self.log.info("%s", night.in_words)

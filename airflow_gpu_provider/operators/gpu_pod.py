@@ -33,8 +33,7 @@ from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.efa import interfaces_of_a_pod
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
-from airflow_gpu_provider.tasks.open_blocks import current_pool
-from airflow_gpu_provider.tasks.pool_operator import seconds_of
+from airflow_gpu_provider.tasks.pool_operator import current_pool, seconds_of
 from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership

@@ -13,7 +13,7 @@ from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.open_blocks import current_pool
+from airflow_gpu_provider.tasks.pool_operator import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.life.ownership import Ownership

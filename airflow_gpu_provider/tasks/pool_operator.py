@@ -1,4 +1,4 @@
-"""PoolOperator: what the package's operators do with Airflow's own arguments.
+"""PoolOperator: what the package's operators do with Airflow's own arguments; and which `gpu_nodes` blocks are open.
 
 Airflow gives the values of default_args to the *named* parameters of each class's `__init__`, on the way up: a default
 that an operator sets in its **kwargs would win over them. So what has a default of its own here is a named parameter.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, cached_property, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -258,3 +260,37 @@ def duration(task_id: str, argument: str, value: float | timedelta) -> timedelta
 def seconds_of(task_id: str, argument: str, given: float | timedelta | None) -> float | None:
     """Return a `duration` that may be left out in seconds; None for 0 too."""
     return None if given is None else duration(task_id, argument, given).total_seconds() or None
+
+
+# -- which `gpu_nodes` blocks are open while a DAG file is read: an operator in one takes its pool from there ------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a DAG: its pool, and the name of its demand among those of a run."""
+
+    pool: GpuPool
+    block_id: str
+
+
+_open: ContextVar[tuple[Block, ...]] = ContextVar("gpu_nodes_blocks", default=())
+
+
+@contextmanager
+def opened(block: Block) -> Iterator[None]:
+    """Open a block for what is constructed within."""
+    token = _open.set((*_open.get(), block))
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def current_pool() -> GpuPool | None:
+    """Return the pool of the innermost `gpu_nodes` block that is open, or None."""
+    return _open.get()[-1].pool if _open.get() else None
+
+
+def block_of(gpu_pool: GpuPool) -> str:
+    """Return the block_id of the innermost `gpu_nodes` block of this pool that is open; empty outside of any."""
+    return next((each.block_id for each in reversed(_open.get()) if each.pool.name == gpu_pool.name), "")

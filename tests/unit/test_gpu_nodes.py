@@ -25,7 +25,7 @@ from airflow_gpu_provider import (
 )
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
-from airflow_gpu_provider.tasks.open_blocks import current_pool
+from airflow_gpu_provider.tasks.pool_operator import current_pool
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
