@@ -15,7 +15,6 @@ import json
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
@@ -36,7 +35,7 @@ from airflow_gpu_provider.cluster.pod_log import (
 from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.secrets import secrets_of
-from airflow_gpu_provider.training.log.trigger_log import READ_WITHIN, Log, PositionSaver, supervisor_log
+from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver, supervisor_log
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence
 
@@ -60,7 +59,6 @@ _SOON, _LATEST = 0.5, 15.0
 _TOLD_WITHIN = 2.0  # seconds: a kubelet looks at its containers once in a second, and then tells
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
-_TRAIL = 1000
 _LONGEST_LINE = 500
 
 
@@ -131,17 +129,16 @@ class PodLogs:
         self._is_resumed = bool(positions)
         self._is_from_start = bool((wanted or {}).get("from_start"))
         self._has_seen_pod = False
-        self._started_from: dict[str, Any] = {}
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
         self._unfollowed: set[str] = set()
         self._is_draining = False
         self._changed = asyncio.Event()
         self._streams: dict[tuple[str, ContainerRun], asyncio.Task[None]] = {}
-        self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
         self.heard_at = time.monotonic()
         self.last_line = ""
         self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._report)
+        self._own_saver.safe = self._carried
         self._saver = saver or self._own_saver
 
     async def __aenter__(self) -> Self:
@@ -163,7 +160,7 @@ class PodLogs:
             self._has_seen_pod = True
             if not self._is_from_start:
                 self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
-            self._started_from = self._own_saver.first = self._positions()
+            self._own_saver.safe = self._positions()
             self._secrets = secrets_of(raw, self._masked)
         for container in (*pod.others, *([pod.base] if pod.base else [])):
             self._states[container.name] = container
@@ -198,12 +195,8 @@ class PodLogs:
         return {"positions": self._positions(), "may_repeat": self._may_repeat}
 
     async def safe_rest(self) -> dict[str, Any]:
-        """Return `rest` as far as the lines are certain to be in the task's log: better to read the others twice."""
-        log = supervisor_log()
-        if await log.until_read(log.written, within=READ_WITHIN):
-            return self.rest()
-        safe = [positions for mark, positions in self._trail if mark <= log.read]
-        return {"positions": safe[-1] if safe else self._started_from or self._carried, "may_repeat": True}
+        """Return `rest` as far as the lines are certain to be in the task's log."""
+        return await self._saver.handed_on(self.rest())
 
     # -- streaming -------------------------------------------------------------------------------------------
 
@@ -274,8 +267,6 @@ class PodLogs:
                         text = reader.take(line)
                         if text is not None:
                             self._write_line(name, text, reader.at)
-                    if not self._alone:
-                        self._trail.append((supervisor_log().written, self._positions()))
         return time.monotonic() - heard_at < _SILENCE
 
     def _write_line(self, name: str, text: str, at: datetime | None) -> None:

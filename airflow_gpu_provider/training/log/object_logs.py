@@ -77,7 +77,7 @@ class ObjectLogs:
     async def __aenter__(self) -> Self:
         if not self._alone and self._wanted.get("containers") and not self._wanted.get("from_start"):
             await self._take_positions()
-        self._saver.first = dict(self._kept)
+        self._saver.safe = dict(self._kept)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -120,19 +120,14 @@ class ObjectLogs:
 
         "network" is the warning about a gang's network: see NetworkLook.
         """
-        may_repeat = self._may_repeat and not self._pods
-        return {"positions": self._positions(), "may_repeat": may_repeat, **self._network_warning()}
+        rests = [logs.rest() for logs in self._pods.values()]
+        may_repeat = any(rest["may_repeat"] for rest in rests) if rests else self._may_repeat
+        network = {"network": self._network.warning} if self._network.warning else {}
+        return {"positions": self._positions(), "may_repeat": may_repeat, **network}
 
     async def safe_rest(self) -> dict[str, Any]:
         """Return `rest` as far as the lines are certain to be in the task's log."""
-        rests = {name: await logs.safe_rest() for name, logs in self._pods.items()}
-        positions = self._kept | {name: rest["positions"] for name, rest in rests.items()}
-        may_repeat = any(rest["may_repeat"] for rest in rests.values())
-        repeats = may_repeat or (self._may_repeat and not rests)
-        return {"positions": positions, "may_repeat": repeats, **self._network_warning()}
-
-    def _network_warning(self) -> dict[str, Any]:
-        return {"network": self._network.warning} if self._network.warning else {}
+        return await self._saver.handed_on(self.rest())
 
     def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
         base, containers = self._wait.main_container(raw), self._wanted.get("containers")

@@ -4,7 +4,9 @@ Airflow 3.3's triggerer is two processes. The one that runs triggers sends their
 its supervisor, which writes them into the tasks' logs; a line that it reads after it was told that the trigger is done
 goes into the triggerer's own log (triggerer_job_runner.py, _process_log_messages_from_subprocess). On an overloaded
 machine that is seconds of lines. The supervisor reads at least 4 KiB of lines between two answers to this process
-(supervisor.py, make_buffered_socket_reader), so enough requests prove that it has read everything.
+(supervisor.py, make_buffered_socket_reader), so enough requests prove that it has read everything. Without that proof
+lines are lost, not repeated: those on their way when the trigger's event overtakes them, or when their triggerer is
+killed, are in no task's log, and the position that was handed on is behind them.
 """
 
 from __future__ import annotations
@@ -163,6 +165,9 @@ class PositionSaver:
         path, uid: The object.
         positions: Returns those reached so far.
         report: Takes a line for the task's log.
+
+    Attributes:
+        safe: Positions up to which all lines are certain to be in the task's log; at first, those before any new line.
     """
 
     def __init__(
@@ -175,8 +180,7 @@ class PositionSaver:
         self._report = report
         self._unsaved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.first: dict[str, Any] = {}
-        """The positions before the first new line."""
+        self.safe: dict[str, Any] = {}
 
     def note(self) -> None:
         """Take note that there are new positions."""
@@ -189,11 +193,17 @@ class PositionSaver:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    async def handed_on(self, rest: dict[str, Any]) -> dict[str, Any]:
+        """Return `rest` (see PodLogs.rest), or what is safe of it: better to read the other lines twice."""
+        log = supervisor_log()
+        if await log.until_read(log.written, within=READ_WITHIN):
+            return rest
+        return {**rest, "positions": self.safe, "may_repeat": True}
+
     async def _keep_saving(self) -> None:
-        positions = self.first
         while True:
             try:
-                await self._save(positions)
+                await self._save()
             except GpuError as error:
                 if not error.retryable:
                     self._report(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
@@ -202,14 +212,14 @@ class PositionSaver:
             await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
             await self._unsaved.wait()
             self._unsaved.clear()
-            safe, mark = self._positions(), supervisor_log().written
+            reached, mark = self._positions(), supervisor_log().written
             # A runner whose supervisor was killed runs for up to another second, and its output is in no log.
             await asyncio.sleep(_OUTLIVED)
             if await supervisor_log().until_read(mark, within=READ_WITHIN):
-                positions = safe
+                self.safe = reached
             else:
                 self._unsaved.set()
 
-    async def _save(self, positions: dict[str, Any]) -> None:
-        text = json.dumps(positions, separators=(",", ":"))
+    async def _save(self) -> None:
+        text = json.dumps(self.safe, separators=(",", ":"))
         await self._api.annotate(self._path, uid=self._uid, annotations={POSITIONS: text})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.training.log import followed_log as pod_log
 from airflow_gpu_provider.training.log import trigger_log
 from airflow_gpu_provider.training.log.followed_log import PodLogs
@@ -62,24 +63,28 @@ def test_supervisor_that_stands_still_has_read_nothing() -> None:
 
 
 class Api:
-    """A container's log in two parts, of which the second comes when the first is read."""
+    """A container's log in two parts, of which the second comes when the first is read; and the pod's annotations."""
 
     def __init__(self, *parts: list[bytes], between: Any) -> None:
         self._parts = parts
         self._between = between
+        self.saved: asyncio.Queue[str] = asyncio.Queue()
 
     async def follow(self, path: str, **_: Any) -> Any:
         for part in self._parts:
             yield part
             await self._between()
 
-    async def annotate(self, path: str, **_: Any) -> bool:
+    async def annotate(self, path: str, *, annotations: Any, **_: Any) -> bool:
+        await self.saved.put(annotations[POSITIONS])
         return True
 
 
 async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor stands still after the first part: the worker reads the second one again."""
-    monkeypatch.setattr(pod_log, "READ_WITHIN", 0.05)
+    monkeypatch.setattr(trigger_log, "READ_WITHIN", 0.05)
+    for pause in ("SAVE_EVERY", "_OUTLIVED"):
+        monkeypatch.setattr(trigger_log, pause, 0.0)
     stands_still = asyncio.Event()
     answered = asyncio.Event()
 
@@ -88,11 +93,13 @@ async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.Monke
             await asyncio.Event().wait()
 
     log = SupervisorLog(ask)
-    monkeypatch.setattr(pod_log, "supervisor_log", lambda: log)
+    for module in (pod_log, trigger_log):
+        monkeypatch.setattr(module, "supervisor_log", lambda: log)
 
     async def between() -> None:
         if not stands_still.is_set():
-            assert await log.until_read(log.written, within=5)
+            while "1767225610100000000" not in await api.saved.get():
+                pass
             stands_still.set()
         else:
             answered.set()
@@ -101,9 +108,10 @@ async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.Monke
     first = [b"2026-01-01T00:00:10.000000000Z one", b"2026-01-01T00:00:10.100000000Z two"]
     second = [b"2026-01-01T00:00:20.000000000Z three"]
     said: list[str] = []
-    api = cast("AsyncApi", Api(first, second, between=between))
+    api = Api(first, second, between=between)
     wanted = {"containers": ["base"], "with_name": False}
-    async with PodLogs(api, WAIT, wanted, lambda level, text, *words: said.append(text % words)) as logs:
+    write = lambda level, text, *words: said.append(text % words)  # noqa: E731
+    async with PodLogs(cast("AsyncApi", api), WAIT, wanted, write) as logs:
         logs.follow(*running(1))
         await asyncio.wait_for(answered.wait(), timeout=60)
         rest = await logs.safe_rest()
