@@ -237,10 +237,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         """Return an attempt: a pod, or a gang."""
         return (GangAttempt if self.nodes > 1 else PodAttempt)(run, self, owner, record)
 
-    def build_pod(self) -> V1Pod:
-        """Return the pod to create, placed."""
-        self.pod_request_obj = self.build_pod_request_obj(self._context)
-        return self.pod_request_obj
+    def unplaced_pod(self) -> V1Pod:
+        """Return the pod to create, as its author wants it: the attempt places it."""
+        return self._build_unplaced(self._context)
 
     def show_pod(self, pod: V1Pod | None) -> None:
         """Take the pod as it is known now."""
@@ -267,13 +266,10 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         return self._cluster().manager
 
     def build_pod_request_obj(self, context: Context | None = None, **kwargs: Any) -> V1Pod:
-        """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
-        if context is not None:
-            current = self._try or self._begin(context, {})
-            return current.attempt.placed(self._build_unplaced(context, **kwargs))
-        placement = self._placement()  # a dry run: no task instance and no cluster
+        """Return the pod as a dry run shows it, placed on the pool without asking its cluster."""
+        placement = self._placement()
         check_gpus(placement.pool, placement.gpus)
-        return place(self._build_unplaced(None, **kwargs), placement)
+        return place(self._build_unplaced(context, **kwargs), placement)
 
     def _build_unplaced(self, context: Context | None, **kwargs: Any) -> V1Pod:
         # KubernetesPodOperator adds to env_vars each time that it builds a pod.

@@ -74,7 +74,7 @@ class GangAttempt(ObjectAttempt[int]):
     # -- creation --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        template = self._host.build_pod()
+        template = self.placed(self._host.unplaced_pod())
         self.pod = self._cluster.api.sanitize_for_serialization(template)
         self._host.show_pod(template)
         placement = self._settings.placement

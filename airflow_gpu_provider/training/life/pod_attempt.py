@@ -35,7 +35,7 @@ class PodAttempt(TaskAttempt):
         return {uid} if uid else set()
 
     def start(self) -> None:
-        request = self._host.build_pod()
+        request = self.placed(self._host.unplaced_pod())
         self._host.call_back("on_pod_manifest_created", pod_request=request)
         self._host.show_pod(request)
         pod = self._show(self._find_or_create(self._cluster.api.sanitize_for_serialization(request)))

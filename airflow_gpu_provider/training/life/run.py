@@ -124,8 +124,8 @@ class Host(Protocol):
 class PodHost(Host, Protocol):
     """An operator that creates pods itself, or the template of a gang's."""
 
-    def build_pod(self) -> V1Pod:
-        """Return the pod to create, as the attempt has `placed` it."""
+    def unplaced_pod(self) -> V1Pod:
+        """Return the pod to create, not placed yet."""
 
     def call_back(self, name: str, **what: V1Pod) -> None:
         """Call this method of the task's KubernetesPodOperatorCallbacks."""

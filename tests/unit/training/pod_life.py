@@ -19,7 +19,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
-from airflow_gpu_provider.training.life import creation, pod_attempt, pod_try, preemptions
+from airflow_gpu_provider.training.life import creation, pod_attempt, pod_try, preemptions, task_attempt
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
@@ -148,7 +148,7 @@ class Life:
     def run_again(self) -> object:
         return self.tries.run()
 
-    def build_pod(self) -> V1Pod:
+    def unplaced_pod(self) -> V1Pod:
         assert self.tries.attempt.owner.attempt >= 1  # it is asked for: it stands on the pod
         return self.pod
 
@@ -198,6 +198,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     released: list[set[str]] = []
     monkeypatch.setattr(pod_attempt, "PodState", SimpleNamespace(parse=lambda raw, _: raw[STATE]))
     monkeypatch.setattr(creation, "verbs_missing_for_exec", lambda *_: ())
+    for what in ("check_pods", "placement_of"):
+        monkeypatch.setattr(task_attempt, what, lambda *_, **__: None)
+    monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
     monkeypatch.setattr(preemptions, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: object())

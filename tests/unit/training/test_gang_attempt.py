@@ -137,7 +137,8 @@ def test_a_gang_asks_for_its_namespace_before_it_wants_nodes(monkeypatch: pytest
 
     request = V1Pod(metadata=V1ObjectMeta(namespace="ml"))
     gang = Gang(monkeypatch)
-    gang.host.build_pod = lambda: request
+    gang.host.unplaced_pod = lambda: request
+    monkeypatch.setattr(GangAttempt, "placed", lambda _, pod: pod)
     monkeypatch.setattr(GangAttempt, "owns_demand", True)
     monkeypatch.setattr(GangAttempt, "_want_nodes", gang._step("want nodes"))
     monkeypatch.setattr(gang_attempt, "check_namespace", missing)

@@ -136,12 +136,10 @@ def test_a_pod_is_built_once_however_often_the_cloud_is_asked_whether_it_fits(mo
 
     def build() -> V1Pod:
         built.append(life.pod)
-        return life.tries.attempt.placed(life.pod)
+        return life.pod
 
-    monkeypatch.setattr(life, "build_pod", build)
+    monkeypatch.setattr(life, "unplaced_pod", build)
     monkeypatch.setattr(task_attempt, "check_pods", check)
-    monkeypatch.setattr(task_attempt, "placement_of", lambda *_: None)
-    monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.retry._EVERY", 0.0)
     with pytest.raises(TaskDeferred):
         life.tries.run()
