@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.scaling.wait.stopping import Stop
-from airflow_gpu_provider.triggers.deferral_delay import EVENT_AFTER_SECONDS
+from airflow_gpu_provider.triggers.record import EVENT_AFTER_SECONDS
 
 DAG_ID = "airflow_gpu_accept"
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
-from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-
-from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.demand_key import DemandKey
@@ -21,22 +17,29 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.scaling.apply.open_pool import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
-from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome, read_wait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.run_kind import Logs
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, run_kind_of
-from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, wait_out_airflow_72716
-from airflow_gpu_provider.triggers.record import Recorded, Values
-from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, runs_again
+from airflow_gpu_provider.triggers.record import (
+    Recorded,
+    Values,
+    has_returned,
+    is_run_over,
+    is_still_deferred,
+    is_taken_over,
+    runs_again,
+    wait_out_airflow_72716,
+)
 
 RECORD_VERSION = 1
 LONGEST_RESULT = 2**14
@@ -52,8 +55,7 @@ class GpuPodTrigger(Recorded):
     a worker starts; its text is left out if it is longer than LONGEST_RESULT, or could not be read. It never raises: an
     exception in a trigger would lose its type.
 
-    A cluster that cannot be reached, or opened, is retried until the pod's deadline. A record of a later release is
-    handed back to a worker, which continues with the same pod: see `records`.
+    A cluster that cannot be reached, or opened, is retried until the pod's deadline.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
@@ -67,6 +69,8 @@ class GpuPodTrigger(Recorded):
             setback) and "extra" (more entries for the event).
     """
 
+    record_version = RECORD_VERSION
+
     def __init__(self, record: Values) -> None:
         super().__init__(record)
         self._connection = AsyncExitStack()
@@ -76,26 +80,20 @@ class GpuPodTrigger(Recorded):
         self._own: set[str] = set()
         self._kept = KeptLines(lambda *line: self.log.log(*line))
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait for the pod's end and yield it."""
-        if is_of_later_release(self.record, RECORD_VERSION):
-            await wait_out_airflow_72716(self.record["deferred_at"])
-            event = {**(self.record.get("extra") or {}), **handed_back(self.record, RECORD_VERSION)}
-            yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-            return
+    @cached_property
+    def _pool(self) -> GpuPool:
+        return deserialize_pool(self.record["pool"])
+
+    async def _event(self) -> Values:
         wait = self._wait()
         await asyncio.sleep(self.record.get("pause") or 0.0)
         outcome = await self._outcome(wait)
-        await wait_out_airflow_72716(self.record["deferred_at"])
         outcome = replace(outcome, logs=await self._logs_so_far())
         if self.record.get("has_next") and self._may_be_preempted(outcome):
             outcome = replace(outcome, lines=self._kept.packed())
         if self._gpus is not None:
             outcome = replace(outcome, gpu_use=self._gpus.use)
-        await self.undo_if_nobody_waits()
-        await self.cleanup()  # nobody else does in a dag.test(), whose loop then ends with the connection open
-        event = {**(self.record.get("extra") or {}), **outcome.to_record()}
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+        return outcome.to_record()
 
     def _wait(self) -> AttemptWait:
         return read_wait(self.record["kind"], self.record["wait"])
@@ -119,7 +117,7 @@ class GpuPodTrigger(Recorded):
             return WaitOutcome.of_failure(wait, failed)
 
     async def _watch(self, wait: AttemptWait, narrator: Narrator) -> Progress:
-        pool, kind, log = deserialize_pool(self.record["pool"]), run_kind_of(wait), self._kept.log
+        kind, log = run_kind_of(wait), self._kept.log
         if self._api is None:
             # Kept until `cleanup`, which follows `on_kill`: that has little time, and finding a cluster takes some.
             self._api = await self._connection.enter_async_context(self._connected())
@@ -129,14 +127,14 @@ class GpuPodTrigger(Recorded):
             self._gpus = GpuSampler(self._api, wait, report=report, warn=warn)
         owner = self.record["owner"]
         async with logs, self._gpus as gpus:
-            progress = await follow(kind, self._api, pool, logs, gpus, log, owner=owner, narrator=narrator)
+            progress = await follow(kind, self._api, self._pool, logs, gpus, log, owner=owner, narrator=narrator)
             await wait_out_airflow_72716(self.record["deferred_at"])
         return progress
 
     def _may_be_preempted(self, outcome: WaitOutcome) -> bool:
         """Return True unless it has certainly not been: a worker asks the cloud, which may have taken its machine."""
         has_succeeded = outcome.error is None
-        return not has_succeeded or (not outcome.result and may_be_spot(deserialize_pool(self.record["pool"])))
+        return not has_succeeded or (not outcome.result and may_be_spot(self._pool))
 
     def _to_stream(self) -> dict[str, Any] | None:
         """Return what is to be streamed: from where this trigger has got to, or the record says."""
@@ -206,8 +204,6 @@ class GpuPodTrigger(Recorded):
 
     async def _release(self) -> None:
         """Release the pod's node if no ScaleDownSensor will: the run is over, or no demand covers the pod."""
-        if "key" not in self.record:
-            return
         key = DemandKey(**self.record["key"])
         try:
             async with self._connected() as api:
@@ -217,24 +213,23 @@ class GpuPodTrigger(Recorded):
         except GpuError as error:
             self.log.error("Nodes of pool %s may keep running: whose they are is not known: %s", key.pool, error)
             return
-        pool, holder = deserialize_pool(self.record["pool"]), f"{self.record['holder']}+trigger"
-        opened = partial(open_pool, pool, owner=self.record["owner"], holder=holder, report=self.log.info)
+        holder = f"{self.record['holder']}+trigger"
+        opened = partial(open_pool, self._pool, owner=self.record["owner"], holder=holder, report=self.log.info)
         await in_thread(release_quietly, opened, key, log=self.log, own=self._own or {self._wait().uid})
 
     def _note_use(self, pod: Json) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""
-        pool, use = deserialize_pool(self.record["pool"]), self._gpus.use if self._gpus is not None else None
+        use = self._gpus.use if self._gpus is not None else GpuUse()
         record_pods(
-            lambda: cluster_access(pool).api_client(),
+            lambda: cluster_access(self._pool).api_client(),
             [pod],
             self.log.warning,
-            computed=use.mean / 100 if use is not None and use.mean is not None else None,
-            sampled=sampled_time(use) if use is not None else timedelta(),
+            computed=use.mean / 100 if use.mean is not None else None,
+            sampled=sampled_time(use),
         )
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
-        pool = deserialize_pool(self.record["pool"])
-        return connected(pool.cluster_identity, lambda: cluster_access(pool))
+        return connected(self._pool.cluster_identity, lambda: cluster_access(self._pool))
 
     async def cleanup(self) -> None:
         """Close the connection to the cluster."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_gpu_provider.addons.device_plugin import GpusWait
@@ -18,9 +18,13 @@ from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-from airflow_gpu_provider.triggers.deferral_delay import has_returned
-from airflow_gpu_provider.triggers.record import RecordTrigger
-from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
+from airflow_gpu_provider.triggers.record import (
+    RecordTrigger,
+    has_returned,
+    is_run_over,
+    is_still_deferred,
+    may_need_it,
+)
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.wait.pool_loop import Write
@@ -40,12 +44,12 @@ class PoolRecord(TriggerRecord):
 
 
 class _PoolTrigger(RecordTrigger):
-    """What both triggers share: the pool is reconciled until the wait is over."""
+    """Reconciles the pool until the wait is over."""
 
     record_version = RECORD_VERSION
     every: ClassVar[float]
 
-    @property
+    @cached_property
     def _row(self) -> PoolRecord:
         return PoolRecord.from_record(self.record)
 

@@ -69,7 +69,7 @@ def pool(engines_sandbox: Sandbox) -> Iterator[KubernetesGpuPool]:
         for name, value in engines_sandbox.env().items():
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
         yield pool
 

@@ -37,7 +37,7 @@ def cluster(started: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
     for name, value in started.sandbox.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     yield started
     started.clear()
 

@@ -152,7 +152,7 @@ def env(gpu_sandbox: Sandbox) -> Iterator[None]:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 @pytest.fixture

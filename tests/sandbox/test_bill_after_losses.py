@@ -39,7 +39,7 @@ SCRIPT = f'echo "$AIRFLOW_GPU_ATTEMPT"; if [ "$AIRFLOW_GPU_ATTEMPT" != 3 ]; then
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 def enter(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def env(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in gpu_sandbox.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 class Night:

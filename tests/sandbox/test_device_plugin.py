@@ -174,7 +174,7 @@ def test_plugin_that_never_registers_names_node_and_last_words(
     deferrable: bool,
 ) -> None:
     monkeypatch.setattr(device_plugin, "_BLOCK_FIRST", timedelta(seconds=1))
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     gpu_sandbox.faults.device_plugin_never_ready = True
     gpu_sandbox.agent.set_device_plugin_ready(False)
     try:
@@ -202,7 +202,7 @@ def test_slow_plugin_is_waited_for_in_the_triggerer(
     pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_plugin, "_BLOCK_FIRST", timedelta(seconds=1))
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     gpu_sandbox.faults.device_plugin_never_ready = True
     gpu_sandbox.agent.set_device_plugin_ready(False)
     task = plugin(pool)

@@ -121,7 +121,7 @@ def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
         for name, value in gpu_sandbox.env().items():
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         # The triggers of older KubernetesPodOperators refuse this one beside the connection's.
         patch.delenv("KUBECONFIG")
         core = client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))

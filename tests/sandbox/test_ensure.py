@@ -196,7 +196,7 @@ def test_a_deferred_wait_is_ended_by_its_timeout_and_not_by_its_execution_timeou
     gpu_sandbox: Sandbox, slow: EksGpuPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow counts the latter for each leg in a worker, and the triggerer is told of the former."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     operator = EnsureGpuPoolOperator(
         task_id="ensure", gpu_pool=slow, timeout=timedelta(seconds=6), execution_timeout=timedelta(minutes=5)
     )

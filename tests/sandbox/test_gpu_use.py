@@ -30,7 +30,7 @@ SAMPLED_EVERY = 0.5
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.training.watch.gpu_sampler.SAMPLE_EVERY", SAMPLED_EVERY)
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ spec:
 def enter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sandbox], client.ApiClient]]:
     """Points this test's clients at a sandbox."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     apis: list[client.ApiClient] = []
 
     def enter(sandbox: Sandbox) -> client.ApiClient:

@@ -49,7 +49,7 @@ def core(project: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.C
         monkeypatch.setenv(f"AIRFLOW_VAR_GPU_{name}", value)
     monkeypatch.setenv("AIRFLOW_VAR_SMOKE_IMAGE", "nvidia/cuda:12.8.1-base-ubuntu24.04")
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     monkeypatch.setattr(kubernetes_engine.GKEHook, "get_cluster_manager_client", lambda hook: manager(project))
     monkeypatch.setattr(kubernetes_engine, "OPERATIONAL_POLL_INTERVAL", 0.2)
     with config.new_client_from_config(str(project.kubeconfig)) as api:

@@ -36,7 +36,7 @@ def on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[cl
     for name, value in variables.items():
         monkeypatch.setenv(f"AIRFLOW_VAR_{name}", value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     try:
         with config.new_client_from_config(str(gke_sandbox.kubeconfig)) as api:
             yield api

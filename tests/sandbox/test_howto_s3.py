@@ -40,7 +40,7 @@ def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
         extra = {"kube_config_path": os.environ["KUBECONFIG"]}
         patch.setenv("AIRFLOW_CONN_BARE_METAL", json.dumps({"conn_type": "kubernetes", "extra": extra}))
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
         gpu_sandbox.agent.add_node(NodeSpec(name=NODE, labels={"gpus": "true"}, gpus=4))
         eventually(lambda: [node for node in core.list_node().items if node.metadata.name == NODE and is_ready(node)])

@@ -33,7 +33,7 @@ def core(gpu_sandbox: Sandbox, gpu_sandbox_env: dict[str, str], monkeypatch: pyt
     monkeypatch.setenv("AIRFLOW_VAR_GPU_CLUSTER", gpu_sandbox.cluster_name)
     monkeypatch.setenv("AIRFLOW_VAR_GPU_REGION", gpu_sandbox.region)
     monkeypatch.setenv("AIRFLOW_VAR_FLEET_IMAGE", "nvidia/cuda:12.8.1-base-ubuntu24.04")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     return client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
 
 

@@ -24,7 +24,7 @@ OUT_OF_MEMORY = (
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.sandbox.running import context_of, copy_of, eventually, first_event, 
 @pytest.fixture(scope="module")
 def env(env: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         yield
 
 

@@ -47,7 +47,7 @@ def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
 @pytest.fixture
 def core(pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.CoreV1Api]:
     """The cluster, as its administrator; pods that a test left are deleted. Nobody here is to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     yield core
     core.delete_collection_namespaced_pod("default", grace_period_seconds=0)

@@ -67,7 +67,7 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
 def now() -> Iterator[None]:
     """Nothing is waited for that only a real night has to wait for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         patch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
         yield
 

@@ -43,7 +43,7 @@ FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 @pytest.fixture(scope="module")
 def env(env: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         patch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
         yield
 

@@ -27,7 +27,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 def here(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Airflow's default Kubernetes connection leads to a cluster with Karpenter, and triggers send at once."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     for name, value in gpu_sandbox.env().items():
         monkeypatch.setenv(name, value)
     install_karpenter(gpu_sandbox)

@@ -90,7 +90,7 @@ NIGHTS = {
 def here(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow's default Kubernetes connection leads to the sandbox, and triggers send their events at once."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     for name, value in gpu_sandbox.env().items():
         monkeypatch.setenv(name, value)
 

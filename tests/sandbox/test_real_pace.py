@@ -36,7 +36,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in sandbox.env().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     name, connection, user = _on_eks(sandbox) if sandbox.platform == "eks" else _on_gke(sandbox)
     monkeypatch.setenv(name, json.dumps(connection))
     sandbox.authenticator.access_entries[user] = [GROUP]

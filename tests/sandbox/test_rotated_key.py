@@ -124,7 +124,7 @@ class TokenFile:
 def renewed(
     gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Key | TokenFile]:
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     renewed = request.param(gpu_sandbox, monkeypatch)
     yield renewed
     renewed.delete()

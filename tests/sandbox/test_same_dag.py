@@ -54,7 +54,7 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sandbox], None]:
     """Points this test's clients at a sandbox."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
     def enter(sandbox: Sandbox) -> None:
         for name, value in sandbox.env().items():

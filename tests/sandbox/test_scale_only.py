@@ -61,7 +61,7 @@ USER_DATA = "/etc/eks/bootstrap.sh k8s --kubelet-extra-args '--node-labels=owner
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 def give_roles(administrator: client.ApiClient, *files: str) -> None:

@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back off for seconds instead of minutes, and send events at once: there is no scheduler to be patient for."""
     monkeypatch.setattr(backoff, "FIRST", timedelta(seconds=8))
     monkeypatch.setattr(backoff, "LONGEST", timedelta(seconds=16))
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
 
 

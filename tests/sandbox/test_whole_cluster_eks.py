@@ -43,7 +43,7 @@ def account(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> Iterator[dict
         for name, value in {**env, **{f"AIRFLOW_VAR_{name}": value for name, value in variables.items()}}.items():
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
         yield env
 
 

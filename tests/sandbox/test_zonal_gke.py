@@ -16,7 +16,7 @@ def test_a_night_bears_that_the_first_autoscaled_node_pool_takes_the_control_pla
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
     timings = GoogleTimings(node_pool_create=0.3, driver=0.5, control_plane_restart=3.0, stale=0.0)
     zone = "us-central1-a"
     with Sandbox(platform="gke", location=zone, zones=[zone], boot_seconds=0.5, timings=timings) as sandbox:

@@ -53,7 +53,7 @@ def airflow_reaches(kubeconfig: Path, patch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
     patch.setenv("AIRFLOW_CONN_BARE_METAL", json.dumps(connection))
     patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    patch.setattr("airflow_gpu_provider.triggers.deferral_delay.EVENT_AFTER_SECONDS", 0)
+    patch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
 
 
 class NodeChecks:

@@ -27,7 +27,7 @@ from airflow_gpu_provider.scaling.wait import pool_loop, wait_loop
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor, _released
-from airflow_gpu_provider.triggers import deferral_delay
+from airflow_gpu_provider.triggers import record
 from tests.sandbox.running import context_of, copy_of, first_event
 from tests.unit.scaling.pools import NOW, A, B, groups, key, machine, pool, snapshot
 
@@ -86,7 +86,7 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
 
     monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
     monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
-    monkeypatch.setattr(deferral_delay, "EVENT_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(record, "EVENT_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(pool_loop, "watching", _refuses)
     return use
 

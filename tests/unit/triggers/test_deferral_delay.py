@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.triggers.deferral_delay import has_returned
+from airflow_gpu_provider.triggers.record import has_returned
 
 
 @pytest.mark.parametrize(
