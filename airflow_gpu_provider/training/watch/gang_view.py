@@ -1,4 +1,4 @@
-"""OneGang: how a gang is waited for, and GangView: what the watches show of it."""
+"""GangView: what the watches show of a gang, and OneGang: how it is waited for."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs, shown_as
 from airflow_gpu_provider.training.log.trigger_log import Log
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.object_view import ObjectView, pods_of
 from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
-from airflow_gpu_provider.training.watch.view import OnPod, View
+from airflow_gpu_provider.training.watch.view import OnPod
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog
@@ -40,61 +41,11 @@ if TYPE_CHECKING:
 _STOPPED_WITHIN = 30.0  # seconds, Kubernetes' default grace period; what a rank prints goes with its pod
 
 
-@dataclass(frozen=True)
-class OneGang(RunKind):
-    """Its other ranks are ended as soon as one has failed and their logs are read: a worker starts seconds later."""
-
-    wait: GangWait
-
-    @property
-    def wants(self) -> dict[Resource, str]:
-        return GangView.wants(self.wait)
-
-    def view(
-        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
-    ) -> View:
-        return GangView(self.wait, pool, feed, on_pod, silence)
-
-    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
-        hears_all = self.wait.hang_seconds is not None
-        if task_log is None:
-            return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all)
-
-        def write_line(rank: Rank) -> WriteLine:
-            return replace(task_log, shown_as=partial(shown_as, rank=rank, base=self.wait.base_container)).write_line
-
-        return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all, write_line=write_line, alone=True)
-
-    async def pods(self, api: AsyncApi) -> list[Json]:
-        return await pods_of(self.wait, api)
-
-    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
-        if progress.error is not None:
-            await self._end_ranks(api, logs, log, had_pods=bool((progress.result or {}).get("pods")))
-
-    async def _end_ranks(self, api: AsyncApi, logs: Logs, log: Log, *, had_pods: bool) -> None:
-        """Have the running ranks deleted; those that have ended stay, and can be read.
-
-        If a log is not followed, the ranks are left to the worker that reads it.
-        """
-        await logs.drain(LAST_WORDS_WITHIN)
-        if not logs.is_whole:
-            return
-        body = {"metadata": {"uid": self.wait.uid}, "spec": {"parallelism": 0}}
-        try:
-            if await api.patch(self.wait.path, body) and had_pods:
-                log(logging.INFO, "%s", "The ranks that still run are ended.")
-        except GpuError as error:
-            log(logging.WARNING, "The ranks that still run are left to a worker: %s", error)
-            return
-        await logs.drain(_STOPPED_WITHIN)
-
-
 class GangView(ObjectView[int]):
     """What the feed has reported about one gang.
 
     All ranks share one watch of pods and one of events, with all gangs of the namespace. Until the gang is admitted,
-    the pool's loop reconciles the pool, and admits it. `silence` as RunKind.view has it.
+    the pool's loop reconciles the pool, and admits it.
     """
 
     queues_pods = False  # it is admitted when its nodes are free
@@ -106,16 +57,14 @@ class GangView(ObjectView[int]):
         pool: GpuPool,
         feed: Feed,
         on_pod: OnPod | None = None,
-        silence: Callable[[], Silence | None] | None = None,
+        silence: Callable[[], Silence | None] = lambda: None,
     ) -> None:
-        super().__init__(wait, pool, feed, on_pod, wants=self.wants(wait))
+        super().__init__(wait, pool, feed, on_pod, silence)
         self.is_admitted_here = not wait.queue
-        self._silence = silence
         self._gang = f"{wait.namespace}/{wait.name}"
 
-    @staticmethod
-    def wants(wait: GangWait) -> dict[Resource, str]:
-        """Return what to watch."""
+    @classmethod
+    def wants(cls, wait: AttemptWait) -> dict[Resource, str]:
         namespace = wait.namespace
         own = (gangs(namespace), gang_pods(namespace), gang_events(namespace), job_events(namespace))
         return dict.fromkeys(own, wait.name)
@@ -172,7 +121,7 @@ class GangView(ObjectView[int]):
             is_queued=is_queued,
             queued_at=self._queued_at if self._knows_nodes else now,
             no_capacity=self.pool_updates.gang_shortages.get(self._gang) or self.pool_updates.no_capacity,
-            silence=self._silence() if self._silence else None,
+            silence=self._silence(),
         )
 
     def _waits_its_turn(self) -> bool:
@@ -182,3 +131,45 @@ class GangView(ObjectView[int]):
         if not self.is_admitted_here:
             return not self._queue.is_absent
         return not provisioning_class(self._pool) and len(self._nodes.ready()) >= self._wait.nodes
+
+
+@dataclass(frozen=True)
+class OneGang(RunKind):
+    """Its other ranks are ended as soon as one has failed and their logs are read: a worker starts seconds later."""
+
+    wait: GangWait
+    view_type = GangView
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
+        hears_all = self.wait.hang_seconds is not None
+        if task_log is None:
+            return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all)
+
+        def write_line(rank: Rank) -> WriteLine:
+            return replace(task_log, shown_as=partial(shown_as, rank=rank, base=self.wait.base_container)).write_line
+
+        return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all, write_line=write_line, alone=True)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        return await pods_of(self.wait, api)
+
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        if progress.error is not None:
+            await self._end_ranks(api, logs, log, had_pods=bool((progress.result or {}).get("pods")))
+
+    async def _end_ranks(self, api: AsyncApi, logs: Logs, log: Log, *, had_pods: bool) -> None:
+        """Have the running ranks deleted; those that have ended stay, and can be read.
+
+        If a log is not followed, the ranks are left to the worker that reads it.
+        """
+        await logs.drain(LAST_WORDS_WITHIN)
+        if not logs.is_whole:
+            return
+        body = {"metadata": {"uid": self.wait.uid}, "spec": {"parallelism": 0}}
+        try:
+            if await api.patch(self.wait.path, body) and had_pods:
+                log(logging.INFO, "%s", "The ranks that still run are ended.")
+        except GpuError as error:
+            log(logging.WARNING, "The ranks that still run are left to a worker: %s", error)
+            return
+        await logs.drain(_STOPPED_WITHIN)

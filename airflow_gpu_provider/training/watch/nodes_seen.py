@@ -153,7 +153,7 @@ class DirectReads:
         return Answer(raw if raw is not None and raw["metadata"]["uid"] == uid else None)
 
     def forget(self, path: str) -> None:
-        """Drop what was found: there is news of this object, and the next `ask` is done."""
+        """Drop what was found: there is news of this object, and the next `get` asks again."""
         self._due.pop(path, None)
         self.failures.pop(path, None)
 

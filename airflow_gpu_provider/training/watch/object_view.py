@@ -1,6 +1,6 @@
 """ObjectView: what the watches show of an object and its pods, and how often the task's log reports it.
 
-WorkloadView is the one of a workload, OneWorkload how a workload is waited for.
+WorkloadView is the one of a workload, and OneWorkload how a workload is waited for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs
 from airflow_gpu_provider.training.log.trigger_log import Log
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R, WorkloadState
 from airflow_gpu_provider.training.wait.start_advice import RefusedPods
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
 class ObjectView(View, Generic[R]):
     """What the feed has reported about one object, its pods, their events, and its pool's nodes.
 
-    Args:
-        wants: What to watch: the objects, their pods, the events about these, and those about Jobs.
+    A subclass wants to watch the objects, their pods, the events about these, and those about Jobs, in this order.
     """
 
     shortest = 0.1
@@ -52,10 +52,15 @@ class ObjectView(View, Generic[R]):
     _object: WorkloadState | None = None
 
     def __init__(
-        self, wait: ObjectWait[R], pool: GpuPool, feed: Feed, on_pod: OnPod | None, *, wants: Iterable[Resource]
+        self,
+        wait: ObjectWait[R],
+        pool: GpuPool,
+        feed: Feed,
+        on_pod: OnPod | None = None,
+        silence: Callable[[], Silence | None] = lambda: None,
     ) -> None:
-        super().__init__(wait, pool, feed, on_pod)
-        self._objects, self._pods, _, job_events = wants
+        super().__init__(wait, pool, feed, on_pod, silence)
+        self._objects, self._pods, _, job_events = self.wants(wait)
         self._pace = Pace()
         self._refused = RefusedPods(job_events, self._is_own_job)
         self._was_admitted = False
@@ -218,41 +223,16 @@ async def pods_of(wait: ObjectWait[R], api: AsyncApi) -> list[Json]:
     return [pod for pod in found.get("items") or () if wait.rank_of(pod) is not None]
 
 
-@dataclass(frozen=True)
-class OneWorkload(RunKind):
-    wait: WorkloadWait
-
-    @property
-    def wants(self) -> dict[Resource, str]:
-        return WorkloadView.wants(self.wait)
-
-    def view(
-        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
-    ) -> View:
-        return WorkloadView(self.wait, pool, feed, on_pod)
-
-    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
-        return ObjectLogs(api, self.wait, wanted, log, alone=task_log is not None)
-
-    async def pods(self, api: AsyncApi) -> list[Json]:
-        return await pods_of(self.wait, api)
-
-    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
-        await logs.drain(LAST_WORDS_WITHIN)
-
-
 class WorkloadView(ObjectView[str]):
     """What the feed has reported about one workload, which its own controller, or Kueue, admits."""
 
     _wait: WorkloadWait
     _ended_at: datetime | None = None
 
-    def __init__(self, wait: WorkloadWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
-        super().__init__(wait, pool, feed, on_pod, wants=self.wants(wait))
-
-    @staticmethod
-    def wants(wait: WorkloadWait) -> dict[Resource, str]:
-        """Return what to watch: the objects of the kind, the pods of workloads, and events about any pods and Jobs."""
+    @classmethod
+    def wants(cls, wait: AttemptWait) -> dict[Resource, str]:
+        """Return the objects of the kind, the pods of workloads, and events about any pods and Jobs."""
+        assert isinstance(wait, WorkloadWait)
         own = {workloads(wait.path.rpartition("/")[0]): wait.name, workload_pods(wait.namespace): wait.task}
         return {**own, all_pod_events(wait.namespace): "", all_job_events(wait.namespace): ""}
 
@@ -280,3 +260,18 @@ class WorkloadView(ObjectView[str]):
             evicted=self._queue.evicted or self._evicted,
             refused=self._refused.now() if not self._newest() else None,
         )
+
+
+@dataclass(frozen=True)
+class OneWorkload(RunKind):
+    wait: WorkloadWait
+    view_type = WorkloadView
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
+        return ObjectLogs(api, self.wait, wanted, log, alone=task_log is not None)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        return await pods_of(self.wait, api)
+
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        await logs.drain(LAST_WORDS_WITHIN)

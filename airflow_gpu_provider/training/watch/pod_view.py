@@ -1,4 +1,4 @@
-"""OnePod: how a single pod is waited for, and PodView: what the watches show of it."""
+"""PodView: what the watches show of a single pod, and OnePod: how it is waited for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
@@ -31,35 +32,8 @@ _EVENTS_SHOWN_WITHIN = timedelta(seconds=2)
 """How long the end of the wait waits for the events, which have a watch of their own."""
 
 
-@dataclass(frozen=True)
-class OnePod(RunKind):
-    wait: PodWait
-
-    @property
-    def wants(self) -> dict[Resource, str]:
-        return PodView.wants(self.wait)
-
-    def view(
-        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
-    ) -> View:
-        return PodView(self.wait, pool, feed, on_pod, silence)
-
-    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> PodLogs:
-        if task_log is None:
-            return PodLogs(api, self.wait, wanted, log)
-        return PodLogs(api, self.wait, wanted, log, write=task_log.write_line, alone=True)
-
-    async def pods(self, api: AsyncApi) -> list[Json]:
-        pod = await api.get(self.wait.path)
-        return [pod] if pod and pod["metadata"]["uid"] == self.wait.uid else []
-
-    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
-        if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
-            await logs.drain(LAST_WORDS_WITHIN)
-
-
 class PodView(View):
-    """What the feed has reported about one pod, its events and its pool's nodes; `silence` as RunKind.view has it."""
+    """What the feed has reported about one pod, its events and its pool's nodes."""
 
     _wait: PodWait
 
@@ -69,10 +43,9 @@ class PodView(View):
         pool: GpuPool,
         feed: Feed,
         on_pod: OnPod | None = None,
-        silence: Callable[[], Silence | None] | None = None,
+        silence: Callable[[], Silence | None] = lambda: None,
     ) -> None:
-        super().__init__(wait, pool, feed, on_pod)
-        self._silence = silence
+        super().__init__(wait, pool, feed, on_pod, silence)
         self._pods = pods(wait.namespace)
         self._synced = False
         self._pod_events = pod_events(wait.namespace)
@@ -81,9 +54,8 @@ class PodView(View):
         self._requests: NodeSize | None = None
         self._looked_at = False
 
-    @staticmethod
-    def wants(wait: PodWait) -> dict[Resource, str]:
-        """Return what to watch."""
+    @classmethod
+    def wants(cls, wait: AttemptWait) -> dict[Resource, str]:
         return dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
 
     @property
@@ -150,7 +122,7 @@ class PodView(View):
             too_large=self._too_large() if self.waits_for_node else None,
             admitted_at=self._queue.admitted_at,
             queued=self._queue.in_words,
-            silence=self._silence() if self._silence else None,
+            silence=self._silence(),
             notes=self._remarks,
         )
 
@@ -183,3 +155,22 @@ class PodView(View):
         except PodUnschedulable as error:
             return error
         return None
+
+
+@dataclass(frozen=True)
+class OnePod(RunKind):
+    wait: PodWait
+    view_type = PodView
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> PodLogs:
+        if task_log is None:
+            return PodLogs(api, self.wait, wanted, log)
+        return PodLogs(api, self.wait, wanted, log, write=task_log.write_line, alone=True)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        pod = await api.get(self.wait.path)
+        return [pod] if pod and pod["metadata"]["uid"] == self.wait.uid else []
+
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
+            await logs.drain(LAST_WORDS_WITHIN)

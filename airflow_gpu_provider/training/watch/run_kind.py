@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import Feed
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import Resource
-from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence
-from airflow_gpu_provider.training.watch.view import OnPod, View
+from airflow_gpu_provider.training.watch.view import View
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog
@@ -50,17 +46,7 @@ class RunKind(ABC):
     """What an attempt runs, as those see it that wait for it. What its wait decides from all that is the wait's own."""
 
     wait: AttemptWait
-
-    @property
-    @abstractmethod
-    def wants(self) -> dict[Resource, str]:
-        """What to watch."""
-
-    @abstractmethod
-    def view(
-        self, pool: GpuPool, feed: Feed, on_pod: OnPod | None, silence: Callable[[], Silence | None] | None
-    ) -> View:
-        """Return what the watches show; `silence` returns for how long it has printed nothing."""
+    view_type: ClassVar[type[View]]
 
     @abstractmethod
     def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> Logs:

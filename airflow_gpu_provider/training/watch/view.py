@@ -22,6 +22,7 @@ from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
 from airflow_gpu_provider.training.watch.nodes_seen import AFTER_FAILURE, NEW, DirectReads, NodesSeen
@@ -37,7 +38,7 @@ class View(ABC):
     """What the feed has reported about the object of the wait, its pods, their events, and its pool's nodes.
 
     A watch by labels says of what lost its label what it says of what was deleted. So what is not shown, or not shown
-    any more, is asked for, and is gone once the API server says so (see `unshown`): the object, its pods, their nodes.
+    any more, is asked for, and is gone once the API server says so (see DirectReads).
 
     A subclass says what else to watch (`wants`), steps the wait with it (`look`), and says when the pool has to be
     reconciled (`needs_pool_loop`), and why nothing can be observed, once that has lasted (`refusal`).
@@ -47,6 +48,7 @@ class View(ABC):
         pool: The rendered spec.
         feed: The source of changes.
         on_pod: Called with each state of a pod, and its JSON.
+        silence: Returns for how long it has printed nothing.
 
     Attributes:
         is_admitted_here: The pool's loop admits it while it is suspended; otherwise Kueue or its controller does.
@@ -61,11 +63,19 @@ class View(ABC):
     end_together: ClassVar[bool] = False
     _pods: Resource
 
-    def __init__(self, wait: AttemptWait, pool: GpuPool, feed: Feed, on_pod: OnPod | None = None) -> None:
+    def __init__(
+        self,
+        wait: AttemptWait,
+        pool: GpuPool,
+        feed: Feed,
+        on_pod: OnPod | None = None,
+        silence: Callable[[], Silence | None] = lambda: None,
+    ) -> None:
         self._wait = wait
         self._pool = pool
         self._feed = feed
         self._on_pod = on_pod
+        self._silence = silence
         self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
         self._patience = Tolerance(
             wait.deadline, worked=True
@@ -89,6 +99,11 @@ class View(ABC):
     def last_seen(self) -> tuple[Json, ...]:
         """The JSON of its pods, as last seen; of several for one rank, the newest's."""
         return tuple(self._raw.values())
+
+    @classmethod
+    @abstractmethod
+    def wants(cls, wait: AttemptWait) -> dict[Resource, str]:
+        """Return what to watch, besides the pool's nodes and Kueue's queue."""
 
     @abstractmethod
     def look(self, now: datetime) -> tuple[Progress, datetime]:

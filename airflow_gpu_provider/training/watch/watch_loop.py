@@ -89,7 +89,7 @@ async def watch(
     narrator: Narrator,
     open_access: Callable[[], ClusterAccess] | None = None,
     on_pod: OnPod | None = None,
-    silence: Callable[[], Silence | None] | None = None,
+    silence: Callable[[], Silence | None] = lambda: None,
 ) -> Progress:
     """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
 
@@ -109,10 +109,10 @@ async def watch(
     """
     wait = kind.wait
     queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
-    wants = {**kind.wants, **queue.wants(), **pool_nodes(pool.node_selector)}
+    wants = {**kind.view_type.wants(wait), **queue.wants(), **pool_nodes(pool.node_selector)}
     open_access = open_access or partial(cluster_access, pool)
     async with watching(pool.cluster_identity, open_access, wants) as feed:
-        view = kind.view(pool, feed, on_pod, silence)
+        view = kind.view_type(wait, pool, feed, on_pod, silence)
         try:
             while True:
                 now = await feed.api.now()
