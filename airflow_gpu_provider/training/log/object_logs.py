@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
@@ -29,6 +29,27 @@ from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 def shown_as(container: str, *, rank: Rank, base: str) -> str:
     """Return what a rank's container is called in the task's log."""
     return in_words(rank) if container == base else f"{in_words(rank)} {container}"
+
+
+class Logs(Protocol):
+    """The streams of the pods' logs."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def follow(self, pod: PodState, raw: Json, rank: Rank) -> None: ...
+
+    async def drain(self, seconds: float) -> None: ...
+
+    def rest(self) -> Json: ...
+
+    async def safe_rest(self) -> Json: ...
+
+    @property
+    def is_whole(self) -> bool: ...
+
+    def silence(self) -> Silence | None: ...
 
 
 EACH = ["*"]

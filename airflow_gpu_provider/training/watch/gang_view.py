@@ -25,15 +25,14 @@ from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
-from airflow_gpu_provider.training.log.object_logs import ObjectLogs, shown_as
+from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs, shown_as
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.object_view import ObjectView, pods_of
-from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
-from airflow_gpu_provider.training.watch.view import OnPod
+from airflow_gpu_provider.training.watch.view import OnPod, RunKind, Wanted
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog

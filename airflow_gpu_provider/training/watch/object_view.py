@@ -26,15 +26,14 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
-from airflow_gpu_provider.training.log.object_logs import ObjectLogs
+from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R, WorkloadState
 from airflow_gpu_provider.training.wait.start_advice import RefusedPods
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
-from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
-from airflow_gpu_provider.training.watch.view import LONGEST, OnPod, View
+from airflow_gpu_provider.training.watch.view import LONGEST, OnPod, RunKind, View, Wanted
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog

@@ -17,13 +17,13 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
+from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
-from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind, Wanted
-from airflow_gpu_provider.training.watch.view import OnPod, View
+from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View, Wanted
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog

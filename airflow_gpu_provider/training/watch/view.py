@@ -1,4 +1,7 @@
-"""View: what the watches show of the object of a wait, its pods and its pool's nodes; and what they do not show."""
+"""View: what the watches show of the object of a wait, its pods and its pool's nodes; and what they do not show.
+
+RunKind: what else is its own of a pod, a gang and a workload while it runs; in a worker and in a triggerer.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
@@ -18,6 +22,8 @@ from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.training.log.object_logs import Logs
+from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
@@ -26,6 +32,10 @@ from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
 from airflow_gpu_provider.training.watch.nodes_seen import AFTER_FAILURE, NEW, DirectReads, NodesSeen
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.log.task_log import TaskLog
+
 
 OnPod = Callable[[PodState, Json, Rank], None]
 """Takes a pod, its JSON, and which of the pods it is; a single one is 0."""
@@ -347,3 +357,26 @@ class View(ABC):
     def _selector(self, uid: str) -> Mapping[str, str]:
         selector: Mapping[str, str] = (self._raw[uid].get("spec") or {}).get("nodeSelector") or {}
         return selector
+
+
+Wanted = Json | None
+"""What of the logs is streamed: see PodLogs."""
+
+
+class RunKind(ABC):
+    """What an attempt runs, as those see it that wait for it. What its wait decides from all that is the wait's own."""
+
+    wait: AttemptWait
+    view_type: ClassVar[type[View]]
+
+    @abstractmethod
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> Logs:
+        """Return the streams of the pods' logs; in a worker they are written as its `task_log` says."""
+
+    @abstractmethod
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        """Return its pods, as JSON."""
+
+    @abstractmethod
+    async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
+        """Do what is urgent when the wait is over, while the logs are still streamed."""

@@ -20,6 +20,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.training.wait.first_failure import Rank
@@ -32,8 +33,7 @@ from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from airflow_gpu_provider.training.watch.kueue import KueueQueue
 from airflow_gpu_provider.training.watch.object_view import OneWorkload
 from airflow_gpu_provider.training.watch.pod_view import OnePod
-from airflow_gpu_provider.training.watch.run_kind import Logs, RunKind
-from airflow_gpu_provider.training.watch.view import OnPod, View
+from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View
 
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
