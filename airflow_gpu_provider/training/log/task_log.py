@@ -29,7 +29,7 @@ from airflow_gpu_provider.cluster.rest import TIMEOUT
 from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.log.followed_log import REPEATED, ROTATED, WriteLine
-from airflow_gpu_provider.training.log.secrets import masked_words
+from airflow_gpu_provider.training.log.trigger_log import masked_words
 from airflow_gpu_provider.training.wait.end import end_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""What a trigger knows of the log that it has written: what was read of it, its last lines, and up to where it is kept.
+"""What a trigger knows of the log that it writes: what was read of it, its last lines, up to where it is kept, and what
+is secret in it.
 
 Airflow 3.3's triggerer is two processes. The one that runs triggers sends their lines through a socket to the other,
 its supervisor, which writes them into the tasks' logs; a line that it reads after it was told that the trigger is done
@@ -7,6 +8,10 @@ machine that is seconds of lines. The supervisor reads at least 4 KiB of lines b
 (supervisor.py, make_buffered_socket_reader), so enough requests prove that it has read everything. Without that proof
 lines are lost, not repeated: those on their way when the trigger's event overtakes them, or when their triggerer is
 killed, are in no task's log, and the position that was handed on is behind them.
+
+It has no secrets: a worker knows those that it has rendered into a pod, and masks them in the log; a trigger that
+streams the pod's log does not know them, and its arguments are stored in plain text in Airflow's database. So it gets
+the texts as Airflow shows them, secrets masked, and finds the secrets by comparing them with the pod that it watches.
 """
 
 from __future__ import annotations
@@ -16,10 +21,11 @@ import base64
 import json
 import logging
 import math
+import re
 import time
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +35,7 @@ from airflow.sdk.log import amask_secret
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 
 _READ_EACH_TIME = 4096
@@ -223,3 +230,40 @@ class PositionSaver:
     async def _save(self) -> None:
         text = json.dumps(self.safe, separators=(",", ":"))
         await self._api.annotate(self._path, uid=self._uid, annotations={POSITIONS: text})
+
+
+MASK = "***"
+
+
+def masked_words(pod: Json, redact: Callable[[str], str]) -> dict[str, str]:
+    """Return the texts that contain a secret, masked, by their place in the pod.
+
+    Args:
+        pod: As JSON.
+        redact: Returns a text with MASK in place of each secret.
+    """
+    masked = {place: redact(text) for place, text in _words(pod)}
+    return {place: masked[place] for place, text in _words(pod) if masked[place] != text}
+
+
+def secrets_of(pod: Json, masked: Mapping[str, str]) -> set[str]:
+    """Return the pod's secrets, whose places `masked` shows."""
+    found: set[str] = set()
+    for place, text in _words(pod):
+        if place in masked:
+            shape = "(.+?)".join(map(re.escape, masked[place].split(MASK)))
+            match = re.fullmatch(shape, text, flags=re.DOTALL)
+            found.update(match.groups() if match else ())
+    return found
+
+
+def _words(pod: Json) -> Iterator[tuple[str, str]]:
+    """Yield the texts that a container is started with, and the place of each."""
+    spec: Mapping[str, Any] = pod.get("spec") or {}
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for variable in container.get("env") or ():
+            if variable.get("value"):
+                yield f"{container['name']}/env/{variable['name']}", variable["value"]
+        for field in ("command", "args"):
+            for index, text in enumerate(container.get(field) or ()):
+                yield f"{container['name']}/{field}/{index}", text

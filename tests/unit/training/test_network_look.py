@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import ClusterUnreachable
-from airflow_gpu_provider.training.log.network_look import NetworkLook, is_on_sockets, on_sockets_in_words
-from airflow_gpu_provider.training.log.object_logs import ObjectLogs
+from airflow_gpu_provider.training.log.object_logs import NetworkLook, ObjectLogs, is_on_sockets, on_sockets_in_words
 from tests.unit.training.test_gang_wait import WAIT
 
 SOCKET = "train-0:482:482 [0] NCCL INFO Using network Socket"
