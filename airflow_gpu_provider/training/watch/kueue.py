@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
@@ -87,10 +87,8 @@ class KueueQueue:
 
 def since(uid: str, kind: str, workloads: Iterable[Json]) -> datetime | None:
     """Return since when a condition of the object's Workload is true; None if it is not."""
-    own = next((each for each in workloads if is_of(each, uid)), None)
-    condition = _condition(own, kind) if own is not None else None
-    is_true = condition is not None and condition["status"] == "True"
-    return parse_time(condition.get("lastTransitionTime")) if condition is not None and is_true else None
+    condition = _conditions(uid, workloads).get(kind)
+    return condition.since if condition is not None and condition.is_true else None
 
 
 def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
@@ -101,27 +99,22 @@ def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
         queue: The LocalQueue.
         workloads: Kueue's Workloads of that queue.
     """
-    own = next((each for each in workloads if is_of(each, uid)), None)
-    if own is None:
+    workloads = [*workloads]
+    if not any(is_of(each, uid) for each in workloads):
         return f"Kueue has not taken it into queue {queue} yet"
     waiting = sorted((each for each in workloads if _is_pending(each)), key=_order)
     place = next((number for number, each in enumerate(waiting, 1) if is_of(each, uid)), None)
-    parts = [f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"]
-    for kind in ("QuotaReserved", "Admitted"):
-        condition = _condition(own, kind)
-        if condition and condition["status"] != "True" and condition.get("message"):
-            parts.append(str(condition["message"]))
-            break
-    return "; ".join(parts)
+    where = f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"
+    found = _conditions(uid, workloads)
+    awaited = [found[kind] for kind in ("QuotaReserved", "Admitted") if kind in found and not found[kind].is_true]
+    why = next((each.message for each in awaited if each.message), "")
+    return "; ".join(filter(None, (where, why)))
 
 
 def evicted_in_words(uid: str, workloads: Iterable[Json]) -> str:
     """Return why Kueue has evicted the object, "Preempted: ..."; empty if it has not."""
-    own = next((each for each in workloads if is_of(each, uid)), None)
-    condition = _condition(own, "Evicted") if own is not None else None
-    if condition is None or condition["status"] != "True":
-        return ""
-    return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ").rstrip(".")
+    condition = _conditions(uid, workloads).get("Evicted")
+    return str(condition).rstrip(".") if condition is not None and condition.is_true else ""
 
 
 def is_of(workload: Json, uid: str) -> bool:
@@ -129,10 +122,16 @@ def is_of(workload: Json, uid: str) -> bool:
     return any(each["uid"] == uid for each in workload["metadata"].get("ownerReferences") or ())
 
 
+def _conditions(uid: str, workloads: Iterable[Json]) -> dict[str, Condition]:
+    """Return the conditions of the object's Workload; none before Kueue has made it."""
+    return next((conditions_of(each) for each in workloads if is_of(each, uid)), {})
+
+
 def _is_pending(workload: Json) -> bool:
     if not (workload.get("spec") or {}).get("active", True):
         return False
-    return not any(_is_true(workload, kind) for kind in ("QuotaReserved", "Finished"))
+    conditions: Iterable[Json] = (workload.get("status") or {}).get("conditions") or ()
+    return not {each["type"] for each in conditions if each["status"] == "True"} & {"QuotaReserved", "Finished"}
 
 
 def _order(workload: Json) -> tuple[int, str, str]:
@@ -140,13 +139,3 @@ def _order(workload: Json) -> tuple[int, str, str]:
     metadata = workload["metadata"]
     priority = int((workload.get("spec") or {}).get("priority") or 0)
     return -priority, str(metadata.get("creationTimestamp")), str(metadata["name"])
-
-
-def _is_true(workload: Json, kind: str) -> bool:
-    condition = _condition(workload, kind)
-    return condition is not None and condition["status"] == "True"
-
-
-def _condition(workload: Json, kind: str) -> Json | None:
-    conditions: Iterable[Json] = (workload.get("status") or {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == kind), None)
