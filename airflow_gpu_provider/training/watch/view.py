@@ -30,8 +30,7 @@ from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.watch.kueue import KueueQueue
-from airflow_gpu_provider.training.watch.nodes_seen import AFTER_FAILURE, NEW, DirectReads, NodesSeen
+from airflow_gpu_provider.training.watch.surroundings import AFTER_FAILURE, NEW, DirectReads, KueueQueue, NodesSeen
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog

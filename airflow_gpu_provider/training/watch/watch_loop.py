@@ -30,9 +30,9 @@ from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch.gang_view import OneGang
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
-from airflow_gpu_provider.training.watch.kueue import KueueQueue
 from airflow_gpu_provider.training.watch.object_view import OneWorkload
 from airflow_gpu_provider.training.watch.pod_view import OnePod
+from airflow_gpu_provider.training.watch.surroundings import KueueQueue
 from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View
 
 

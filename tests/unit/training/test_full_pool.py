@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.training.watch.nodes_seen import NEW
+from airflow_gpu_provider.training.watch.surroundings import NEW
 from tests.unit.training.test_pod_wait import WAIT
 from tests.unit.training.test_pod_watch import NODES, NOW, PODS, a_view, present, raw_node, raw_pod, synced, trouble
 

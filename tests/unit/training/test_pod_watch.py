@@ -26,8 +26,8 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.training.watch.nodes_seen import AFTER_FAILURE
 from airflow_gpu_provider.training.watch.pod_view import PodView
+from airflow_gpu_provider.training.watch.surroundings import AFTER_FAILURE
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_wait import WAIT
 

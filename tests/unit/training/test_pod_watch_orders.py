@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
-from airflow_gpu_provider.training.watch import nodes_seen, view
+from airflow_gpu_provider.training.watch import surroundings, view
 from airflow_gpu_provider.training.watch import watch_loop as pod_watch
 from airflow_gpu_provider.training.watch.pod_view import OnePod
 from tests.fakes.api_server import ApiServer
@@ -64,7 +64,7 @@ def pauses_of_milliseconds() -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(informer, "_pause", lambda failures, trouble, **_: 0.001)
         patched.setattr(view, "LONGEST", 0.01)
-        patched.setattr(nodes_seen, "AGAIN", timedelta(milliseconds=5))
+        patched.setattr(surroundings, "AGAIN", timedelta(milliseconds=5))
         yield
 
 
