@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
-from airflow_gpu_provider.operators.block_trainings import begin_prefetch, check_names, check_namespaces, prefetched
-from airflow_gpu_provider.operators.giving_up import (
+from airflow_gpu_provider.operators.ensure_duties import (
+    begin_prefetch,
     check_give_up_after,
-    give_up,
+    check_names,
+    check_namespaces,
     giving_up_on_failure,
+    money_lines,
+    prefetched,
     push_too_dear,
-    push_tried,
     too_dear_of,
 )
 from airflow_gpu_provider.operators.node_counts import (
@@ -173,7 +176,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.operators.planned_money import money_lines
         from airflow_gpu_provider.scaling.apply import run_money
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.run_identity import run_key
@@ -202,7 +204,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
-        with giving_up_on_failure(self, reconciler, key, context):
+        with giving_up_on_failure(self, lambda: reconciler, key, context):
             if (max_cost := self._most) is not None:
                 listed = reconciler.platform.list_prices()
                 self._call_with_retries(lambda: run_money.budget(reconciler, key, nodes, max_cost, listed))
@@ -316,25 +318,24 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event: return its result, or withdraw the demand and raise its error."""
-        if event["status"] != "done":
-            self._give_up(context)
-            error = GpuError.from_record(event["error"])
-            push_tried(self, error, context)
-            raise error
-        return self._finish(lambda: self._open(context), event["result"], context)
+        if event["status"] == "done":
+            return self._finish(lambda: self._open(context), event["result"], context)
+        with self._giving_up(context):
+            raise GpuError.from_record(event["error"])
 
     def _resume_without_event(self, error: Exception, context: Context) -> Any:
-        self._give_up(context)
-        raise NodesNotReady(
-            f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
-            "See the triggerer's log; the next try starts the wait again.",
-            pool=self.gpu_pool.name,
-        ) from error
+        with self._giving_up(context):
+            raise NodesNotReady(
+                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+                "See the triggerer's log; the next try starts the wait again.",
+                pool=self.gpu_pool.name,
+            ) from error
 
-    def _give_up(self, context: Context) -> None:
+    def _giving_up(self, context: Context) -> AbstractContextManager[None]:
         from airflow_gpu_provider.tasks.run_identity import run_key
 
-        give_up(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
+        key = run_key(context, self.gpu_pool.name, self.block_id)
+        return giving_up_on_failure(self, lambda: self._open(context), key, context)
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.cost.ledger import quietly

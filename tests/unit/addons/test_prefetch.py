@@ -15,8 +15,8 @@ import pytest
 from airflow_gpu_provider.addons.prefetch import manifests, pull_phases, waiting_program
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.block_trainings import begin_prefetch
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.ensure_duties import begin_prefetch
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 

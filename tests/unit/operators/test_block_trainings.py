@@ -13,8 +13,8 @@ from airflow.sdk import DAG, task
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
-from airflow_gpu_provider.operators.block_trainings import check_namespaces
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.ensure_duties import check_namespaces
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from tests.sandbox.running import context_of
 from tests.unit.operators.test_ensure import Pool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.operators.planned_money import money_lines
+from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.run_budget import budget_of
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds

@@ -1,16 +1,24 @@
-"""What EnsureGpuPoolOperator looks after for a block's trainings besides nodes: their namespaces and their images.
+"""What EnsureGpuPoolOperator looks after besides nodes: its limits, and the namespaces and images of its trainings.
 
 A namespace that is not there is told before a node costs anything. Images that nodes do not prefetch, trainings pull.
+When it gives up, it withdraws its demand: as far as that is known when the DAG is parsed, it is refused or warned of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
+from airflow_gpu_provider.pools.prices import typed_prices
+from airflow_gpu_provider.pools.run_budget import rate_in_words
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.pod_state import Json
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.platforms.base import Report
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.pools.prices import ListPrices, TooDear
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
@@ -131,3 +141,96 @@ def prefetched(
         ensure.log.info("image %s is still being pulled, beside what comes next", image)
     since = min((each["at"] for each in result["timeline"]), default="")
     return [each for each in phases if each["at"] >= since]
+
+
+_TOO_DEAR = "too_dear"
+
+
+def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
+    """Refuse a `give_up_after` that is shorter than one attempt, and warn of one that allows no second one.
+
+    Raises:
+        PoolSpecError: It is shorter than `timeout`.
+    """
+    from airflow_gpu_provider.platforms.backoff import FIRST
+
+    if give_up_after < timeout:
+        raise PoolSpecError(
+            f"give_up_after={give_up_after} is shorter than timeout={timeout}, one attempt's time.",
+            "Raise give_up_after, or lower the timeout.",
+        )
+    if give_up_after <= FIRST and getattr(pool, "scaling", None) == "direct":
+        warnings.warn(
+            f"Task {task_id}: give_up_after={give_up_after} allows one try of each zone and type: one that has no"
+            f" capacity is not tried again for {FIRST}. Raise give_up_after.",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def giving_up_on_failure(
+    operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey, context: Context
+) -> Iterator[None]:
+    """Withdraw a run's demand when its task fails; a deferral is not a failure.
+
+    An error of the withdrawal is only logged. The candidates that had no machine are pushed to XCom, for the web UI: a
+    failed task returns nothing.
+    """
+    from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
+
+    try:
+        yield
+    except TaskDeferred:
+        raise
+    except BaseException as error:
+        operator.log.info("Withdrawing this run's demand for nodes.")
+        within = WHEN_KILLED if operator._stop.error is not None else None
+        release_quietly(opened, key, log=operator.log, within=within)
+        if isinstance(error, GpuError) and (tried := error.details.get("tried")):
+            context["ti"].xcom_push(key="tried", value=[*tried, *too_dear_of(operator, context)])
+        raise
+
+
+def push_too_dear(found: Sequence[TooDear], at: datetime, context: Context) -> None:
+    """Push the candidates that are not tried for their price to XCom: the task may go on in another process."""
+    from airflow_gpu_provider.scaling.decide.scarce_capacity import not_tried
+
+    if found:
+        context["ti"].xcom_push(key=_TOO_DEAR, value=[not_tried(each, at) for each in found])
+
+
+def too_dear_of(operator: EnsureGpuPoolOperator, context: Context) -> list[Any]:
+    """Return these candidates, as `tried` in a result has them."""
+    if operator.gpu_pool.max_price_per_hour is None:
+        return []
+    return list(context["ti"].xcom_pull(task_ids=operator.task_id, key=_TOO_DEAR) or [])
+
+
+def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices | None) -> Iterator[str]:
+    """Yield a line for each price, the dearest first, to which a run is held, and one for each that is unknown.
+
+    Args:
+        pool: The (rendered) pool.
+        max_cost: What the run may cost; nothing of it is spent.
+        nodes: How many nodes it wants.
+        listed: What the cloud lists, if the pool goes by that.
+    """
+    from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+
+    limit, whose = pool.max_price_per_hour, dict[float, list[str]]()
+    for name, price in _prices(pool, listed).items():
+        if price is not None and (limit is None or price <= limit):
+            whose.setdefault(price, []).append(name)
+    for price in sorted(whose, reverse=True):
+        lasts = f"lasts {format_seconds(timedelta(hours=max_cost / (nodes * price)))}" if price else "is never used up"
+        of = f" ({', '.join(whose[price])})" if any(whose[price]) else ""
+        yield f"max_cost={max_cost:g} {lasts} for {rate_in_words(pool, nodes, nodes * price)}{of}"
+    for group, why in listed.unknown.items() if listed else ():
+        yield f"max_cost={max_cost:g} cannot be held, as the price of {group} is not known: {why}"
+
+
+def _prices(pool: GpuPool, listed: ListPrices | None) -> Mapping[str, float | None]:
+    """Return what nodes cost, by group where the cloud lists it, else by market."""
+    if listed is not None:
+        return listed.per_hour
+    return {market.lower().replace("_", "-"): price for market, price in typed_prices(pool).items()}
