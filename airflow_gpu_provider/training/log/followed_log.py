@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from airflow.sdk.log import amask_secret
@@ -37,6 +37,9 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver, secrets_of, supervisor_log
 from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.hang import Silence
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.wait.pod_wait import PodWait
 
 STREAMS = 50
 """How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` sets another number."""
@@ -61,19 +64,6 @@ _LINES_PER_SECOND = 1000
 _LONGEST_LINE = 500
 
 
-class LoggedPod(Protocol):
-    """The pod whose log it is; a PodWait is one."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def uid(self) -> str: ...
-
-
 class PodLogs:
     """The streams of one pod. Use it as an async context manager around the wait, in the trigger's own run().
 
@@ -81,7 +71,7 @@ class PodLogs:
 
     Args:
         api: The cluster.
-        wait: The pod.
+        pod: The pod, or the wait for it.
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
             "positions" from which to continue, and whether lines "may_repeat", in a redeferral; or "from_start",
             whatever positions the pod has. None: nothing is streamed.
@@ -101,7 +91,7 @@ class PodLogs:
     def __init__(
         self,
         api: AsyncApi,
-        wait: LoggedPod,
+        pod: PodWait | PodState,
         wanted: Mapping[str, Any] | None,
         log: Log,
         *,
@@ -113,7 +103,7 @@ class PodLogs:
     ) -> None:
         self._api = api
         self._on_line = on_line
-        self._path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+        self._path = f"api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         self._shown_as = shown_as
         self._log = log
         self._write = write or self._log_line
@@ -136,7 +126,7 @@ class PodLogs:
         self._streams: dict[tuple[str, ContainerRun], asyncio.Task[None]] = {}
         self.heard_at = time.monotonic()
         self.last_line = ""
-        self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._report)
+        self._own_saver = PositionSaver(api, self._path, pod.uid, self._positions, self._report)
         self._own_saver.safe = self._carried
         self._saver = saver or self._own_saver
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
@@ -37,27 +37,6 @@ from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 def shown_as(container: str, *, rank: Rank, base: str) -> str:
     """Return what a rank's container is called in the task's log."""
     return in_words(rank) if container == base else f"{in_words(rank)} {container}"
-
-
-class Logs(Protocol):
-    """The streams of the pods' logs."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    def follow(self, pod: PodState, raw: Json, rank: Rank) -> None: ...
-
-    async def drain(self, seconds: float) -> None: ...
-
-    def rest(self) -> Json: ...
-
-    async def safe_rest(self) -> Json: ...
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    def silence(self) -> Silence | None: ...
 
 
 EACH = ["*"]
@@ -116,7 +95,6 @@ class ObjectLogs:
         await self._network.end()
 
     def follow(self, pod: PodState, raw: Json, rank: Rank) -> None:
-        """Take the present state of a rank's pod."""
         is_wanted = self._ranks is None or rank in self._ranks
         if not is_wanted and not self._hears_all:
             return
@@ -127,7 +105,6 @@ class ObjectLogs:
         self._pods[pod.name].follow(pod, raw)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until the streams have ended by themselves, at most this long."""
         until = time.monotonic() + seconds
         await asyncio.gather(*(logs.drain(max(0.0, until - time.monotonic())) for logs in self._pods.values()))
 
@@ -155,7 +132,6 @@ class ObjectLogs:
         return {"positions": self._positions(), "may_repeat": may_repeat, **network}
 
     async def safe_rest(self) -> dict[str, Any]:
-        """Return `rest` as far as the lines are certain to be in the task's log."""
         return await self._saver.handed_on(self.rest())
 
     def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
@@ -205,6 +181,9 @@ def _newer(known: Mapping[str, list[int]], kept: Mapping[str, list[int]]) -> dic
     return {**known, **newer}
 
 
+Logs = PodLogs | ObjectLogs
+
+
 _ANSWERED_WITHIN = 5.0
 
 _ON_SOCKETS = re.compile(r"NCCL INFO (?:Using network Socket\b|Channel \S+ .* via NET/Socket)")
@@ -238,7 +217,6 @@ class NetworkLook:
         self.warning = warning
 
     def hear(self, line: str, node: str) -> None:
-        """Take a line that a rank on that node has printed."""
         if self._judging is None and not self.warning and node and is_on_sockets(line):
             self._judging = asyncio.create_task(self._judge(node))
 

@@ -65,7 +65,6 @@ class SupervisorLog:
         """Of those, how many were read, or fewer."""
 
     def wrote(self, text: str) -> None:
-        """Note a line that was logged."""
         self.written += _BESIDE_THE_TEXT + 2 * len(text)
 
     async def until_read(self, mark: int, *, within: float) -> bool:
@@ -93,7 +92,6 @@ _logs: WeakKeyDictionary[asyncio.AbstractEventLoop, SupervisorLog] = WeakKeyDict
 
 
 def supervisor_log() -> SupervisorLog:
-    """Return the running event loop's."""
     return _logs.setdefault(asyncio.get_running_loop(), SupervisorLog())
 
 
@@ -118,7 +116,6 @@ class KeptLines:
         self._count = 0
 
     def log(self, level: int, message: str, *args: object) -> None:
-        """Log a line, and keep it."""
         self._write(level, message, *args)
         text = message % args if args else message
         more = f" ... ({len(text) - LONGEST} more characters)" if len(text) > LONGEST else ""
@@ -190,7 +187,6 @@ class PositionSaver:
         self.safe: dict[str, Any] = {}
 
     def note(self) -> None:
-        """Take note that there are new positions."""
         self._unsaved.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep_saving())

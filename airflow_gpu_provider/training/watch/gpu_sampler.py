@@ -67,11 +67,7 @@ SAMPLE_EVERY = 60.0
 _WITHIN = 10.0
 _UNTIL_THE_END_SHOWS = 5.0
 _REFUSALS = range(400, 500)
-_TRANSIENT = (
-    401,
-    408,
-    429,
-)  # credentials that may be renewed, and the server's "later": its timeout, too many requests
+_TRANSIENT = (401, 408, 429)  # credentials that may be renewed, and the server's "later": a timeout, too many requests
 _GONE = 404  # the pod's end has not been seen yet
 
 

@@ -76,7 +76,6 @@ class ObjectView(View, Generic[R]):
         return self._wait.step(snapshot, now), self._wait.next_deadline(snapshot, now)
 
     def snapshot(self, now: datetime) -> ObjectSnapshot[R]:
-        """Return what is known now."""
         return ObjectSnapshot(
             object=self._object,
             gone=self._is_gone,
@@ -216,7 +215,6 @@ class Pace:
 
 
 async def pods_of(wait: ObjectWait[R], api: AsyncApi) -> list[Json]:
-    """Return an object's pods, as JSON."""
     path = f"api/v1/namespaces/{wait.namespace}/pods"
     found = await api.get(path, labelSelector=wait.pod_selector) or {}
     return [pod for pod in found.get("items") or () if wait.rank_of(pod) is not None]

@@ -183,7 +183,6 @@ class KueueQueue:
         self._is_synced = False
 
     def wants(self) -> dict[Resource, str]:
-        """Return what to watch."""
         return {self._resource: self._queue} if self._queue else {}
 
     def take(self, changes: Iterable[Change]) -> list[Change]:
@@ -234,7 +233,6 @@ class KueueQueue:
 
     @property
     def evicted_at(self) -> datetime | None:
-        """When it was evicted."""
         return since(self._uid, "Evicted", self._workloads.values())
 
 

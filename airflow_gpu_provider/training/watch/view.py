@@ -86,9 +86,7 @@ class View(ABC):
         self._on_pod = on_pod
         self._silence = silence
         self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
-        self._patience = Tolerance(
-            wait.deadline, worked=True
-        )  # the object of the wait was created with the same access
+        self._patience = Tolerance(wait.deadline, worked=True)  # its object was created with the same access
         self._events: dict[str, PodEvent] = {}
         self._known: dict[str, PodState] = {}  # pods by uid, those too that are gone
         self._raw: dict[str, Json] = {}  # the same
@@ -131,8 +129,7 @@ class View(ABC):
     def _take_pod(self, change: Change) -> None: ...
 
     @abstractmethod
-    def _take_state(self, raw: Json) -> None:
-        """Take the present state of a pod of the wait."""
+    def _take_state(self, raw: Json) -> None: ...
 
     async def believes(self, error: GpuError, now: datetime) -> bool:
         """Return whether what was seen is enough to end the wait with this error: outdated state may have changed."""
@@ -159,7 +156,6 @@ class View(ABC):
 
     @property
     def _is_gone(self) -> bool:
-        """Whether the object of the wait is there no more."""
         return self._wait.uid in self._gone
 
     def _went_unseen(self, uid: str) -> bool:
@@ -178,7 +174,6 @@ class View(ABC):
     # -- what is reported ------------------------------------------------------------------------------------
 
     def take(self, changes: Iterable[Change], now: datetime) -> None:
-        """Take the feed's changes."""
         self._now = now
         for change in self._queue.take(changes):
             if change.kind == "trouble" and change.error:
@@ -220,7 +215,6 @@ class View(ABC):
             self._gone.discard(uid)
 
     def take_update(self, update: PoolUpdates) -> None:
-        """Take what the pool's loop reports."""
         known, self.pool_updates = self.pool_updates, update
         if self._is_new(known):
             self._feed.wake()
@@ -308,7 +302,6 @@ class View(ABC):
 
     @property
     def _remarks(self) -> tuple[str, ...]:
-        """Remarks on the present state."""
         troubles = [*self._trouble.values(), *self._direct.failures.values()]
         return (*self.pool_updates.log_lines, *self._lost_label.values(), *troubles_in_words(troubles))
 

@@ -69,7 +69,6 @@ async def follow(
 
 
 def run_kind_of(wait: AttemptWait) -> RunKind:
-    """Return how that wait is done."""
     match wait:
         case PodWait():
             return OnePod(wait)
