@@ -182,7 +182,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         """Run the pod; if it is preempted and may resume, run the next one."""
         self._check_moved(self.rendered_pool)
         self.name = self._set_name(self.name)
-        return self._run_attempts(context)
+        return super().execute(context)
 
     @property
     def _stop_message(self) -> str:

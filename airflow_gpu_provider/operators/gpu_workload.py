@@ -36,7 +36,6 @@ from airflow_gpu_provider.training.place.pod_placement import Placement, check_g
 from airflow_gpu_provider.training.place.queue_name import check_queue_name
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 OnFinish = Literal["delete_pod", "delete_succeeded_pod", "keep_pod"]
@@ -143,10 +142,6 @@ class GpuWorkloadOperator(TrainingOperator):
         self._check_manifest(is_file_read=True)
 
     # -- the run ---------------------------------------------------------------------------------------------
-
-    def execute(self, context: Context) -> Any:
-        """Run the workload; if it is preempted and may resume, run it again."""
-        return self._run_attempts(context)
 
     @cached_property
     def named_manifest(self) -> Manifest:

@@ -129,8 +129,8 @@ class TrainingOperator(PoolOperator):
 
     # -- the run ---------------------------------------------------------------------------------------------
 
-    def _run_attempts(self, context: Context) -> Any:
-        """Run an attempt; if it is preempted and may resume, run the next one."""
+    def execute(self, context: Context) -> Any:
+        """Run the training; if it is preempted and may resume, run it again."""
         current = self._try
         if current is None or not current.is_resuming:
             handed_back, self._handed_back = self._handed_back, {}

@@ -15,6 +15,7 @@ from airflow_gpu_provider import EksGpuPool, gpu_nodes
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PodPreempted, PoolSpecError
 from airflow_gpu_provider.get_provider_info import get_provider_info
+from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.place.pod_placement import place
@@ -173,8 +174,8 @@ def test_large_argument_is_refused_when_a_dag_with_a_block_is_parsed(dag: DAG) -
 @pytest.mark.parametrize("size", [90_000, 100_000])
 def test_large_argument_is_refused_before_the_pod_exists(dag: DAG, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        GpuDecoratedOperator,
-        "_run_attempts",
+        TrainingOperator,
+        "execute",
         lambda self, context: place(self._build_unplaced(context), self._placement()),
     )
     with dag:
