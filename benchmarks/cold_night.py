@@ -16,7 +16,7 @@ from airflow_gpu_provider import EksGpuPool, GpuPodOperator
 from airflow_gpu_provider.acceptance.tasks import Tasks
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from benchmarks.figure import Figure
 from gpu_sandbox import Sandbox

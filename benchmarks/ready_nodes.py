@@ -18,7 +18,7 @@ from kubernetes import client
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 from benchmarks.figure import Figure

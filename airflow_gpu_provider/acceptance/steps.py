@@ -34,8 +34,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.reports.doctor import examine
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.tasks.run_identity import run_key
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
-from airflow_gpu_provider.cluster.node_image import NodeImage
 from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
+from airflow_gpu_provider.cluster.nodes import NodeImage
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint

@@ -38,8 +38,7 @@ from airflow_gpu_provider.pools.prices import too_dear_lines
 from airflow_gpu_provider.pools.run_budget import check_max_cost
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
 from airflow_gpu_provider.scaling.end.janitor import reap_pools
 

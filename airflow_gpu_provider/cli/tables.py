@@ -11,7 +11,7 @@ from typing import Any
 from airflow_gpu_provider.cost.amounts import UNKNOWN, in_words
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
-from airflow_gpu_provider.scaling.decide.wanted import plural
+from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.end.janitor import Leftover
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 

@@ -1,5 +1,5 @@
 """Everything that is said to a Kubernetes API server. Knows no cloud, no operator, no trigger.
 
-`access` connects; `leases` keeps this package's Leases; `nodes` and `pods` turn raw objects into small records;
-`apply` writes manifests; `informer` and `events` watch.
+`access` connects; `rest` and `async_api` make requests; `leases` keeps this package's Leases; `nodes` and `pods` turn
+raw objects into small records; `informer` and `events` watch.
 """

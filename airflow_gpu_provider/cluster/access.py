@@ -1,7 +1,8 @@
-"""ClusterAccess: how to reach one cluster's API server, and the synchronous client for it.
+"""ClusterAccess: how to reach one cluster's API server, its credentials, and the synchronous client for it.
 
-Tokens are made in-process by who hands out the access, and are asked for again before they run out; no exec plugin
-is ever run. Who hands it out also finds it again, with what the Airflow connection holds then: see `credentials`.
+Tokens are made in-process by who hands out the access, and again before they run out; no exec plugin is ever run. What
+the API server refuses is found again, with what the Airflow connection holds then, by the first request that is
+refused; the others that were refused with the same go on with what that one found.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import base64
 import ssl
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,13 +19,77 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call
-from airflow_gpu_provider.cluster.connection_errors import unlogged
-from airflow_gpu_provider.cluster.credentials import Credentials, Shown
+from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, ApiException, Configuration
+
+
+TOKEN_MAX_AGE = 600.0
+"""Seconds after which a token is made again; EKS's live 900."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shown:
+    """What a request shows: the access with its certificate, and the token; empty for none."""
+
+    access: ClusterAccess
+    token: str
+    made_at: float
+
+    @property
+    def header(self) -> str:
+        """The Authorization header; empty for none."""
+        return f"Bearer {self.token}" if self.token else ""
+
+
+class Credentials:
+    """The credentials of one client; thread-safe.
+
+    Its lock is reentrant: a signal handler, which may interrupt their making, makes requests too.
+    """
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._lock = threading.RLock()
+        self._shown: Shown | None = None
+
+    @property
+    def fresh(self) -> Shown | None:
+        """What the next request shows; None where `get` has to make it, which may take a while. Never blocks."""
+        shown = self._shown
+        if shown is None or (shown.access.token is not None and time.monotonic() - shown.made_at > TOKEN_MAX_AGE):
+            return None
+        return shown
+
+    def get(self) -> Shown:
+        """Return what the next request shows.
+
+        Raises:
+            GpuError: No token can be made.
+        """
+        with self._lock:
+            return self.fresh or self._make(self._access)
+
+    def after(self, refused: Shown) -> Shown | None:
+        """Return what to show now that `refused` was refused; None where there is nothing else.
+
+        Raises:
+            GpuError: The Airflow connection cannot be read, or gives no credentials.
+        """
+        with self._lock:
+            if self._shown is not refused:
+                return self._shown
+            self._access = refused.access.found_again()
+            if self._access is refused.access and self._access.token is None:
+                return None
+            return self._make(self._access)
+
+    def _make(self, access: ClusterAccess) -> Shown:
+        token = access.token() if access.token is not None else ""
+        self._shown = Shown(access=access, token=token, made_at=time.monotonic())
+        return self._shown
 
 
 @dataclass(frozen=True, kw_only=True)

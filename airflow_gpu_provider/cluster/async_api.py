@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from airflow_gpu_provider.cluster.access import Credentials, Shown
 from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
-from airflow_gpu_provider.cluster.credentials import Credentials, Shown
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
 from airflow_gpu_provider.cluster.threads import in_thread

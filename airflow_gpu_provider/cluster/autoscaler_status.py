@@ -1,19 +1,32 @@
-"""What cluster-autoscaler says of itself in its status ConfigMap: when it last looked, and which groups it avoids."""
+"""What autoscalers say of themselves: cluster-autoscaler's status ConfigMap, ProvisioningRequests, and ComputeClasses.
+
+The ConfigMap says when cluster-autoscaler last looked, and which groups it avoids. By a ProvisioningRequest nodes are
+asked for all pods of a gang at once (kubernetes/autoscaler,
+cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1/types.go).
+
+Whether a ComputeClass is healthy, and which of its priorities it does not try now, GKE says in the fields of
+cloud.google.com/kubernetes-engine/docs/reference/crds/computeclass. `status.priorityStatuses` is written by GKE 1.36.4
+and newer; its conditions are those of Google's guide to debugging ComputeClasses (the skill gke-compute-classes): a
+suspended priority is not tried until the time in its message.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call
-from airflow_gpu_provider.errors import AutoscalerNotRunning
+from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
+from airflow_gpu_provider.errors import AutoscalerNotRunning, ObjectRejected
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
 
 STATUS_NAMESPACE = "kube-system"
 STATUS_NAME = "cluster-autoscaler-status"
@@ -119,3 +132,149 @@ def _backoff(group: Mapping[str, Any]) -> str:
 def _time(text: str) -> datetime | None:
     found = _TIME.match(text)
     return datetime.strptime(" ".join(found.groups()), "%Y-%m-%d %H:%M:%S %z").astimezone(UTC) if found else None
+
+
+API_GROUP = "autoscaling.x-k8s.io"
+API_VERSION = f"{API_GROUP}/v1"
+PLURAL = "provisioningrequests"
+REQUEST_ANNOTATION = "autoscaling.x-k8s.io/consume-provisioning-request"
+CLASS_ANNOTATION = "autoscaling.x-k8s.io/provisioning-class-name"
+PARAMETER_PREFIX = "provreq.kueue.x-k8s.io/"
+"""Of a Job's annotations that are a request's parameters: Kueue's, which makes requests by the same ones."""
+
+_PATH = f"/apis/{API_VERSION}/{PLURAL}"
+_IN_ORDER = ("Failed", "CapacityRevoked", "BookingExpired", "Provisioned", "Accepted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvisioningRequest:
+    """One request. `job` is the uid of the Job that it is for."""
+
+    name: str
+    job: str
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read a request as the API server sends it."""
+        meta = raw["metadata"]
+        return cls(
+            name=meta["name"],
+            job=next((each["uid"] for each in meta.get("ownerReferences") or () if each["kind"] == "Job"), ""),
+            conditions=conditions_of(raw),
+        )
+
+    def has(self, condition: str) -> bool:
+        """Whether this condition is true."""
+        return condition in self.conditions and self.conditions[condition].is_true
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it brings nothing any more: it has failed, or pods were not there in time for its nodes."""
+        return any(map(self.has, _IN_ORDER[:3]))
+
+    @property
+    def is_provisioned(self) -> bool:
+        """Whether its nodes are there, and are kept for its pods."""
+        return self.has("Provisioned") and not self.is_over
+
+    @property
+    def reason(self) -> str:
+        """The reason of the condition that counts now; empty while it has none."""
+        kind = self._kind
+        return self.conditions[kind].reason if kind else ""
+
+    @property
+    def in_words(self) -> str:
+        """Its state in the API's own words."""
+        kind = self._kind
+        if not kind:
+            return f"ProvisioningRequest {self.name} is pending"
+        found = self.conditions[kind]
+        words = ": ".join(filter(None, (found.reason, found.message.rstrip("."))))
+        return f"ProvisioningRequest {self.name}: {kind}={found.is_true}{f', {words}' if words else ''}"
+
+    @property
+    def _kind(self) -> str:
+        """The condition that counts now. One that is false tells something only of Provisioned."""
+        counts = (kind for kind in _IN_ORDER if self.has(kind) or (kind == "Provisioned" and kind in self.conditions))
+        return next(counts, "")
+
+
+def list_provisioning_requests(api: ApiClient, selector: str) -> dict[str, ProvisioningRequest]:
+    """Return the requests with these labels, in all namespaces, by the uids of their Jobs.
+
+    Raises:
+        ObjectRejected: The cluster does not know the kind.
+        GpuError: They cannot be listed.
+    """
+    try:
+        listed = list_items(api, _PATH, resource=PLURAL, labelSelector=selector)
+    except ObjectNotFound as error:
+        raise ObjectRejected(
+            f"The cluster has no {API_VERSION} ProvisioningRequest, by which nodes come with queued_provisioning.",
+            "Upgrade it to GKE 1.32.2-gke.1652000 or newer, or leave queued_provisioning out of the pool.",
+        ) from error
+    found = map(ProvisioningRequest.parse, listed)
+    return {each.job: each for each in found if each.job}
+
+
+_CLASSES = "/apis/cloud.google.com/v1/computeclasses"
+_IN_SOME_ZONES = "ProvisioningConstrained"
+_KEEPS_NODES_AWAY = ("ProvisioningSuspended", _IN_SOME_ZONES, "IpSpaceExhausted", "RuleMisconfigured")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeClass:
+    """One ComputeClass.
+
+    Attributes:
+        name: Its name.
+        refused: Why GKE adds no node by it, in GKE's words; empty where it does, or has not said yet.
+        refused_priorities: What keeps priorities from bringing nodes now, in GKE's words.
+        is_out: Whether that is so for every one of its priorities.
+    """
+
+    name: str
+    refused: str = ""
+    refused_priorities: tuple[str, ...] = ()
+    is_out: bool = False
+
+
+def read_compute_class(api: ApiClient, name: str) -> ComputeClass | None:
+    """Return a ComputeClass; None where the cluster has none of that name, or knows no ComputeClasses."""
+    try:
+        return _parsed(call(api, "get", f"{_CLASSES}/{name}", resource="computeclasses"))
+    except ObjectNotFound:
+        return None
+
+
+def _parsed(raw: Mapping[str, Any]) -> ComputeClass:
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    health = (each for each in status.get("conditions") or () if each.get("type") == "Health")
+    refused = {
+        str(each.get("identifier")): found
+        for each in status.get("priorityStatuses") or ()
+        if (found := _refusals(each.get("conditions") or ()))
+    }
+    suspended = [name for name, found in refused.items() if found.keys() - {_IN_SOME_ZONES}]
+    return ComputeClass(
+        name=raw["metadata"]["name"],
+        refused=next((_in_words(each) for each in health if each.get("status") == "False"), ""),
+        refused_priorities=tuple(
+            f"priority {name}: {words}" for name, found in refused.items() for words in found.values()
+        ),
+        is_out=bool(suspended) and len(suspended) >= len(spec.get("priorities") or ()),
+    )
+
+
+def _refusals(conditions: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        each["type"]: _in_words(each)
+        for each in conditions
+        if each.get("type") in _KEEPS_NODES_AWAY and each.get("status") == "True"
+    }
+
+
+def _in_words(condition: Mapping[str, Any]) -> str:
+    return str(condition.get("message") or condition.get("reason") or condition.get("type"))

@@ -1,13 +1,10 @@
 """The pool's nodes as small records, and cordons: ours carry an annotation, and only such a cordon is undone.
 
 Those of external groups join without the pool's labels, and get them from this package.
-Which node has a broken GPU, its conditions, its mark and its label tell.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.leases import update
-from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
+from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint
 
@@ -27,58 +24,87 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 
-BAD_GPU = "airflow-gpu-provider/bad-gpu"
-"""The annotation on a node with a broken GPU: when that was seen, in which boot, and why. Taking it off forgives.
-
-The label of that name, by which pods avoid the node, follows it, and the node's conditions."""
-
-OURS = "boot-"  # how the label's value begins, unless a person has set it
-
-# The EKS node monitoring agent says AcceleratedHardwareReady=False. Checks of node-problem-detector's kind say a
-# problem by a condition that is True; its name has to tell of trouble, for others say by True that all is well.
-_READY = "AcceleratedHardwareReady"
-_PROBLEM = re.compile(
-    r"(gpu|nvlink|xid).*(unhealthy|missing|error|inactive|lost|bad|fail|fault|problem)", re.IGNORECASE
-)
+_DISCOVERED = "nvidia.com/cuda.driver-version.full"
+_DISCOVERED_BEFORE = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
+_OPERATORS_DRIVER = "nvidia.com/gpu.deploy.driver"
+_GKES_DRIVER = "cloud.google.com/gke-gpu-driver-version"
+_ON_GKE = "cloud.google.com/gke-nodepool"
 
 
-def why_bad(raw: Mapping[str, Any]) -> str:
-    """Return why the node's GPUs are not to be trusted, in words; empty where nothing speaks against them."""
-    return _by_conditions(raw) or _by_mark(raw) or _by_label(raw)
+@dataclass(frozen=True, kw_only=True)
+class NodeImage:
+    """What a node's image brings for its GPUs, told from the Node object.
+
+    A kubelet reports what its operating system calls itself (Node v1: status.nodeInfo.osImage), clouds and NVIDIA's
+    add-ons set labels:
+
+    - Bottlerocket says its variant, "Bottlerocket OS 1.50.0 (aws-k8s-1.36-nvidia)"; those for NVIDIA have driver and
+      plugin (bottlerocket-os/bottlerocket, QUICKSTART-EKS.md). So do EKS Auto Mode's, "Bottlerocket (EKS Auto,
+      Nvidia)".
+    - Amazon Linux says its version alone: EKS's images with NVIDIA's driver and those without look the same.
+    - GKE installs the driver where the label cloud.google.com/gke-gpu-driver-version says "default" or "latest" (GKE's
+      page "Run GPUs in GKE Standard node pools"); else a DaemonSet has to, on Container-Optimized OS and on Ubuntu.
+    - NVIDIA's GPU Operator labels the nodes to which it brings the driver (nvidia.com/gpu.deploy.driver), and GPU
+      feature discovery says which one it found (nvidia.com/cuda.driver-version.full, nvidia.com/cuda.driver.* before
+      0.15).
+
+    Attributes:
+        system: What the operating system calls itself; empty where the kubelet has not said.
+        driver: Who brings NVIDIA's driver, in words; empty where nobody does, or nothing says.
+        has_plugin: The image brings a device plugin.
+        fix: What brings the driver to a node with this image; empty where somebody does already.
+    """
+
+    system: str = ""
+    driver: str = ""
+    has_plugin: bool = False
+    fix: str = "Choose a node image that brings NVIDIA's driver, or install NVIDIA's GPU Operator."
+
+    @classmethod
+    def parse(cls, node: Mapping[str, Any]) -> Self:
+        """Read it from a node as the API server sends it."""
+        return cls.of(system_of(node), node["metadata"].get("labels") or {})
+
+    @classmethod
+    def of(cls, system: str, labels: Mapping[str, str]) -> Self:
+        """Tell it from what the operating system calls itself, and from the node's labels."""
+        is_bottlerocket = system.startswith("Bottlerocket")
+        has_plugin = is_bottlerocket and "nvidia" in system.lower()
+        driver = _discovered(labels) or _brought(labels) or ("its image" if has_plugin else "")
+        return cls(system=system, driver=driver, has_plugin=has_plugin, fix="" if driver else _fix(system, labels))
+
+    def __str__(self) -> str:
+        return self.system or "an unknown image"
 
 
-def _by_conditions(raw: Mapping[str, Any]) -> str:
-    for condition in (raw.get("status") or {}).get("conditions") or ():
-        kind, is_true = condition["type"], condition.get("status") == "True"
-        if (kind == _READY and condition.get("status") == "False") or (is_true and _PROBLEM.search(kind)):
-            reason = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
-            return f"{kind}={condition['status']}" + (f" ({reason})" if reason else "")
-    return ""
+def system_of(node: Mapping[str, Any]) -> str:
+    """Return what a node's operating system calls itself; empty where its kubelet has not reported yet."""
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return str(info.get("osImage") or "")
 
 
-def _by_mark(raw: Mapping[str, Any]) -> str:
-    text = (raw["metadata"].get("annotations") or {}).get(BAD_GPU)
-    if text is None:
-        return ""
-    try:
-        mark = json.loads(text)
-        boot, why = mark["boot"], str(mark["why"])
-    except (KeyError, TypeError, ValueError):
-        return f"the annotation {BAD_GPU}"  # a person's own
-    return why if boot == boot_of(raw) else ""
+def _discovered(labels: Mapping[str, str]) -> str:
+    parts = [labels[key] for key in _DISCOVERED_BEFORE if labels.get(key)]
+    version = labels.get(_DISCOVERED) or ".".join(parts)
+    return f"driver {version}, as feature discovery found" if version else ""
 
 
-def _by_label(raw: Mapping[str, Any]) -> str:
-    label = label_of(raw)
-    return "" if label is None or label.startswith(OURS) else f"the label {BAD_GPU}"  # a person's own
+def _brought(labels: Mapping[str, str]) -> str:
+    if labels.get(_GKES_DRIVER) in ("default", "latest"):
+        return f"GKE, the {labels[_GKES_DRIVER]} version"
+    return "NVIDIA's GPU Operator" if labels.get(_OPERATORS_DRIVER) == "true" else ""
 
 
-def label_of(raw: Mapping[str, Any]) -> str | None:
-    return (raw["metadata"].get("labels") or {}).get(BAD_GPU)
-
-
-def boot_of(raw: Mapping[str, Any]) -> str:
-    return str(((raw.get("status") or {}).get("nodeInfo") or {}).get("bootID", ""))
+def _fix(system: str, labels: Mapping[str, str]) -> str:
+    if _ON_GKE in labels:
+        return 'Let GKE install NVIDIA\'s driver (driver="default"), or a DaemonSet (driver="daemonset").'
+    if system.startswith("Bottlerocket"):
+        return "Choose Bottlerocket's variant for NVIDIA, like ami_type BOTTLEROCKET_x86_64_NVIDIA."
+    if system.startswith("Amazon Linux"):
+        return "Choose EKS's image with NVIDIA's driver, like ami_type AL2023_x86_64_NVIDIA."
+    if system.startswith("Ubuntu"):
+        return "Install NVIDIA's GPU Operator: Ubuntu's images for EKS have no driver."
+    return NodeImage.fix
 
 
 CORDONED_BY = "airflow-gpu-provider/cordoned-by"
@@ -309,7 +335,7 @@ def write_node(
         name, patch = raw["metadata"]["name"], patch_for(raw)
         version = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {**patch, "metadata": {**version, **patch["metadata"]}}
-        call(api, "patch", f"{_NODES}/{name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+        call(api, "patch", f"{_NODES}/{name}", resource="nodes", body=body)
 
     update(read, write)
 
@@ -318,7 +344,7 @@ def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str 
     """Write both fields at once; raises ObjectChanged if the node has changed since it was read."""
     metadata = {"uid": node.uid, "resourceVersion": node.resource_version, "annotations": {CORDONED_BY: mark}}
     body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
-    call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+    call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body)
 
 
 def list_unlabelled_nodes(api: ApiClient, pool_name: str, machines: Collection[str]) -> tuple[Node, ...]:

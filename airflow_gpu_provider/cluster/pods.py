@@ -1,7 +1,12 @@
-"""The pods that matter to a pool, as small records: which node they hold, whose they are, what GPUs they ask for."""
+"""The pods that matter to a pool, as small records: which node they hold, whose they are, what GPUs they ask for.
+
+And the labels and annotations by which they are known, gangs' too: pods of an Indexed Job that run together or not at
+all, one on each of several nodes.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,17 +15,56 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
-from airflow_gpu_provider.cluster.hang_note import HangNote
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items, list_pages
+from airflow_gpu_provider.cluster.rest import call, count_items, delete, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.errors import GpuError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
+
+GANG_LABEL = "airflow-gpu-provider/gang"
+"""The label of a gang's Job and of its pods: how many nodes it takes."""
+
+RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+"""Kubernetes' annotation of an Indexed Job's pods: which of them it is, from 0."""
+
+JOB_LABEL = "batch.kubernetes.io/job-name"
+"""Kubernetes' label of a Job's pods."""
+
+
+def jobs_path(namespace: str) -> str:
+    return f"/apis/batch/v1/namespaces/{namespace}/jobs"
+
+
+HANG = "airflow-gpu-provider/hang"
+"""The annotation of one running pod of a training, for as long as it may hang."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangNote:
+    """That a training may hang: what shows it, for how many pods, which all do the same, and since when."""
+
+    since: datetime
+    pods: int
+    shown_by: str
+
+    def dump(self) -> str:
+        return json.dumps({"since": format_time(self.since), "pods": self.pods, "shown_by": self.shown_by})
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str]) -> Self | None:
+        """Read it from a pod's annotations; None where there is none, or one that somebody has edited."""
+        try:
+            record = json.loads(annotations[HANG])
+            since = datetime.fromisoformat(record["since"])
+            return cls(since=since, pods=int(record["pods"]), shown_by=str(record["shown_by"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
 
 RUN_LABEL = "airflow-gpu-provider/run"
 """The label of a pod's run: the hash of its DemandKey, which is also in its lease's name."""
@@ -64,7 +108,6 @@ class Pod:
         gpus: nvidia.com/gpu that it asks for.
         daemon: A DaemonSet's or a static pod: it comes and goes with its node.
         node_selector: The labels that its node has to have, as pairs.
-        run: The value of its run label.
         owner: The run itself, where the pod says it.
         job: The uid of the Job that it is a rank of; empty where it is of no gang. `job_name` is its name.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
@@ -73,10 +116,8 @@ class Pod:
         active_deadline: How long its kubelet lets it run (activeDeadlineSeconds); None for as long as it likes.
         started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
-        reason: status.reason, in Kubernetes' words.
         workload: The path of the workload whose controller has made it; empty for none.
         gated: Somebody, Kueue say, keeps it from the scheduler by a scheduling gate.
-        hang: That its training may hang.
     """
 
     namespace: str
@@ -270,10 +311,6 @@ def list_pool_pods(
     twice, not missed. All pages of one list show the same moment.
 
     Args:
-        api: The cluster's client.
-        selector: The labels of the pool's nodes.
-        nodes: The pool's nodes.
-        at_once: How many requests are made at a time.
         alive: Called between requests, to renew the caller's lock.
     """
     names = {node.name for node in nodes}
@@ -316,7 +353,6 @@ def _bound_or_unbound(
 def _on_each(
     api: ApiClient, names: Iterable[str], at_once: int, alive: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the pods on these nodes, asking for each node's."""
     for some in batches(sorted(names), _NODES_BETWEEN_SIGNS_OF_LIFE):
         for found in in_parallel(lambda name: _list(api, f"spec.nodeName={name}"), some, at_once=at_once):
             yield from found
@@ -351,7 +387,7 @@ def mark_collected(api: ApiClient, namespace: str, name: str) -> None:
     """Let the node of a kept pod go: its log and result are read."""
     path, body = f"/api/v1/namespaces/{namespace}/pods/{name}", {"metadata": {"annotations": {UNCOLLECTED: None}}}
     try:
-        call(api, "patch", path, resource="pods", body=body, content_type=MERGE_PATCH)
+        call(api, "patch", path, resource="pods", body=body)
     except GpuError as error:
         _log.warning("Pod %s holds its node for ten minutes more: %s", name, error)
 

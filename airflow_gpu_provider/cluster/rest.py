@@ -69,13 +69,14 @@ def call(
     resource: str,
     query: Mapping[str, str] | None = None,
     body: Mapping[str, Any] | None = None,
-    content_type: str = "application/json",
+    content_type: str = "",
 ) -> dict[str, Any]:
-    """Make one request; `verb` and `resource` are RBAC's words.
+    """Make one request; `verb` and `resource` are RBAC's words. A patch is a merge patch, unless its type is given.
 
     Raises:
         GpuError: One of the types that `api_errors` maps to; ObjectNotFound for 404, ObjectChanged for 409.
     """
+    content_type = content_type or (MERGE_PATCH if verb == "patch" else "application/json")
     with mapped(verb, resource):
         answer = api.call_api(
             path,

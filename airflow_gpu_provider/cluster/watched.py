@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL, jobs_path
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 

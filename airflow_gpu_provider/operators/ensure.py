@@ -176,7 +176,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.apply import run_money
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.run_identity import run_key
 
@@ -207,7 +206,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         with giving_up_on_failure(self, lambda: reconciler, key, context):
             if (max_cost := self._most) is not None:
                 listed = reconciler.platform.list_prices()
-                self._call_with_retries(lambda: run_money.budget(reconciler, key, nodes, max_cost, listed))
+                self._call_with_retries(lambda: reconciler.budget(key, nodes, max_cost, listed))
             self._apply(reconciler, plan, nodes, over_quota)
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
@@ -250,7 +249,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         over_quota: Collection[str],
         context: Context,
     ) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.decide.wanted import budget_lines
+        from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
 

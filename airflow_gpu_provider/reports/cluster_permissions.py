@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.cluster.access_review import is_allowed
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP, PLURAL
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 

@@ -123,7 +123,7 @@ def _former(
 
 def _pools_here(reconciler: Reconciler, report: Report) -> dict[str, GpuPool]:
     """Return the pools of the cluster that its connection reaches, by name."""
-    from airflow_gpu_provider.scaling.state.other_pools import OtherPools
+    from airflow_gpu_provider.scaling.state.lock import OtherPools
 
     here = reconciler.pool
     others = OtherPools([here])

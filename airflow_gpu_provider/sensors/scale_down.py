@@ -294,7 +294,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
 def _released(result: Mapping[str, Any]) -> str:
     """Return how the wait ended, in words: what is left, and for whom."""
-    from airflow_gpu_provider.scaling.decide.wanted import plural
+    from airflow_gpu_provider.scaling.decide.snapshot import plural
 
     pool, after, nodes = result["pool"], f"after {result['seconds']} s", result["nodes"]
     if not nodes and not result["desired"]:

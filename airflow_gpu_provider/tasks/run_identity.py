@@ -107,7 +107,7 @@ def run_ends_by(context: Any) -> datetime | None:
 
 def pool_opener(context: Any, report: Report) -> Callable[[GpuPool], Reconciler]:
     """Return what connects to pools in the task's name: as the writer of their groups, and a holder of their locks."""
-    from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+    from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 
     return partial(open_pool, owner=group_writer(context), holder=lock_holder(context), report=report)
 

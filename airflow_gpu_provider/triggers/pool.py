@@ -65,7 +65,7 @@ class _PoolTrigger(RecordTrigger):
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
         from airflow_gpu_provider.cluster.demand_key import DemandKey
-        from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+        from airflow_gpu_provider.scaling.apply.reconcile import open_pool
         from airflow_gpu_provider.scaling.end.release_now import release_quietly
 
         pool, holder = deserialize_pool(self._row.pool), f"{self._row.holder}+trigger"

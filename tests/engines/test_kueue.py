@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.nodes import BAD_GPU
+from airflow_gpu_provider.cluster.gpu_health import BAD_GPU
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator

@@ -8,8 +8,7 @@ from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import PoolStatus, read_status
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import NEVER, Cluster
 from tests.karpenter.nights import Night, failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.cluster.nodes import BAD_GPU
+from airflow_gpu_provider.cluster.gpu_health import BAD_GPU
 from airflow_gpu_provider.errors import GpuError
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import NEVER, Cluster

@@ -22,7 +22,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
+from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.aws import AccessKey
 from gpu_sandbox.aws.observer import aws_client

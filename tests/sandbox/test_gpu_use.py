@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from airflow_gpu_provider.cluster.hang_note import HangNote
+from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle

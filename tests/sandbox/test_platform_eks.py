@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from moto.iam.models import iam_backends
 
-from airflow_gpu_provider.cluster.credentials import Credentials
+from airflow_gpu_provider.cluster.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk._shared.secrets_masker import reset_secrets_masker
 from google.cloud.container_v1 import NodePoolUpdateStrategy
 
-from airflow_gpu_provider.cluster.credentials import Credentials
+from airflow_gpu_provider.cluster.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

@@ -393,7 +393,7 @@ def test_an_api_server_that_does_not_come_back_ends_a_scale_down_at_its_timeout(
 
     began = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", away)
+        patch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", away)
         patch.setattr("airflow_gpu_provider.scaling.wait.pool_loop.open_pool", away)
         with pytest.raises(PoolNotReleased, match=r"The API server is away\. The remaining machines could not be read"):
             run(ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=10))

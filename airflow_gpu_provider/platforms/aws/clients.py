@@ -20,9 +20,8 @@ from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
-from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws
+from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws, unlogged
 from airflow_gpu_provider.cluster.clock import ahead
-from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.autoscaler_status import check_running
+from airflow_gpu_provider.cluster.autoscaler_status import ComputeClass, check_running, read_compute_class
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.compute_classes import ComputeClass, read_compute_class
 from airflow_gpu_provider.cluster.karpenter import (
     KARPENTERS,
     NodeClaim,

@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.cluster.provisioning_requests import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
@@ -25,9 +25,8 @@ from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
 from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases, waits_for_gpus
 from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply, usable_nodes
-from airflow_gpu_provider.scaling.decide.wanted import live_leases, waits_for_gpus
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, gangs_of, list_gang_jobs, suspend
 
 if TYPE_CHECKING:

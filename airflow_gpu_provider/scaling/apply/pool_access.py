@@ -1,20 +1,27 @@
-"""PoolAccess: what one process uses to change a pool - its cloud, its cluster, their clock, and the ledger."""
+"""PoolAccess: what one process uses to change a pool - its cloud, its cluster, their clock, and the ledger.
+
+By these it says how long a run's money lasts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.run_budget import Budget, budget_of
 from airflow_gpu_provider.scaling.decide.placement import claimed
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -62,3 +69,32 @@ class PoolAccess:
 
     def _taken(self, groups: Iterable[Group], now: datetime) -> Collection[str]:
         return claimed(self.pool, groups, list_demand(self.api), now) if self.pool.manage == "scale" else ()
+
+    def budget(self, key: DemandKey, nodes: int, limit: float, listed: ListPrices | None) -> Budget:
+        """Return how long a run's money lasts for so many nodes, by what all of its tries have cost.
+
+        Demand that a person has extended beyond its money keeps its budget: that has been decided. So has the limit
+        been that a person has raised. `listed` is what `Platform.list_prices` returned.
+
+        Raises:
+            PriceUnknown, BudgetExceeded: That is not known, or nothing is left.
+        """
+        own = next((lease for lease in list_demand(self.api, self.pool.name) if lease.key == key), None)
+        given = own.budget if own else None
+        if own and given and own.extended and own.live(self.clock.now()):
+            return given
+        raised = given.raised if given else ""
+        if given and raised:
+            limit = max(limit, given.limit)
+        groups, there = self.platform.observe(), list_nodes(self.api, self.pool.node_selector)
+        now = self.clock.now()
+        self.ledger.machines(groups, there, now)  # a machine that runs has cost what it did until it was last recorded
+        spent = self.ledger.bill(key, self.platform, now).total_cost
+        return replace(budget_of(self.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed), raised=raised)
+
+    def within_budget(self, lease: DemandLease) -> DemandLease:
+        """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""
+        if lease.budget is None or lease.extended or not lease.nodes:
+            return lease
+        found = self.budget(lease.key, lease.nodes, lease.budget.limit, self.platform.list_prices())
+        return replace(lease, budget=found, until=min(lease.until, found.stops_by))

@@ -1,4 +1,6 @@
-"""Reconciler: reads a pool, decides, and writes - under the pool's lock."""
+"""Reconciler: reads a pool, decides, and writes - under the pool's lock. open_pool connects one to a pool's cloud and
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,22 @@ from functools import cached_property
 
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter import KARPENTERS
-from airflow_gpu_provider.cluster.karpenter_keeps import why_kept
+from airflow_gpu_provider.cluster.karpenter import KARPENTERS, why_kept
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Report
+from airflow_gpu_provider.platforms.base import Report, platform_for
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.pools.run_budget import Budget
-from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
-from airflow_gpu_provider.scaling.decide.awaited_reservation import until_it_begins
 from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
-from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.scaling.state.gang_jobs import delete_job, list_gang_jobs
@@ -146,7 +146,7 @@ class Reconciler(PoolAccess):
             GpuError: An error of the cluster or the cloud.
         """
         listed = self.platform.list_prices()  # before the lock: it may take seconds
-        budget = None if max_cost is None else run_money.budget(self, key, nodes, max_cost, listed)
+        budget = None if max_cost is None else self.budget(key, nodes, max_cost, listed)
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
@@ -215,9 +215,7 @@ class Reconciler(PoolAccess):
 
         A run that has withdrawn its demand meanwhile does not get it back.
         """
-        wanted = {
-            ask.before: run_money.within_budget(self, ask.after) for ask in asks
-        }  # before the lock: it reads the ledger
+        wanted = {ask.before: self.within_budget(ask.after) for ask in asks}  # before the lock: it reads the ledger
         with self._lock() as lock:
             before = self.snapshot(lock)
             after = {lease: wanted[lease] for lease in before.leases if lease in wanted}
@@ -375,3 +373,20 @@ def _lease(
     )
     is_longer = old is not None and old.extended and old.until > until
     return replace(made, until=old.until, extended=old.extended) if old and is_longer else made
+
+
+def open_pool(pool: GpuPool, *, owner: str, holder: str, report: Report) -> Reconciler:
+    """Connect to a (rendered) pool.
+
+    Args:
+        pool: The spec.
+        owner: The writer of the groups' spec, "<installation>/<dag>"; a different spec by another is a PoolDrift.
+        holder: The holder that the pool's lock names.
+        report: Takes lines for the task's log.
+
+    Raises:
+        ConnectionNotFound, CredentialsError: The pool's Airflow connection is missing or holds no credentials.
+        ClusterNotFound: There is no such cluster.
+    """
+    platform = platform_for(pool, owner=owner)
+    return Reconciler(pool, platform, platform.cluster_access().api_client(), holder=holder, report=report)

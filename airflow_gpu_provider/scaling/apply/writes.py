@@ -24,8 +24,7 @@ from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.decide.decisions import Decision
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.wanted import is_overdue
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_overdue
 from airflow_gpu_provider.scaling.state.demand import delete_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites

@@ -17,13 +17,13 @@ from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place, scalable
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
-from airflow_gpu_provider.scaling.decide.wanted import (
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    PoolSnapshot,
     pending_nodes,
     wanted_nodes,
     wanted_until,
 )
+from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
 
 __all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "wanted_nodes"]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.autoscaler_status import check_running
-from airflow_gpu_provider.cluster.provisioning_requests import ProvisioningRequest
+from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, check_running
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
@@ -15,9 +14,8 @@ from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
 from airflow_gpu_provider.scaling.decide.supply import supply
-from airflow_gpu_provider.scaling.decide.wanted import wanted_nodes
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -10,8 +10,7 @@ from typing import Literal
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Machine
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.wanted import is_overdue
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_overdue
 
 READY_WITHIN = timedelta(minutes=15)
 """How long a machine may take to join, and a node to become Ready, before it counts as broken.

@@ -9,8 +9,7 @@ from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.wanted import live_leases
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
 from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 

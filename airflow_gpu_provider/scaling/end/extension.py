@@ -10,7 +10,6 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.run_budget import Budget, in_words
-from airflow_gpu_provider.scaling.apply import run_money
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 
@@ -173,7 +172,7 @@ def _by_money(reconciler: Reconciler, leases: list[DemandLease], max_cost: float
     for lease in leases:
         _check_money(pool, max_cost, reason, lease)
     budgets: dict[DemandKey, Budget] = {
-        lease.key: replace(run_money.budget(reconciler, lease.key, lease.nodes, max_cost, listed), raised=reason)
+        lease.key: replace(reconciler.budget(lease.key, lease.nodes, max_cost, listed), raised=reason)
         for lease in leases
     }
 

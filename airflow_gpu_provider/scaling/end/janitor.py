@@ -25,7 +25,7 @@ from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.decide.supply import supply
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.state.other_pools import OtherPools
+from airflow_gpu_provider.scaling.state.lock import OtherPools
 
 Kind = Literal["lease", "pod", "machine", "size"]
 

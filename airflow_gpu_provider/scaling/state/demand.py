@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -27,8 +27,6 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.pools.values import time_of
-from airflow_gpu_provider.scaling.state import larger_gpus
-from airflow_gpu_provider.scaling.state.larger_gpus import LargerGpu
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -65,6 +63,24 @@ class QuotaCheck:
 
     at: datetime
     groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargerGpu:
+    """Nodes among a run's that are for one task, which has run out of GPU memory, and so have to be of one type.
+
+    Attributes:
+        task_id, map_index: The task's.
+        instance_type: The nodes' machine type.
+        nodes: How many; a gang's are all of it.
+        times: How often the task has got a larger one.
+    """
+
+    task_id: str
+    map_index: int
+    instance_type: str
+    nodes: int = 1
+    times: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +158,7 @@ class DemandLease:
             over_quota=notes.read_if_there("over-quota", _quota_check, None),
             prices=notes.read_if_there("prices", ListPrices.parse, None),
             budget=notes.read_if_there("budget", Budget.parse, None),
-            larger=notes.read_if_there("larger", larger_gpus.parse, ()),
+            larger=notes.read_if_there("larger", _larger_gpus, ()),
             extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
@@ -172,7 +188,7 @@ class DemandLease:
         if self.budget:
             notes[f"{_PREFIX}budget"] = self.budget.dump()
         if self.larger:
-            notes[f"{_PREFIX}larger"] = larger_gpus.dump(self.larger)
+            notes[f"{_PREFIX}larger"] = json.dumps([asdict(each) for each in self.larger])
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),
@@ -241,6 +257,15 @@ def _quota_check(text: str) -> QuotaCheck:
     if not isinstance(seen, dict):
         raise ValueError(f"{text} does not say what was seen of quotas, and when")
     return QuotaCheck(at=_time(seen.get("at", "")), groups=_as_names(seen.get("groups")))
+
+
+def _larger_gpus(text: str) -> tuple[LargerGpu, ...]:
+    found = tuple(LargerGpu(**each) for each in json.loads(text))
+    for each in found:
+        names = (each.task_id, each.instance_type)
+        if not all(isinstance(name, str) and name for name in names) or each.nodes < 1 or each.times < 1:
+            raise ValueError(f"{each} is no task with a larger GPU")
+    return found
 
 
 def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:

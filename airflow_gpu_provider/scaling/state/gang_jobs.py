@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, jobs_path
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, gpus_of
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_items
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, RUN_LABEL, gpus_of, jobs_path
+from airflow_gpu_provider.cluster.rest import call, delete, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -156,4 +155,4 @@ def _patch(api: ApiClient, job: GangJob, body: dict[str, Any], *, part: str = ""
     path = f"{jobs_path(job.namespace)}/{job.name}{part}"
     meta = {"uid": job.uid, **body.get("metadata", {})}
     resource = f"jobs{part}"
-    return call(api, "patch", path, resource=resource, body={**body, "metadata": meta}, content_type=MERGE_PATCH)
+    return call(api, "patch", path, resource=resource, body={**body, "metadata": meta})

@@ -12,7 +12,6 @@ from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFaile
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.scaling.decide import scarce_capacity
-from airflow_gpu_provider.scaling.decide.awaited_reservation import awaited, ends, line
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.shortage import (
@@ -21,9 +20,8 @@ from airflow_gpu_provider.scaling.decide.shortage import (
     no_capacity,
     quota_exceeded,
 )
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, own_lease, usable_needed
 from airflow_gpu_provider.scaling.decide.supply import usable_nodes
-from airflow_gpu_provider.scaling.decide.wanted import own_lease, usable_needed
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
@@ -66,7 +64,11 @@ class NodesWait(Record):
             return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
-        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *ends(snapshot, lease))
+        lines = (
+            *_group_lines(snapshot),
+            *self._node_lines(snapshot),
+            *scarce_capacity.reservation_ends(snapshot, lease),
+        )
         gang = GangNodes.of(snapshot, lease, usable)
         if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
@@ -111,8 +113,8 @@ class NodesWait(Record):
         nodes = self.nodes or 1
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))
-        if not lease.attempts and (group := awaited(snapshot, self.deadline)):
-            return Progress(lines=(line(group),))
+        if not lease.attempts and (group := scarce_capacity.awaited(snapshot, self.deadline)):
+            return Progress(lines=(scarce_capacity.why_awaited(group),))
         if snapshot.now >= resume_at or not lease.attempts:
             return Progress(ask=scarce_capacity.try_again(snapshot, lease, nodes, self.latest))
         times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"

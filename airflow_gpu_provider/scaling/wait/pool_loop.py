@@ -22,8 +22,7 @@ from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler
+from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler, open_pool
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 

@@ -13,7 +13,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.errors import GpuError, PermissionDenied
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
-from airflow_gpu_provider.scaling.decide.larger_type import memory_of
+from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.preemptions import PodDeadlines

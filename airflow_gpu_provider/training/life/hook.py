@@ -12,12 +12,12 @@ from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import ConnectionNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.base import Platform, platform_for
 from airflow_gpu_provider.platforms.external.platform import extras_of
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.scaling.state.gpu_health import GpuHealth
 from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods
 
 _MAY_BE_MISSING = "kubernetes_default"  # as for KubernetesPodOperator, whose default it is

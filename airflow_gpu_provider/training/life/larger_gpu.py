@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.errors import GpuError, GpuOutOfMemory, GpuTooSmall, PodFailed
-from airflow_gpu_provider.scaling.apply.open_pool import open_pool
-from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.decide.larger_type import larger_type, memory_of
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
+from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.state.larger_gpus import LargerGpu
+from airflow_gpu_provider.scaling.state.demand import LargerGpu
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt

@@ -15,13 +15,12 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.autoscaler_status import API_VERSION, PLURAL
 from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.pods import STUCK_AFTER, mark_collected
-from airflow_gpu_provider.cluster.provisioning_requests import API_VERSION, PLURAL
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_items
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, STUCK_AFTER, mark_collected
+from airflow_gpu_provider.cluster.rest import call, delete, list_items
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -114,7 +113,7 @@ class TaskObjects:
     def _patch(self, there: Json, body: Json) -> None:
         path = self._path_of(there)
         try:
-            call(self._api, "patch", path, resource=self._resource, body=body, content_type=MERGE_PATCH)
+            call(self._api, "patch", path, resource=self._resource, body=body)
         except (ObjectNotFound, ObjectChanged):
             return
 

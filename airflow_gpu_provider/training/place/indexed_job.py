@@ -13,15 +13,15 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
-from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.provisioning_requests import (
+from airflow_gpu_provider.cluster.autoscaler_status import (
     API_VERSION,
     CLASS_ANNOTATION,
     PARAMETER_PREFIX,
     REQUEST_ANNOTATION,
 )
+from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
+from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL

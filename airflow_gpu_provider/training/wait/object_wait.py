@@ -13,8 +13,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
-from airflow_gpu_provider.cluster.gang_labels import RANK_ANNOTATION
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.pods import RANK_ANNOTATION
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT

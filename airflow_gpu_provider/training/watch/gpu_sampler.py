@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
-from airflow_gpu_provider.cluster.hang_note import HANG, HangNote
-from airflow_gpu_provider.cluster.pods import gpus_of
+from airflow_gpu_provider.cluster.pods import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait

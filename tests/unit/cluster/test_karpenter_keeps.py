@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.karpenter_keeps import Kept, why_kept
+from airflow_gpu_provider.cluster.karpenter import Kept, why_kept
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.provisioning_requests import ProvisioningRequest, list_provisioning_requests
+from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.errors import ObjectRejected
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

@@ -150,7 +150,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
             pool._call("open")
             return pool
 
-        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", open_pool)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", open_pool)
         operator = EnsureGpuPoolOperator(**{"task_id": "ensure", "gpu_pool": POOL, **arguments})
         return operator.execute(context_of(operator))
 
@@ -219,7 +219,7 @@ def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
     def open_pool(*_: Any, **__: Any) -> None:
         raise CredentialsError("The token is not accepted.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", open_pool)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", open_pool)
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
     event = {"status": "done", "result": RESULT}
     assert operator.resume(context_of(operator), event)["nodes"] == RESULT["nodes"]

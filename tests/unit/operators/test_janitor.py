@@ -112,7 +112,7 @@ def night(monkeypatch: pytest.MonkeyPatch) -> Janitors:
     world = night.world
     time = SimpleNamespace(monotonic=world.actors.clock.monotonic, sleep=lambda _: go_round(world, []))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", night.open_pool)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", night.open_pool)
     monkeypatch.setattr(janitor, "time", time)
     return night
 

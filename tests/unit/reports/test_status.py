@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.hang_note import HangNote
+from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.reports.status import pool_status

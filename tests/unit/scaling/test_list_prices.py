@@ -14,7 +14,7 @@ from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, DemandNotExtended, PriceUnknown
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.decide.wanted import budget_lines
+from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
 from airflow_gpu_provider.scaling.end.extension import extend_demand
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from tests.unit.scaling.model.night import Night, machines

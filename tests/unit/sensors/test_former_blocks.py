@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.cost.usage import RunUsage, read_runs, record_begin, record_end
 from airflow_gpu_provider.errors import ClusterUnreachable
-from airflow_gpu_provider.scaling.state.other_pools import KeptSpec
+from airflow_gpu_provider.scaling.state.lock import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
@@ -67,7 +67,7 @@ class Cluster:
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.cluster.pods.list_run_pods", self._pods)
         kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", lambda api: kept)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
@@ -217,7 +217,7 @@ def test_bill_without_an_answer_says_what_it_lacks(monkeypatch: pytest.MonkeyPat
     def away(api: Any) -> Any:
         raise ClusterUnreachable("It does not answer.", "Wait.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", away)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", away)
     found, missing = cluster.bills({("new", "new")}, usage(key("old", "old")))
     assert not found
     assert "what the DAG's former blocks cost could not be read (It does not answer." in missing

@@ -81,7 +81,7 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
 
     def use(played: Played) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.open_pool.open_pool", played.open)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", played.open)
         monkeypatch.setattr(pool_loop, "open_pool", played.open)
 
     monkeypatch.setattr(pool_loop, "SOONEST", 0.0)

@@ -11,8 +11,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from airflow_gpu_provider.cluster.hang_note import HANG, HangNote
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.pods import HANG, HangNote
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuWatching

@@ -11,8 +11,7 @@ import pytest
 from airflow_gpu_provider.errors import BudgetExceeded, GpuOutOfMemory, GpuTooSmall, PodFailed, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.state.larger_gpus import LargerGpu
+from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
 from airflow_gpu_provider.training.life import larger_gpu
 from airflow_gpu_provider.training.life.creation import placement_of
 from airflow_gpu_provider.training.life.larger_gpu import used, with_larger_gpu

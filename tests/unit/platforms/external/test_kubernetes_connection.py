@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.credentials import Credentials
+from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.platforms.external.platform import access_from_connection
 from gpu_sandbox.pki import CertificateAuthority

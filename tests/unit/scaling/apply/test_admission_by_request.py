@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
-from airflow_gpu_provider.cluster.provisioning_requests import ProvisioningRequest
+from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest
+from airflow_gpu_provider.cluster.pods import GANG_LABEL
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.admission import WHOLE_WITHIN, GangQueue, admission

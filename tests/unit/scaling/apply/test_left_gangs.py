@@ -8,8 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from airflow_gpu_provider.cluster.gang_labels import GANG_LABEL
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.scaling.apply import pool_access, reconcile
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

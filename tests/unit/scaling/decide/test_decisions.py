@@ -10,8 +10,8 @@ import pytest
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time, wanted_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import usable_needed
 from airflow_gpu_provider.scaling.decide.supply import usable_nodes
-from airflow_gpu_provider.scaling.decide.wanted import usable_needed
 from tests.unit.scaling.pools import (
     EARLIER,
     LATER,

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.karpenter_keeps import Kept
+from airflow_gpu_provider.cluster.karpenter import Kept
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.wanted import usable_needed
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_needed
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, dry, key, lease, machine, node, pod, snapshot

@@ -14,9 +14,8 @@ from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.platforms.aws.reservations import SHORTEST, Reservation, judge
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.platforms.reserved import Reserved
-from airflow_gpu_provider.scaling.decide.awaited_reservation import awaited, until_it_begins
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.scarce_capacity import tried
+from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins
 from airflow_gpu_provider.scaling.decide.supply import supply
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_scarce_capacity import Night

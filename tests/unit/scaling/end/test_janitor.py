@@ -17,7 +17,7 @@ from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.end.janitor import Findings, look, reap_pools
-from airflow_gpu_provider.scaling.state.other_pools import KeptSpec
+from airflow_gpu_provider.scaling.state.lock import KeptSpec
 from tests.unit.scaling.pools import A, key, lease, machine, pod, pool, snapshot
 
 HERE = key("any").installation
@@ -103,7 +103,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: EksGpuPool, away: Sequence[str] = ()) -> None:
         specs = [KeptSpec(name=each.name, lock=f"uid-of-{each.name}", spec=each.serialize()) for each in kept]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", lambda api: specs)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: specs)
         self._away = away
         self.said: list[str] = []
 
@@ -171,7 +171,7 @@ def test_a_pool_whose_connection_fails_has_its_error_only(monkeypatch: pytest.Mo
 def test_a_spec_that_cannot_be_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     odd = [KeptSpec(name="odd", lock="uid-of-odd", spec={"kind": "tpu"})]
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.other_pools.list_pool_specs", lambda api: odd)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: odd)
     cluster.look_at(*ONES)
     (line,) = cluster.said
     assert line.startswith("pool odd, in the cluster of pool one-0, is left out: its spec cannot be read: ")

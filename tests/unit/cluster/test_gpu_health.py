@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.nodes import BAD_GPU, Node, why_bad
+from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, GpuHealth, why_bad
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.scaling.state.gpu_health import GpuHealth
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

@@ -15,19 +15,73 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import ServerClock, format_time
 from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.nodes import BAD_GPU, OURS, boot_of, label_of, why_bad
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
+from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import AdmissionDenied, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
+
+BAD_GPU = "airflow-gpu-provider/bad-gpu"
+"""The annotation on a node with a broken GPU: when that was seen, in which boot, and why. Taking it off forgives.
+
+The label of that name, by which pods avoid the node, follows it, and the node's conditions."""
+
+_OURS = "boot-"  # how the label's value begins, unless a person has set it
+
+# The EKS node monitoring agent says AcceleratedHardwareReady=False. Checks of node-problem-detector's kind say a
+# problem by a condition that is True; its name has to tell of trouble, for others say by True that all is well.
+_READY = "AcceleratedHardwareReady"
+_PROBLEM = re.compile(
+    r"(gpu|nvlink|xid).*(unhealthy|missing|error|inactive|lost|bad|fail|fault|problem)", re.IGNORECASE
+)
+
+
+def why_bad(raw: Mapping[str, Any]) -> str:
+    """Return why the node's GPUs are not to be trusted, in words; empty where nothing speaks against them."""
+    return _by_conditions(raw) or _by_mark(raw) or _by_label(raw)
+
+
+def _by_conditions(raw: Mapping[str, Any]) -> str:
+    for condition in (raw.get("status") or {}).get("conditions") or ():
+        kind, is_true = condition["type"], condition.get("status") == "True"
+        if (kind == _READY and condition.get("status") == "False") or (is_true and _PROBLEM.search(kind)):
+            reason = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
+            return f"{kind}={condition['status']}" + (f" ({reason})" if reason else "")
+    return ""
+
+
+def _by_mark(raw: Mapping[str, Any]) -> str:
+    text = (raw["metadata"].get("annotations") or {}).get(BAD_GPU)
+    if text is None:
+        return ""
+    try:
+        mark = json.loads(text)
+        boot, why = mark["boot"], str(mark["why"])
+    except (KeyError, TypeError, ValueError):
+        return f"the annotation {BAD_GPU}"  # a person's own
+    return why if boot == _boot_of(raw) else ""
+
+
+def _by_label(raw: Mapping[str, Any]) -> str:
+    label = _label_of(raw)
+    return "" if label is None or label.startswith(_OURS) else f"the label {BAD_GPU}"  # a person's own
+
+
+def _label_of(raw: Mapping[str, Any]) -> str | None:
+    return (raw["metadata"].get("labels") or {}).get(BAD_GPU)
+
+
+def _boot_of(raw: Mapping[str, Any]) -> str:
+    return str(((raw.get("status") or {}).get("nodeInfo") or {}).get("bootID", ""))
 
 
 _NODES = "/api/v1/nodes"
@@ -44,7 +98,7 @@ def _patch(api: ApiClient, node: Mapping[str, Any], **metadata: Mapping[str, str
     """
     body = {"metadata": {"uid": node["metadata"]["uid"], **metadata}}
     path = f"{_NODES}/{node['metadata']['name']}"
-    call(api, "patch", path, resource="nodes", body=body, content_type=MERGE_PATCH)
+    call(api, "patch", path, resource="nodes", body=body)
 
 
 class GpuHealth:
@@ -114,20 +168,20 @@ class GpuHealth:
 
     def _mark(self, name: str, why: str) -> None:
         node = call(self._api, "get", f"{_NODES}/{name}", resource="nodes")
-        mark = {"at": format_time(ServerClock(self._api).now()), "boot": boot_of(node), "why": why[:200]}
+        mark = {"at": format_time(ServerClock(self._api).now()), "boot": _boot_of(node), "why": why[:200]}
         metadata = {"annotations": {BAD_GPU: json.dumps(mark)}}
         if self._labels:
-            metadata["labels"] = {BAD_GPU: OURS + boot_of(node)}
+            metadata["labels"] = {BAD_GPU: _OURS + _boot_of(node)}
         _patch(self._api, node, **metadata)
 
     def _keep_label(self, node: Mapping[str, Any], *, is_bad: bool) -> None:
         """Label a node that is bad, and take our label off one that is not."""
-        has_label = label_of(node) is not None
+        has_label = _label_of(node) is not None
         if has_label == is_bad:
             return
         name = node["metadata"]["name"]
         try:
-            _patch(self._api, node, labels={BAD_GPU: OURS + boot_of(node) if is_bad else None})
+            _patch(self._api, node, labels={BAD_GPU: _OURS + _boot_of(node) if is_bad else None})
         except (ObjectNotFound, ObjectChanged):
             _log.info("Node %s is gone already.", name)
         except (PermissionDenied, AdmissionDenied) as error:
