@@ -8,14 +8,9 @@ is enough for that; to read the namespace would be one more, in all of the clust
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.rest import ApiClient, call
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EXEC_IS_CREATE = (1, 35)

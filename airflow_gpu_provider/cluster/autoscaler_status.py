@@ -16,17 +16,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.errors import AutoscalerNotRunning, ObjectRejected
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 STATUS_NAMESPACE = "kube-system"
 STATUS_NAME = "cluster-autoscaler-status"

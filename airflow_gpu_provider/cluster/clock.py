@@ -14,14 +14,11 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.rest import TIMEOUT, as_json
+from airflow_gpu_provider.cluster.rest import TIMEOUT, ApiClient, as_json
 from airflow_gpu_provider.errors import ClusterUnreachable
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 log = logging.getLogger(__name__)
 

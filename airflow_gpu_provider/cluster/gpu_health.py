@@ -17,18 +17,14 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import ServerClock, format_time
 from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.errors import AdmissionDenied, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 BAD_GPU = "airflow-gpu-provider/bad-gpu"
 """The annotation on a node with a broken GPU: when that was seen, in which boot, and why. Taking it off forgives.

@@ -15,20 +15,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"

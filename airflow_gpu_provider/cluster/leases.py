@@ -6,18 +6,14 @@ By compare-and-swap any Kubernetes object is written as it was read, and read ag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 DEMAND_NAMESPACE = "airflow-gpu-provider"
 """The namespace of all leases of this package."""

@@ -9,20 +9,16 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.leases import update
-from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 _DISCOVERED = "nvidia.com/cuda.driver-version.full"
 _DISCOVERED_BEFORE = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")

@@ -11,20 +11,16 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import call, count_items, delete, list_items, list_pages
+from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.errors import GpuError
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 GANG_LABEL = "airflow-gpu-provider/gang"
 """The label of a gang's Job and of its pods: how many nodes it takes."""

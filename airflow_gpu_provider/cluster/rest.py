@@ -17,8 +17,9 @@ from airflow_gpu_provider import __version__
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
+    from kubernetes.client import ApiClient as ApiClient
+else:  # the client takes a second to import, which an annotation is not worth
+    ApiClient = Any
 
 TIMEOUT = (5.0, 30.0)
 """Seconds to connect, and between two bytes of the answer."""
@@ -54,9 +55,9 @@ def query_of(http_method: str) -> dict[str, str]:
 @cache
 def as_json() -> dict[str, Any]:
     """Return the argument of `call_api` that asks for plain JSON, which has another name before version 36."""
-    from kubernetes.client import ApiClient
+    from kubernetes.client import ApiClient as Client
 
-    if "response_type" in inspect.signature(ApiClient.call_api).parameters:
+    if "response_type" in inspect.signature(Client.call_api).parameters:
         return {"response_type": "object"}
     return {"response_types_map": dict.fromkeys((200, 201, 202), "object")}
 

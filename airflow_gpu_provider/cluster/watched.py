@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL, jobs_path
@@ -65,7 +66,7 @@ def gangs(namespace: str) -> Resource:
 
 def gang_pods(namespace: str) -> Resource:
     """The pods of gangs in a namespace; keyed by their Job's name, so that one watch serves all ranks."""
-    return Resource(path=f"api/v1/namespaces/{namespace}/pods", key=_job, label_selector=GANG_LABEL)
+    return Resource(path=f"api/v1/namespaces/{namespace}/pods", key=_label(JOB_LABEL), label_selector=GANG_LABEL)
 
 
 def gang_events(namespace: str) -> Resource:
@@ -100,7 +101,9 @@ def kueue_workloads(namespace: str) -> Resource:
 
 def workload_pods(namespace: str) -> Resource:
     """The pods of workloads in a namespace; keyed by their task."""
-    return Resource(path=f"api/v1/namespaces/{namespace}/pods", key=_task, label_selector=WORKLOAD_LABEL)
+    return Resource(
+        path=f"api/v1/namespaces/{namespace}/pods", key=_label(WORKLOAD_LABEL), label_selector=WORKLOAD_LABEL
+    )
 
 
 def all_pod_events(namespace: str) -> Resource:
@@ -111,7 +114,7 @@ def all_pod_events(namespace: str) -> Resource:
 def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
     """What to watch for a pool's nodes, by the labels that its pods select: all labelled pools share one watch."""
     if POOL_LABEL in selector:
-        return {Resource(path=NODES, key=_pool, label_selector=POOL_LABEL): selector[POOL_LABEL]}
+        return {Resource(path=NODES, key=_label(POOL_LABEL), label_selector=POOL_LABEL): selector[POOL_LABEL]}
     return {Resource(path=NODES, key=_any, label_selector=label_selector(selector)): ""}
 
 
@@ -133,16 +136,8 @@ def _about(raw: Json) -> str:
     return str((raw.get("involvedObject") or {}).get("name") or "")
 
 
-def _job(raw: Json) -> str:
-    return str((raw["metadata"].get("labels") or {}).get(JOB_LABEL) or "")
-
-
 def _job_about(raw: Json) -> str:
     return _about(raw).rsplit("-", 2)[0]  # "<job>-<rank>-<random>"
-
-
-def _task(raw: Json) -> str:
-    return str((raw["metadata"].get("labels") or {}).get(WORKLOAD_LABEL) or "")
 
 
 def _queue(raw: Json) -> str:
@@ -153,5 +148,6 @@ def _any(raw: Json) -> str:
     return ""
 
 
-def _pool(raw: Json) -> str:
-    return str((raw["metadata"].get("labels") or {}).get(POOL_LABEL) or "")
+@cache  # two Resources are the same where their keys are
+def _label(name: str) -> Callable[[Json], str]:
+    return lambda raw: str((raw["metadata"].get("labels") or {}).get(name) or "")

@@ -6,23 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Report
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
-    from airflow_gpu_provider.pools import GpuPool
 
 
 class Ledger:

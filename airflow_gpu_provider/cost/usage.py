@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import msgspec
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease, update
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 KEEP_FOR = timedelta(days=2)
 """How long the facts of a run that is over are kept, for a scale-down that is tried again and for runs beside it."""
@@ -326,16 +326,12 @@ def _computed(node: str, start: str, end: str, gpus: int, share: float) -> Compu
 
 
 def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
-    return tuple((datetime.fromisoformat(start), datetime.fromisoformat(end)) for start, end in raw)
+    return msgspec.convert(raw, tuple[Span, ...])
 
 
 def _machines(notes: Mapping[str, str]) -> dict[str, MachineUse]:
-    found = {}
-    for record in _unpacked(notes.get(f"{_PREFIX}machines", "[]")):
-        names = [name for name in ("launched_at", "usable_at", "seen_until") if record[name]]
-        times = {name: datetime.fromisoformat(record[name]) for name in names}
-        found[record["id"]] = MachineUse(**{**record, **times})
-    return found
+    found = msgspec.convert(_unpacked(notes.get(f"{_PREFIX}machines", "[]")), list[MachineUse])
+    return {machine.id: machine for machine in found}
 
 
 def _packed(record: Any) -> str:

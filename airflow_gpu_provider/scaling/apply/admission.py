@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
@@ -28,10 +28,6 @@ from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity,
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases, waits_for_gpus
 from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply, usable_nodes
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, gangs_of, list_gang_jobs, suspend
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 WHOLE_WITHIN = timedelta(minutes=2)
 """How long after its admission all of a gang's pods may take to get a node; longer if nodes are added for pods."""

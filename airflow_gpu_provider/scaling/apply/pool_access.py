@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
@@ -22,9 +22,6 @@ from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.run_budget import Budget, budget_of
 from airflow_gpu_provider.scaling.decide.placement import claimed
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 
 class PoolAccess:

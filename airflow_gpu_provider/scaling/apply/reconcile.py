@@ -37,11 +37,10 @@ from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder keeps it."""
 
-
-_RECORDED_EVERY = timedelta(seconds=30)
-
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same in an event loop, which retries: between two tries it waits without a thread."""
+
+_RECORDED_EVERY = timedelta(seconds=30)
 
 
 class Reconciler(PoolAccess):
@@ -152,8 +151,7 @@ class Reconciler(PoolAccess):
             check_group_claims(before)
             seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
             prices = None if listed is None else replace(listed, at=before.now)
-            lease = _lease(before, key, nodes, until, prices, budget)
-            lease = replace(lease, gang=gang, over_quota=seen)
+            lease = replace(_lease(before, key, nodes, until, prices, budget), gang=gang, over_quota=seen)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease)).within_quota().within_price()
             lease = until_it_begins(snapshot, lease, waits_until)
@@ -351,8 +349,8 @@ def _lease(
     key: DemandKey,
     nodes: int,
     until: datetime,
-    prices: ListPrices | None = None,
-    budget: Budget | None = None,
+    prices: ListPrices | None,
+    budget: Budget | None,
 ) -> DemandLease:
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)

@@ -25,8 +25,6 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
 )
 from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
 
-__all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "wanted_nodes"]
-
 SWITCH_MARGIN = timedelta(minutes=15)
 """How long after the last demand ends the cloud scales the groups to zero by itself."""
 

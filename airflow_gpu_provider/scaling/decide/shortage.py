@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, check_running
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
@@ -16,10 +16,6 @@ from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
 from airflow_gpu_provider.scaling.decide.supply import supply
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 _RECENT = timedelta(minutes=10)
 """A launch of a provisioner's that failed before explains no wait of now: it would have tried again.

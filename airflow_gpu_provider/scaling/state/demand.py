@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
@@ -23,13 +23,11 @@ from airflow_gpu_provider.cluster.leases import (
     put_lease,
     read_lease,
 )
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.pools.values import time_of
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, RUN_LABEL, gpus_of, jobs_path
-from airflow_gpu_provider.cluster.rest import call, delete, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, delete, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label of a Job that Kueue admits."""

@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest, list_leases, put_lease, read_lease
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ class PoolLock:
         return self
 
     def _wait_for_it(self) -> None:
-        # Not compare_and_swap.update: a lock that is held is waited for, by time; here a conflict is another's turn.
+        # Not leases.update: a lock that is held is waited for, by time; here a conflict is another's turn.
         deadline = self._clock.monotonic() + self._timeout
         while True:
             found = read_lease(self._api, self.name)

@@ -12,8 +12,8 @@ from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.group_update import GroupUpdate
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
-from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner, wanted_nodes
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural
+from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural, wanted_nodes
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, round_seconds
 
