@@ -65,20 +65,12 @@ class Credentials:
         return shown
 
     def get(self) -> Shown:
-        """Return what the next request shows.
-
-        Raises:
-            GpuError: No token can be made.
-        """
+        """Return what the next request shows."""
         with self._lock:
             return self.fresh or self._make(self._access)
 
     def after(self, refused: Shown) -> Shown | None:
-        """Return what to show now that `refused` was refused; None where there is nothing else.
-
-        Raises:
-            GpuError: The Airflow connection cannot be read, or gives no credentials.
-        """
+        """Return what to show now that `refused` was refused; None where there is nothing else."""
         with self._lock:
             if self._shown is not refused:
                 return self._shown
@@ -119,11 +111,7 @@ class ClusterAccess:
     again: Callable[[], ClusterAccess] | None = field(default=None, repr=False, compare=False)
 
     def found_again(self) -> ClusterAccess:
-        """Return the access with the credentials that its Airflow connection holds now.
-
-        Raises:
-            GpuError: The connection cannot be read, or gives no credentials.
-        """
+        """Return the access with the credentials that its Airflow connection holds now."""
         return self.again() if self.again is not None else self
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -159,7 +147,6 @@ class ClusterAccess:
 
 
 def _connections(configuration: Configuration, access: ClusterAccess) -> Any:
-    """Return the pool of connections to an API server."""
     import urllib3
 
     # A request that did not reach the server is sent again; one that may have, only if it reads. The pauses are
@@ -262,7 +249,6 @@ class _Requests:
         self._show(shown)
 
     def _show(self, shown: Shown) -> None:
-        """Have the next requests made with these credentials."""
         # The whole header: prefixes go by another name before version 36 of the client than after it.
         self.configuration.api_key = {"authorization": shown.header} if shown.header else {}
         if self._access != shown.access:

@@ -20,11 +20,7 @@ _EXEC_IS_CREATE = (1, 35)
 def is_allowed(
     api: ApiClient, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = ""
 ) -> bool:
-    """Return whether the credentials may do this; `resource` may have a subresource: "pods/exec".
-
-    Raises:
-        GpuError: The API server does not say.
-    """
+    """Return whether the credentials may do this; `resource` may have a subresource: "pods/exec"."""
     resource, _, subresource = resource.partition("/")
     asked = {
         "group": group,
@@ -44,11 +40,7 @@ def is_allowed(
 
 
 def verbs_missing_for_exec(api: ApiClient, namespace: str) -> tuple[str, ...]:
-    """Return the verbs on pods/exec that are not allowed, and that running a command in a pod there needs.
-
-    Raises:
-        GpuError: The API server does not say.
-    """
+    """Return the verbs on pods/exec that are not allowed, and that running a command in a pod there needs."""
     refused = [verb for verb in ("get", "create") if not is_allowed(api, verb, "pods/exec", namespace=namespace)]
     if refused == ["create"] and _version(api) < _EXEC_IS_CREATE:
         return ()
@@ -73,8 +65,6 @@ def check_namespace(api: ApiClient, name: str, *, creates_pods: bool) -> None:
     """Raise if no pod can be created there, whatever the pod: what else is refused is this one's own.
 
     Args:
-        api: The cluster.
-        name: The namespace.
         creates_pods: Whether the caller is going to create pods, and not a Job, say, whose controller does.
 
     Raises:

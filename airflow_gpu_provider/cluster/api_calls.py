@@ -44,7 +44,6 @@ def reported_to(listener: Callable[[ApiCall], None]) -> Iterator[None]:
 
 
 def report_call(api: str, operation: str, error: str = "") -> None:
-    """Tell of one call."""
     for listener in tuple(_listeners):
         listener(ApiCall(api=api, operation=operation, error=error))
 

@@ -45,12 +45,7 @@ class Expired(Exception):
 
 
 class AsyncApi:
-    """One connection pool to one API server. Close it with `close()`.
-
-    Args:
-        access: The cluster.
-        local: This machine's clock.
-    """
+    """One connection pool to one API server. Close it with `close()`."""
 
     def __init__(self, access: ClusterAccess, local: Clock | None = None) -> None:
         self._access = access
@@ -127,12 +122,7 @@ class AsyncApi:
         the server down. Where there is no log yet, or no pod any more (400, 404), nothing is yielded.
 
         Args:
-            path: The pod's log.
             silence: Seconds without a byte after which it ends, as for `watch`.
-            **params: The log's parameters.
-
-        Raises:
-            GpuError: The server refused, did not answer, or broke off.
         """
         timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
         parameters = {**params, "follow": "true"}
@@ -153,10 +143,8 @@ class AsyncApi:
         """Yield a watch's events until the server ends it, or is silent.
 
         Args:
-            path: The collection.
             silence: Seconds without a byte after which the watch ends: nothing happened, or the connection is dead.
             on_open: Called when the server has accepted the watch; it may be long until something happens.
-            **params: The watch's parameters.
 
         Raises:
             Expired: `resourceVersion` is too old, or the server does not have the collection any more.
@@ -180,12 +168,7 @@ class AsyncApi:
 
         Args:
             path: The pod.
-            container: Where it is run.
-            command: The command and its arguments.
             within: Seconds after which it is given up.
-
-        Raises:
-            GpuError: The server refused, did not answer, or broke off.
         """
         params = [("container", container), ("stdout", "true"), *(("command", word) for word in command)]
         written, status = bytearray(), {}

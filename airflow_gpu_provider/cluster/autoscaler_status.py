@@ -74,7 +74,6 @@ class AutoscalerStatus:
 
 
 def read_status(api: ApiClient) -> AutoscalerStatus | None:
-    """Return the newest report, or None where there is none."""
     path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
     try:
         return AutoscalerStatus.parse(call(api, "get", path, resource="configmaps"))
@@ -152,7 +151,6 @@ class ProvisioningRequest:
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
-        """Read a request as the API server sends it."""
         meta = raw["metadata"]
         return cls(
             name=meta["name"],
@@ -161,7 +159,6 @@ class ProvisioningRequest:
         )
 
     def has(self, condition: str) -> bool:
-        """Whether this condition is true."""
         return condition in self.conditions and self.conditions[condition].is_true
 
     @property
@@ -225,7 +222,6 @@ class ComputeClass:
     """One ComputeClass.
 
     Attributes:
-        name: Its name.
         refused: Why GKE adds no node by it, in GKE's words; empty where it does, or has not said yet.
         refused_priorities: What keeps priorities from bringing nodes now, in GKE's words.
         is_out: Whether that is so for every one of its priorities.

@@ -58,11 +58,7 @@ class SystemClock:
 
 
 class ServerTime:
-    """What a server's clock shows, by its newest answer and this machine's own two clocks. Asks nobody.
-
-    Args:
-        local: This machine's clock.
-    """
+    """What a server's clock shows, by its newest answer and this machine's own two clocks. Asks nobody."""
 
     def __init__(self, local: Clock) -> None:
         self._local = local
@@ -122,10 +118,6 @@ class ServerClock:
 
     The server is asked when the time is first wanted, again after ten minutes, and whenever this machine's own clock
     has been set. An answer of any kind tells the time, a refusal too.
-
-    Args:
-        api: The cluster's client.
-        local: This machine's clock.
     """
 
     def __init__(self, api: ApiClient, local: Clock | None = None) -> None:
@@ -134,20 +126,11 @@ class ServerClock:
         self._time = ServerTime(self._local)
 
     def now(self) -> datetime:
-        """Return the server's time.
-
-        Raises:
-            GpuError: It had to be asked, and did not answer.
-        """
+        """Return the server's time; raises a GpuError where it had to be asked, and did not answer."""
         ahead = self._ahead()
         return self._local.now() + ahead
 
     def of_local(self, at: datetime) -> datetime:
-        """Return what the server's clock shows when this machine's shows `at`.
-
-        Raises:
-            GpuError: As `now`.
-        """
         return at + self._ahead()
 
     def monotonic(self) -> float:

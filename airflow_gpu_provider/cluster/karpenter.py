@@ -72,7 +72,6 @@ class NodePool:
 
     Attributes:
         node_class_group, node_class: API group and name of its node class.
-        labels: Labels that its nodes get.
         requirements: What its machines have to be, as Kubernetes' node selector requirements.
         ignored: Why Karpenter leaves it out, without a word to any pod; empty where it does not.
         unhealthy: What became of its last machines, where they did not launch or join (NodeRegistrationHealthy).
@@ -94,7 +93,6 @@ class NodePool:
 
     @property
     def is_auto_mode(self) -> bool:
-        """Whether EKS Auto Mode runs it."""
         return self.node_class_group == AUTO_MODE_GROUP
 
     def refuses(self, selector: Mapping[str, str], tolerated: tuple[Taint, ...]) -> str:
@@ -146,7 +144,6 @@ class NodePool:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read a NodePool as the API server sends it."""
         template = raw["spec"]["template"]
         spec = template.get("spec") or {}
         conditions, disruption = conditions_of(raw), raw["spec"].get("disruption") or {}
@@ -220,7 +217,6 @@ class NodeClaim:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read a NodeClaim as the API server sends it."""
         meta, status, conditions = raw["metadata"], raw.get("status") or {}, conditions_of(raw)
         steps = [conditions[name] for name in _STEPS if name in conditions]
         lacks = next((each for each in steps if not each.is_true), None)
@@ -325,7 +321,6 @@ class Kept:
     """A machine that stays.
 
     Attributes:
-        claim: Its NodeClaim.
         why: In Karpenter's words; empty where it has said nothing.
         reported_at: When it said so; None for what is so now.
     """

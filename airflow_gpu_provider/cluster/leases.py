@@ -41,13 +41,11 @@ def lease_manifest(
 
 
 def list_leases(api: ApiClient, kind: str, pool_name: str | None = None) -> list[dict[str, Any]]:
-    """Return the Leases of a kind, for a pool or for all pools."""
     selector = f"{_KIND}={kind}" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
     return list_items(api, LEASES, resource="leases", labelSelector=selector)
 
 
 def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
-    """Return a Lease as it is now; None if there is none."""
     try:
         return call(api, "get", f"{LEASES}/{name}", resource="leases")
     except ObjectNotFound:
@@ -102,7 +100,6 @@ def update(
     """Write what follows from an object as it is now, and return what `write` returns.
 
     Args:
-        read: Returns the object.
         write: Decides by what was read, and writes with its resourceVersion, or nothing; raises ObjectChanged where
             somebody else was first.
         known: The object as the caller has read it; the first try spares its own read.

@@ -58,7 +58,6 @@ class NodeImage:
 
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> Self:
-        """Read it from a node as the API server sends it."""
         return cls.of(system_of(node), node["metadata"].get("labels") or {})
 
     @classmethod
@@ -139,7 +138,6 @@ class Node:
         ready_changed_at: When its Ready condition last changed, or the node was created.
         gpus: Allocatable nvidia.com/gpu.
         gpu_capacity: Those that are unhealthy included.
-        labels: All that it carries.
         allocatable: What pods can have of it, as the kubelet says it: resource names with quantities.
         cordoned: spec.unschedulable, set by this package or externally.
         cordon_mark: It carries our annotation, cordoned or not.
@@ -188,7 +186,6 @@ class Node:
 
     @property
     def image(self) -> NodeImage:
-        """What its image brings for its GPUs."""
         return NodeImage.of(self.system, self.labels)
 
     @property
@@ -202,12 +199,10 @@ class Node:
 
     @property
     def offers_gpus(self) -> bool:
-        """Whether new pods can have its GPUs."""
         return self.usable and self.gpus > 0
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
-        """Read a node as the API server sends it."""
         meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
         labels = meta.get("labels") or {}
         created_at = datetime.fromisoformat(meta["creationTimestamp"])
@@ -253,8 +248,7 @@ def list_nodes(api: ApiClient, selector: Mapping[str, str]) -> tuple[Node, ...]:
 def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
     """Take the node out of scheduling and sign it; False when somebody else cordoned it first.
 
-    Raises:
-        ObjectNotFound: The node is gone.
+    As `uncordon` and `label_node`, it raises ObjectNotFound when the node is gone.
     """
 
     def write(now: Node) -> bool:
@@ -266,11 +260,7 @@ def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
 
 
 def uncordon(api: ApiClient, node: Node) -> bool:
-    """Undo our own cordon, and take our mark off; a cordon that is not ours stays, and False says so.
-
-    Raises:
-        ObjectNotFound: The node is gone.
-    """
+    """Undo our own cordon, and take our mark off; a cordon that is not ours stays, and False says so."""
 
     def write(now: Node) -> bool:
         if now.cordon_mark:
@@ -319,8 +309,6 @@ def write_node(
     """Patch a node as it was read, again where somebody else has written it meanwhile.
 
     Args:
-        api: The cluster.
-        read: Returns the node as it is now.
         patch_for: Returns the merge patch for the node as it was read; a uid in it has to be that node's.
 
     Raises:
@@ -355,11 +343,7 @@ def list_unlabelled_nodes(api: ApiClient, pool_name: str, machines: Collection[s
 
 
 def label_node(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collection[Taint] = ()) -> None:
-    """Give the node these labels, and these taints as far as it lacks them.
-
-    Raises:
-        ObjectNotFound: The node is gone.
-    """
+    """Give the node these labels, and these taints as far as it lacks them."""
 
     def patch_for(raw: dict[str, Any]) -> dict[str, Any]:
         there = raw.get("spec", {}).get("taints") or []

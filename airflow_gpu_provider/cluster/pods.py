@@ -200,7 +200,6 @@ class Pod:
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
-        """Read a pod as the API server sends it."""
         meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
         annotations = meta.get("annotations") or {}
         created_at = datetime.fromisoformat(meta["creationTimestamp"])

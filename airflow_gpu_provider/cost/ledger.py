@@ -48,7 +48,6 @@ class Ledger:
         self._quietly(lambda: usage.delete_old_usage(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:
-        """Record that a run no longer wants nodes."""
         self._quietly(lambda: usage.record_end(self._api, key, at))
 
     def pods(self, pods: Iterable[Pod], now: datetime) -> None:
@@ -76,13 +75,7 @@ class Ledger:
         If the cloud does not say (a permission is missing), the bill has at least what the snapshots saw.
 
         Args:
-            key: The run's demand.
-            platform: The pool's cloud.
-            now: The time.
             release_began: When the run's scale-down began; None if unknown.
-
-        Raises:
-            GpuError: The cluster did not answer.
         """
         nodes = list_nodes(self._api, self._pool.node_selector)
         # Above all, other runs' pods that still run, whose times are not recorded yet.

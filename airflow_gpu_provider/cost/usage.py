@@ -114,7 +114,6 @@ class RunUsage:
         return cls(key=key, worked={})
 
     def wants(self, now: datetime) -> bool:
-        """Return True if it wants nodes at that time."""
         return self.open and now < self.wanted[-1][1]
 
     def begun(self, at: datetime, until: datetime, prices: ListPrices | None = None) -> RunUsage:
@@ -174,9 +173,6 @@ def record_pods(
     """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out.
 
     Args:
-        api: The cluster's client.
-        pods: The pods.
-        now: The cluster's time.
         computed: For which share of their time their GPUs computed. Default: unknown.
         sampled: How much of that time the samples stand for; no more of it is known.
     """
@@ -287,7 +283,6 @@ def read_runs(api: ApiClient, pool_name: str | None) -> tuple[RunUsage, ...]:
 
 
 def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
-    """Return what is known of the machines that a pool had lately."""
     raw = read_lease(api, f"machines-{pool_name}")
     return tuple(_machines(raw["metadata"].get("annotations") or {}).values()) if raw else ()
 

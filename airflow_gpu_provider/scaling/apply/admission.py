@@ -53,7 +53,6 @@ class Admission:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not (self.admit or self.suspend)
 
 
@@ -66,8 +65,6 @@ def admission(
     """Return what to do about the pool's gangs now.
 
     Args:
-        snapshot: The pool.
-        jobs: Its gangs, read just before.
         leaving: Nodes that are about to be cordoned or removed.
         requests: Where nodes come only by ProvisioningRequests: these, by the uids of the Jobs.
     """
@@ -150,7 +147,6 @@ def _is_late(snapshot: PoolSnapshot, job: GangJob) -> bool:
 
 
 def _why(room: _Room, job: GangJob, waiting: Sequence[GangJob]) -> str:
-    """Return why a gang waits."""
     free = {zone: number for zone, number in room.free(job).items() if number}
     place = waiting.index(job) + 1
     many = f"{ordinal(place)} of {len(waiting)} gangs in the queue; " if len(waiting) > 1 else ""
@@ -299,7 +295,6 @@ class GangQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return self._found.is_empty
 
     @property

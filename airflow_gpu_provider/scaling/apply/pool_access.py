@@ -28,13 +28,9 @@ class PoolAccess:
     """One pool, as one process reaches it.
 
     Args:
-        pool: The (rendered) spec.
-        platform: The pool's cloud.
-        api: The client of the pool's cluster.
         holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
         report: Takes one line immediately: that it waits for the lock. All others are in the outcome.
         clock: The time that all processes that change the pool use. Default: the API server's.
-        at_once: How many requests it makes concurrently.
     """
 
     def __init__(
@@ -58,7 +54,6 @@ class PoolAccess:
         self.ledger = Ledger(api, pool, report, taken=self._taken)
 
     def remove_machines(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
-        """Remove machines, and return those that cannot be removed yet."""
         return self.platform.release(machines)
 
     def pods_on(self, nodes: Iterable[Node]) -> list[Pod]:

@@ -106,12 +106,7 @@ class Reconciler(PoolAccess):
         return replace(snapshot, autoscaler=read_status(self.api))
 
     def upgrade(self, report: Report) -> None:
-        """Have the cloud bring groups without machines up to date: what a plan calls "upgrade".
-
-        Raises:
-            DemandLockBusy, DemandLockLost: Another try helps.
-            GpuError: An error of the cluster or the cloud.
-        """
+        """Have the cloud bring groups without machines up to date: what a plan calls "upgrade"."""
         with self._lock() as lock:
             begun = self.platform.upgrade(report, lock.check)
             lock.memo = RecentWrites.parse(lock.memo).with_upgraded(begun, self.clock.now()).dump()
@@ -167,10 +162,6 @@ class Reconciler(PoolAccess):
         """Extend demand, its switch first; demand that is gone or over is not written.
 
         `longer` returns a Lease extended, or raises if it may not be; it is called for all before the first is written.
-
-        Raises:
-            DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
-            GpuError: An error of the cluster or the cloud.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
@@ -287,7 +278,6 @@ class Reconciler(PoolAccess):
         return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
-        """Delete the pods that the run left on this pool, and return their names as namespace/name."""
         return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
 
     def release(self, key: DemandKey) -> Outcome:
@@ -377,10 +367,8 @@ def open_pool(pool: GpuPool, *, owner: str, holder: str, report: Report) -> Reco
     """Connect to a (rendered) pool.
 
     Args:
-        pool: The spec.
         owner: The writer of the groups' spec, "<installation>/<dag>"; a different spec by another is a PoolDrift.
         holder: The holder that the pool's lock names.
-        report: Takes lines for the task's log.
 
     Raises:
         ConnectionNotFound, CredentialsError: The pool's Airflow connection is missing or holds no credentials.

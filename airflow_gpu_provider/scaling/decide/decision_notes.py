@@ -126,7 +126,6 @@ def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus,
 
 
 def why_released(each: MachineStatus) -> str:
-    """Return why a machine is released."""
     if each.overdue:
         return f"the time of its run is over; pod {each.overdue[0]} ends with it"
     if each.is_ending:

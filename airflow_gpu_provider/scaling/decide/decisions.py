@@ -72,12 +72,10 @@ class Decision:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return replace(self, later=(), notes=()) == Decision()
 
 
 def decide(snapshot: PoolSnapshot) -> Decision:
-    """Return what to do about the pool now."""
     machines = supply(snapshot)
     gangs = gang_placements(snapshot, machines)
     placed, grow, shrink = _sizes(snapshot, machines, gangs)

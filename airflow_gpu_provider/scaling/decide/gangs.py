@@ -27,7 +27,6 @@ class GangPlacement:
 
     Attributes:
         zone: The gang's single zone.
-        machines: Its existing machines.
         placed: How many are missing, by the group that is to add them; none while older machines leave no room.
     """
 
@@ -60,7 +59,6 @@ class GangPlacements:
 
     @property
     def kept(self) -> frozenset[str]:
-        """The machines assigned to gangs."""
         return _ids(self.by_key.values())
 
     @property

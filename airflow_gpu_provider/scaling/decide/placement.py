@@ -74,8 +74,6 @@ def claimed(
     """Return the external groups that another pool's demand had before this pool's, by name.
 
     Args:
-        pool: The pool.
-        groups: The groups that it names.
         leases: The demand of all pools, including this one.
         now: The time; expired demand has no groups.
     """

@@ -122,7 +122,6 @@ def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> d
 
 
 def tried_in_words(times: int) -> str:
-    """Return how often something was tried, like "tried once"."""
     return "tried once" if times == 1 else f"tried {times} times"
 
 
@@ -162,7 +161,6 @@ class Tried:
         return self.kind, self.quota or "", reason
 
     def to_result(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         candidate = self.group.candidate
         return {
             "group": self.group.name,

@@ -30,11 +30,7 @@ NO_REQUEST = "its ProvisioningRequest is not there: it was deleted, or is being 
 
 
 def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
-    """Check that cluster-autoscaler is alive, if it adds the pool's nodes.
-
-    Raises:
-        AutoscalerNotRunning: It has never reported, or not for minutes.
-    """
+    """Check that cluster-autoscaler is alive, if it adds the pool's nodes."""
     if not pool.needs_cluster_autoscaler:
         return
     check_running(api, pool.name, now, or_else=WITHOUT_AUTOSCALER)
@@ -70,8 +66,6 @@ def no_capacity(
     """Return the error for the failed candidates; None if neither a stock-out nor a quota was the reason.
 
     Args:
-        snapshot: The pool.
-        found: What was tried; see `tried`.
         have: A sentence about the existing nodes.
         more_time_by: The argument that would give it more time.
     """
@@ -87,7 +81,6 @@ def no_capacity(
 
 
 def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:
-    """Return what to do about a launch of a provisioner's that failed."""
     if failure.kind == "quota":
         return "Ask the cloud for a higher quota."
     if failure.kind == "refused":
@@ -96,7 +89,6 @@ def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:
 
 
 def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExceeded:
-    """Return the error for the candidates that exceed the account's quotas."""
     names = list(dict.fromkeys(each.quota for each in found if each.quota))
     which = f"{', '.join(names)} " if names else ""
     return QuotaExceeded(
@@ -109,7 +101,6 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
 
 
 def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFailed:
-    """Return the error for the launches that the cloud refused, and would refuse again."""
     return GroupFailed(
         f"Pool {snapshot.pool.name}: the cloud refuses to launch its machines: {scarce_capacity.in_words(found)}.",
         "Correct what this names; the same launch would be refused again.",

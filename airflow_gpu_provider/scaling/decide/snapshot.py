@@ -218,7 +218,6 @@ def pending_nodes(snapshot: PoolSnapshot) -> int:
 
 
 def waits_for_gpus(pod: Pod) -> bool:
-    """Return True if the pod requests GPUs and has no node yet."""
     return _wants_gpus(pod) and not pod.node
 
 

@@ -30,7 +30,6 @@ class MachineStatus:
     """One machine that exists and is not terminating, as a decision sees it.
 
     Attributes:
-        machine: The machine.
         node: Its node, once it has joined.
         state: usable: new pods can run there (a cordon of this package is about to be undone or completed, and does
             not count). coming: it is booting, or its node is briefly not Ready. broken: it has a broken GPU, or has

@@ -181,7 +181,6 @@ def reap_pools(
     """Check each pool and, unless it is a dry run, remove what no run wants; an error on one does not stop the rest.
 
     Args:
-        pools: The (rendered) specs.
         connect: Connects to one, as `open_pool` does.
         installation: This Airflow's id; empty: it never wanted nodes, and no run is its own.
         run_is_over: Asks this Airflow about a run.

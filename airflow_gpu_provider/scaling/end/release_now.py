@@ -80,9 +80,6 @@ def release_now(
     Pods and demand of other runs keep their nodes; each run waits for its own.
 
     Args:
-        reconciler: The pool's.
-        key: The run's demand.
-        report: Takes lines for the task's log.
         own: The uids of the caller's own pods. Default: none.
         within: How long to continue. Default: a minute longer than the own pods' grace period.
 

@@ -29,7 +29,6 @@ class GangJob:
     Attributes:
         size: How many nodes it takes.
         gpus: nvidia.com/gpu that each of its pods asks for.
-        run: The value of its run label.
         suspended: It has no pods, or they are being deleted.
         queued_elsewhere: Kueue admits it.
         admitted_at: When this package admitted it last.
@@ -119,9 +118,6 @@ def admit(api: ApiClient, job: GangJob, zone: str, now: datetime) -> None:
     """Let the Job that was read create its pods, on nodes of the zone; "" for any.
 
     Its controller may write its status meanwhile; others leave a suspended Job to who holds the pool's lock.
-
-    Raises:
-        ObjectChanged, ObjectNotFound: It is gone, or another has its name.
     """
     if job.started_at is not None:
         # Before 1.36 the placement of a Job that has ever started is fixed as long as it says when (KEP-2926).
@@ -135,11 +131,7 @@ def admit(api: ApiClient, job: GangJob, zone: str, now: datetime) -> None:
 
 
 def suspend(api: ApiClient, job: GangJob) -> None:
-    """Have the Job's pods deleted, until it is admitted again.
-
-    Raises:
-        ObjectChanged, ObjectNotFound: It is not as it was read.
-    """
+    """Have the Job's pods deleted, until it is admitted again; raises ObjectChanged if it is not as it was read."""
     _patch(api, job, {"metadata": {"resourceVersion": job.resource_version}, "spec": {"suspend": True}})
 
 

@@ -40,7 +40,6 @@ class PoolLock:
         holder: Who takes it, for people: dag/run/task/try, host and pid.
         duration: How long others let a record stand before they take the lock from its holder.
         timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
-        clock: The time; tests bring their own.
         report: Takes one line, when the lock is held by another.
         spec: The pool's serialized spec, kept with the lock: the janitor finds forgotten pools by it.
         seen: What earlier tries saw of it, for one who tries again and again for a moment each: a dead holder's time

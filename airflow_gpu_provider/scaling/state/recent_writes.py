@@ -68,7 +68,6 @@ class RecentWrites:
         return replace(recent, sizes={**recent.sizes, group: (size, now)})
 
     def with_upgraded(self, groups: Iterable[str], now: datetime) -> Self:
-        """Return it with the upgrade of these groups begun."""
         recent = self._fresh(now)
         return replace(recent, upgraded={**recent.upgraded, **dict.fromkeys(groups, now)})
 

@@ -116,8 +116,6 @@ def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler:
     """Have the pool reconciled until `leave`, and the subscription notified of each check that starts from now on.
 
     Args:
-        subscription: What is wanted.
-        pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
         reconciler: The pool's, if the first subscriber already has it open.
     """

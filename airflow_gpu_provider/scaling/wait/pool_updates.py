@@ -35,7 +35,6 @@ class PoolUpdates:
     """What a reconcile reports to the tasks that wait for a node.
 
     Attributes:
-        log_lines: Lines for their logs.
         no_capacity: Why no machine is available now, if that is a stock-out or a quota.
         empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
         gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
@@ -65,9 +64,7 @@ def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False)
     Call it in an event loop.
 
     Args:
-        pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        listener: Takes the update.
         admits: It waits for a gang: each reconcile admits the pool's gangs whose nodes are free, the first reconcile at
             once.
     """

@@ -25,7 +25,6 @@ class ReleaseWait(Record):
     """ScaleDownSensor's wait: until everything that only this run wanted is released.
 
     Attributes:
-        key: The run's demand.
         started, deadline: By this machine's clock until `release` has succeeded, and by the cluster's from then on.
         begun: `release` has succeeded.
     """
@@ -36,11 +35,7 @@ class ReleaseWait(Record):
     begun: bool = False
 
     def release(self, reconciler: Reconciler) -> Outcome:
-        """Release what the run wanted; idempotent.
-
-        Raises:
-            GpuError: As `Reconciler.release`.
-        """
+        """Release what the run wanted; idempotent."""
         outcome = reconciler.release(self.key)
         if not self.begun:
             self.started, self.deadline = map(reconciler.clock.of_local, (self.started, self.deadline))

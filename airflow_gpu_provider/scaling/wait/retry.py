@@ -44,7 +44,6 @@ class Tolerance:
         self._since = deadline
 
     def succeeded(self) -> None:
-        """Record a call that succeeded."""
         self._worked = True
         self._kind = None
 
@@ -81,7 +80,6 @@ class Setbacks(Record):
     """Failures in a row.
 
     Attributes:
-        times: How many.
         since: When the first one was; None before that.
         last: When the last one was.
     """
@@ -142,10 +140,6 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, report: Repor
     Args:
         call: Raises a GpuError if it fails.
         within: How long to try at most; how long each error is tolerated depends on its type.
-        report: Takes lines for the task's log.
-
-    Raises:
-        GpuError: The call's last error.
     """
     clock = SystemClock()
     patience = Tolerance(clock.now() + within)

@@ -74,8 +74,6 @@ _PATIENCE = 8.0
 
 
 class Wait(Protocol):
-    """A wait of `waits`: it steps, and has a deadline."""
-
     @property
     def started(self) -> datetime: ...
 
@@ -141,10 +139,7 @@ async def run_wait(
     """Have the pool reconciled, and step after each check, until the wait is done.
 
     Args:
-        wait: The wait.
-        pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        report: Takes lines for the task's log.
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
         is_resumed: Another process has already logged this wait; see Narrator.
