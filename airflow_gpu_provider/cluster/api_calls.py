@@ -111,14 +111,24 @@ def report_kubernetes_call(method: str, path: str, status: int | None, reason: s
 
 def _collection(path: str) -> str:
     """Return a path without the names of namespaces and objects: "/api/v1/pods/-/log"."""
-    parts = path.partition("?")[0].strip("/").split("/")
-    before = 2 if parts[0] == "api" else 3 if parts[0] == "apis" else len(parts)
-    prefix, parts = parts[:before], parts[before:]
-    if parts[:1] == ["namespaces"] and len(parts) > 2:
-        parts = parts[2:]
+    group, parts = _without_namespace(path)
     if len(parts) > 1:
         parts = [parts[0], "-", *parts[2:]]
-    return "/" + "/".join([*prefix, *parts])
+    return "/" + "/".join([*group, *parts])
+
+
+def resource_of(path: str) -> str:
+    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"; an API group's path as it is."""
+    group, parts = _without_namespace(path)
+    return "/".join([*parts[:1], *parts[2:3]] or group)
+
+
+def _without_namespace(path: str) -> tuple[list[str], list[str]]:
+    """Return the parts of a path: its API group and version, and what comes after the namespace."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    before = 2 if parts[0] == "api" else 3 if parts[0] == "apis" else len(parts)
+    group, parts = parts[:before], parts[before:]
+    return group, parts[2:] if parts[:1] == ["namespaces"] and len(parts) > 2 else parts
 
 
 _POOL = re.compile(r"<?HTTPS?Connection(?:Pool)?\(host='?([^',]+)'?, port=(\d+)\)(?: at 0x\w+>)?")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import Credentials, Shown
-from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call
+from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, resource_of
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
@@ -322,17 +322,6 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
     if wait.isdigit():
         error.details["retry_after"] = int(wait)
     return error
-
-
-def resource_of(path: str) -> str:
-    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"; an API group's path as it is."""
-    parts = path.partition("?")[0].strip("/").split("/")
-    if parts[0] == "apis" and len(parts) < 4:
-        return "/".join(parts)
-    parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else parts
-    if parts[0] == "namespaces" and len(parts) > 2:
-        parts = parts[2:]
-    return "/".join([*parts[:1], *parts[2:3]])
 
 
 def _in_words(error: BaseException) -> str:

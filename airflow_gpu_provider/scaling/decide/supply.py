@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -100,25 +99,24 @@ def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
         is_ending = group.reserved is not None and group.reserved.has_ended
         for machine in group.live:
             node = nodes.get(machine.id)
-            status = _supply_of(snapshot, machine, node, pods.get(node.name, ()) if node else ())
-            found.append(replace(status, is_ending=is_ending))
+            on_node = pods.get(node.name, ()) if node else ()
+            overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
+            found.append(
+                MachineStatus(
+                    machine=machine,
+                    node=node,
+                    state=_state(snapshot.now, machine, node),
+                    holders=tuple(pod for pod in on_node if pod not in overdue),
+                    overdue=overdue,
+                    is_ending=is_ending,
+                )
+            )
     return tuple(found)
 
 
 def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
     """Return the nodes that new pods can run on and whose machines stay."""
     return tuple(each.node for each in supply(snapshot) if each.node and each.node.usable and each.counts)
-
-
-def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None, on_node: Sequence[Pod]) -> MachineStatus:
-    overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
-    return MachineStatus(
-        machine=machine,
-        node=node,
-        state=_state(snapshot.now, machine, node),
-        holders=tuple(pod for pod in on_node if pod not in overdue),
-        overdue=overdue,
-    )
 
 
 def _state(now: datetime, machine: Machine, node: Node | None) -> State:
