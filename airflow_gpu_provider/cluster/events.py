@@ -86,10 +86,10 @@ class PodEvent:
             return f"pulled {self.pull}" if self.pull.is_worth_telling else ""
         if self.reason in _OF_PROVISIONERS and (who := _provisioner(self.by)):
             return _OF_PROVISIONERS[self.reason](who, self.message)
-        words = _WORDS.get(self.reason)
-        if words is None:
-            return f"{self.reason}: {self.message}" if self.type == "Warning" else ""
-        return words(self.message)
+        if words := _WORDS.get(self.reason):
+            return words(self.message)
+        is_news = self.type == "Warning" and self.reason not in _LEFT_TO_STATUS
+        return f"{self.reason}: {self.message}" if is_news else ""
 
     @property
     def is_of_autoscaler_that_adds_none(self) -> bool:
@@ -202,24 +202,12 @@ def _pulling(message: str) -> str:
     return f"pulls image {found['image']}" if found else message
 
 
-def _nothing(message: str) -> str:
-    return ""
-
-
 # The same reasons mean something else when the scheduler reports them.
 _FOR_NODES = {"Nominated": _has_one, "FailedScheduling": _brings_no_node}
 _DISRUPTS = {"Disrupted": _disrupted, "Evicted": _evicted}
 _OF_PROVISIONERS = {**_FOR_NODES, "Nominated": _nominated, **_DISRUPTS}
 
+_WORDS = {"TriggeredScaleUp": _grew, "NotTriggerScaleUp": _did_not_grow, "Pulling": _pulling}
+
 # What the pod's own status tells too is left to it: there it is gone when it is no longer so.
-_WORDS = {
-    "Scheduled": _nothing,
-    "FailedScheduling": _nothing,
-    "TriggeredScaleUp": _grew,
-    "NotTriggerScaleUp": _did_not_grow,
-    "Pulling": _pulling,
-    "Pulled": _nothing,
-    "Created": _nothing,
-    "Started": _nothing,
-    "Killing": _nothing,
-}
+_LEFT_TO_STATUS = ("Scheduled", "FailedScheduling", "Pulled", "Created", "Started", "Killing")

@@ -36,14 +36,7 @@ Kubernetes 1.27 and newer does; older ones pass over it (kubernetes.io/docs/refe
 USER_AGENT = f"airflow-gpu-provider/{__version__}"
 """What an API server's audit log calls this package."""
 
-_METHODS = {
-    "get": "GET",
-    "list": "GET",
-    "create": "POST",
-    "update": "PUT",
-    "patch": "PATCH",
-    "delete": "DELETE",
-}
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 _PAGE = 500
 
 

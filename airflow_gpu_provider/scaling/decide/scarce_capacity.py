@@ -14,6 +14,7 @@ from typing import Any
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS
 from airflow_gpu_provider.platforms.base import COMING, Group
+from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place
@@ -161,29 +162,23 @@ class Tried:
         return self.kind, self.quota or "", reason
 
     def to_result(self) -> dict[str, Any]:
-        candidate = self.group.candidate
-        return {
-            "group": self.group.name,
-            "zone": candidate.zone,
-            "instance_type": candidate.instance_type,
-            "capacity_type": candidate.market,
-            "times": self.times,
-            "last": self.at.isoformat(timespec="seconds"),
-            "why": self.why,
-        }
+        return _result(self.group.name, self.group.candidate, times=self.times, at=self.at, why=self.why)
 
 
 def not_tried(dear: TooDear, at: datetime) -> dict[str, Any]:
     """Return a candidate that costs too much in the form of `Tried.to_result`."""
-    candidate = dear.candidate
+    return _result(dear.candidate.group, dear.candidate, times=0, at=at, why=dear.why)
+
+
+def _result(group: str, candidate: Candidate, *, times: int, at: datetime, why: str) -> dict[str, Any]:
     return {
-        "group": candidate.group,
+        "group": group,
         "zone": candidate.zone,
         "instance_type": candidate.instance_type,
         "capacity_type": candidate.market,
-        "times": 0,
+        "times": times,
         "last": at.isoformat(timespec="seconds"),
-        "why": dear.why,
+        "why": why,
     }
 
 

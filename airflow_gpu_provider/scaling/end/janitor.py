@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
@@ -79,10 +79,15 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
 
     A run that is cleared after that writes new demand, which `reap` recognizes.
     """
-    over = _OverRuns(installation, run_is_over)
-    leases = tuple(lease for lease in snapshot.leases if over.has(lease.key))
+
+    @cache
+    def is_over(key: DemandKey) -> bool:
+        return bool(installation) and key.installation == installation and run_is_over(key)
+
+    leases = tuple(lease for lease in snapshot.leases if is_over(lease.key))
     gone = {lease.key.hash for lease in leases}
-    pods = tuple(pod for pod in snapshot.pods if pod.run and not pod.deleting and _is_of(pod, gone, over))
+    left = (pod for pod in snapshot.pods if pod.run and not pod.deleting)
+    pods = tuple(pod for pod in left if pod.run in gone or (pod.owner is not None and is_over(pod.owner)))
     leaving = {str(pod) for pod in pods}
     without = replace(
         snapshot,
@@ -222,26 +227,6 @@ def reap_pools(
 
 def _report_of(pool: str, report: Report, line: str) -> None:
     report(f"pool {pool}: {line}")
-
-
-class _OverRuns:
-    """Asks once for each run."""
-
-    def __init__(self, installation: str, run_is_over: RunIsOver) -> None:
-        self._installation = installation
-        self._ask = run_is_over
-        self._known: dict[DemandKey, bool] = {}
-
-    def has(self, key: DemandKey) -> bool:
-        if not self._installation or key.installation != self._installation:
-            return False
-        if key not in self._known:
-            self._known[key] = self._ask(key)
-        return self._known[key]
-
-
-def _is_of(pod: Pod, gone: set[str], over: _OverRuns) -> bool:
-    return pod.run in gone or (pod.owner is not None and over.has(pod.owner))
 
 
 def _is_ending(pod: Pod, now: datetime) -> bool:

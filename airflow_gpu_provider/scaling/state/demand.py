@@ -163,30 +163,22 @@ class DemandLease:
 
     def manifest(self) -> dict[str, Any]:
         """Return the Lease object; kubectl shows the run as its holder."""
-        notes = {
-            **self.key.annotations,
-            f"{_PREFIX}nodes": str(self.nodes),
-            f"{_PREFIX}until": format_time(self.until),
-            **({f"{_PREFIX}extended": self.extended} if self.extended else {}),
+        seen = self.over_quota
+        said = {
+            "nodes": str(self.nodes),
+            "until": format_time(self.until),
+            "extended": self.extended,
+            "groups": json.dumps(self.groups) if self.groups else "",
+            "gang": str(self.gang) if self.gang else "",
+            "attempts": str(self.attempts) if self.attempts else "",
+            "attempt-since": format_time(self.attempt_since) if self.attempt_since else "",
+            "resume-at": format_time(self.resume_at) if self.resume_at else "",
+            "over-quota": json.dumps({"at": format_time(seen.at), "groups": seen.groups}) if seen else "",
+            "prices": self.prices.dump() if self.prices else "",
+            "budget": self.budget.dump() if self.budget else "",
+            "larger": json.dumps([asdict(each) for each in self.larger]) if self.larger else "",
         }
-        if self.groups:
-            notes[f"{_PREFIX}groups"] = json.dumps(self.groups)
-        if self.gang:
-            notes[f"{_PREFIX}gang"] = str(self.gang)
-        if self.attempts:
-            notes[f"{_PREFIX}attempts"] = str(self.attempts)
-        for name, at in (("attempt-since", self.attempt_since), ("resume-at", self.resume_at)):
-            if at:
-                notes[f"{_PREFIX}{name}"] = format_time(at)
-        if self.over_quota:
-            seen = {"at": format_time(self.over_quota.at), "groups": self.over_quota.groups}
-            notes[f"{_PREFIX}over-quota"] = json.dumps(seen)
-        if self.prices:
-            notes[f"{_PREFIX}prices"] = self.prices.dump()
-        if self.budget:
-            notes[f"{_PREFIX}budget"] = self.budget.dump()
-        if self.larger:
-            notes[f"{_PREFIX}larger"] = json.dumps([asdict(each) for each in self.larger])
+        notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in said.items() if text}}
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),
