@@ -114,14 +114,7 @@ def from_status(error: ApiException, verb: str, resource: str) -> GpuError:
 
 
 def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> GpuError:
-    """Return the error that an answer of the API server means.
-
-    Args:
-        status: The HTTP status; 0 where there was no answer.
-        body: The answer's body, a Kubernetes Status.
-        verb: What was tried, in RBAC's words ("create").
-        resource: On what ("pods").
-    """
+    """Return the error that an answer of the API server means, a Status; `status` is 0 where there was none."""
     message = f"{str(body.get('message') or status).rstrip('.')}."
     details: dict[str, Any] = {"status": status, "verb": verb, "resource": resource}
     cannot = f"Cannot {verb} {resource}: {message}"

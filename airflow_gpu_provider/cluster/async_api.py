@@ -84,7 +84,6 @@ class AsyncApi:
 
         Raises:
             Expired: A list's `continue` is too old.
-            GpuError: The server refused, or did not answer.
         """
         async with self._request("GET", path, params=params) as response:
             return None if response.status == 404 else await response.json(content_type=None)
@@ -148,7 +147,6 @@ class AsyncApi:
 
         Raises:
             Expired: `resourceVersion` is too old, or the server does not have the collection any more.
-            GpuError: The server refused, or did not answer.
         """
         timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
         async with self._request("GET", path, params={**params, "watch": "true"}, timeout=timeout) as response:
@@ -167,7 +165,6 @@ class AsyncApi:
         """Return what a command in a container writes to its stdout; None where it fails.
 
         Args:
-            path: The pod.
             within: Seconds after which it is given up.
         """
         params = [("container", container), ("stdout", "true"), *(("command", word) for word in command)]

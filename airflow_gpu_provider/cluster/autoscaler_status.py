@@ -199,7 +199,6 @@ def list_provisioning_requests(api: ApiClient, selector: str) -> dict[str, Provi
 
     Raises:
         ObjectRejected: The cluster does not know the kind.
-        GpuError: They cannot be listed.
     """
     try:
         listed = list_items(api, _PATH, resource=PLURAL, labelSelector=selector)

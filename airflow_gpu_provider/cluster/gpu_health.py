@@ -86,12 +86,7 @@ _log = logging.getLogger(__name__)
 
 
 def _patch(api: ApiClient, node: Mapping[str, Any], **metadata: Mapping[str, str | None]) -> None:
-    """Write a node's labels or annotations.
-
-    Raises:
-        ObjectNotFound: It is gone.
-        ObjectChanged: Another one has its name.
-    """
+    """Write a node's labels or annotations; raises ObjectChanged where another one has its name."""
     body = {"metadata": {"uid": node["metadata"]["uid"], **metadata}}
     path = f"{_NODES}/{node['metadata']['name']}"
     call(api, "patch", path, resource="nodes", body=body)

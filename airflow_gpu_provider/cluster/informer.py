@@ -107,9 +107,6 @@ async def watching(
         identity: Says which cluster, as whom; feeds with the same identity share everything.
         open_access: Finds the cluster; called in a thread, once for all who share it.
         wants: For each resource the key whose changes are wanted.
-
-    Raises:
-        GpuError: The cluster, or credentials for it, cannot be found.
     """
     async with _connected(identity, open_access) as cluster:
         feed = Feed(cluster.api)

@@ -134,9 +134,7 @@ def record_pods(
     """Record when pods ran, and what share of the time their GPUs computed, for their runs' bills; see `quietly`.
 
     Args:
-        connect: Returns the cluster's client.
         pods: As JSON, as they were last seen; what a delete that completes at once returns in their place is left out.
-        report: Takes the line if they could not be recorded.
         now: Returns the cluster's time. Default: it is asked for.
         computed: The share, 0 to 1, of the time that was sampled. Default: unknown.
         sampled: How much of the time was.
@@ -190,12 +188,9 @@ def machines_to_bill(
     was last seen or its last pod ended.
 
     Args:
-        seen: What snapshots have recorded.
         lives: The cloud's records; empty if there is no cloud, or it does not answer.
-        runs: What is known about the runs that used the pool.
         since: When the bill's run first wanted nodes; earlier times do not matter.
         now: The time: a running machine that was in no snapshot has run until now.
-        markets: By group.
     """
     looks = {each.id: each for each in seen}
     work = _work(runs)

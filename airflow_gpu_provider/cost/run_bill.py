@@ -13,13 +13,7 @@ from airflow_gpu_provider.pools.prices import LIST_PRICE
 
 
 def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
-    """Return a run's bill: of its block, and of those that its DAG does not have any more.
-
-    Args:
-        own: The block's.
-        former: Those of the former blocks.
-        missing: What may be missing of these; empty for nothing.
-    """
+    """Return a run's bill: of its block, and of those that its DAG does not have any more, which may lack `missing`."""
     if not former and not missing:
         return own
     bill = together([own, *former.values()])

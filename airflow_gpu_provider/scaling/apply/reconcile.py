@@ -137,7 +137,6 @@ class Reconciler(PoolAccess):
             PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was written.
             PoolDrift: Another pool's runs use an external group that this pool names.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
-            GpuError: An error of the cluster or the cloud.
         """
         listed = self.platform.list_prices()  # before the lock: it may take seconds
         budget = None if max_cost is None else self.budget(key, nodes, max_cost, listed)
@@ -267,9 +266,6 @@ class Reconciler(PoolAccess):
         """Delete the gangs of a run, and return their names as namespace/name; waiting gangs have no pods.
 
         Jobs are listed only if the run has wanted nodes for a gang, or a gang that waits may still bring nodes.
-
-        Raises:
-            GpuError: One could not be deleted; the deletion of all the others was requested.
         """
         may_be = lease.gang or provisioning_class(self.pool)
         jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if may_be else ()

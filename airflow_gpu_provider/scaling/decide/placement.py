@@ -73,9 +73,7 @@ def claimed(
 ) -> dict[str, DemandLease]:
     """Return the external groups that another pool's demand had before this pool's, by name.
 
-    Args:
-        leases: The demand of all pools, including this one.
-        now: The time; expired demand has no groups.
+    `leases` are the demand of all pools, including this one.
     """
     live = sorted((lease for lease in leases if lease.live(now)), key=lambda lease: (lease.created_at, lease.key.hash))
     first: dict[str, DemandLease] = {}
@@ -87,11 +85,7 @@ def claimed(
 
 
 def check_group_claims(snapshot: PoolSnapshot) -> None:
-    """Reject new demand while another pool has a group that this pool names.
-
-    Raises:
-        PoolDrift: The message names the group, the other pool and its run.
-    """
+    """Raise PoolDrift while another pool has a group that this pool names: its new demand is rejected."""
     for name, lease in snapshot.claimed.items():
         raise PoolDrift(
             f"Group {name} is scaled by pool {lease.key.pool}, for {lease.key} until {lease.until:%Y-%m-%d %H:%M}Z,"

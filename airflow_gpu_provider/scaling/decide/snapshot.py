@@ -107,9 +107,6 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
     Leases are served oldest first, in addition to the nodes on which GPU pods without a lease run; max_nodes is enough
     for all, because then pods wait for each other.
-
-    Raises:
-        NodesNotReady: The run has no live lease (any more).
     """
     live = live_leases(snapshot)
     place = live.index(own_lease(snapshot, key))
@@ -118,11 +115,7 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
 
 def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
-    """Return the run's live lease.
-
-    Raises:
-        NodesNotReady: It has none (any more).
-    """
+    """Return the run's live lease; raises NodesNotReady if it has none (any more)."""
     for lease in live_leases(snapshot):
         if lease.key == key:
             return lease

@@ -52,10 +52,7 @@ def extend_demand(
     lowered, but not raised.
 
     Args:
-        reconciler: The pool's.
         dag_id, run_id: The run whose demand is extended, of any Airflow installation.
-        run_is_over: Asks this Airflow whether a run has ended.
-        by: How much longer.
         max_cost: What each of its blocks may cost instead of what its DAG says, over all tries; more than now. It
             does not exceed the pool's max_runtime.
         reason: Why; required for more money, and to go beyond the pool's max_runtime, counted from the demand's start.
@@ -109,11 +106,7 @@ def extend_demand(
 
 
 def hours(given: float | str) -> timedelta:
-    """Read how much longer.
-
-    Raises:
-        DemandNotExtended: It is not a valid number of hours, or more than a year.
-    """
+    """Read how much longer; raises DemandNotExtended where it is no number of hours, or more than a year."""
     try:
         more = timedelta(hours=float(given))
     except (TypeError, ValueError, OverflowError) as error:

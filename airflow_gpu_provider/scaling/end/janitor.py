@@ -188,8 +188,6 @@ def reap_pools(
     Args:
         connect: Connects to one, as `open_pool` does.
         installation: This Airflow's id; empty: it never wanted nodes, and no run is its own.
-        run_is_over: Asks this Airflow about a run.
-        dry_run: Only report.
         others: Also check pools not in the list that this package has used in the same clusters.
         timeout: How long the removal of each pool's machines and pods may take.
         report: Takes lines; the account and the cluster are named before anything is removed.

@@ -121,8 +121,6 @@ def release_quietly(
     Args:
         opened: Returns the pool, connected; None if the nodes are another's to release.
         key, own, within: As for `release_now`.
-        log: The task's.
-        report: Takes the lines of `release_now`. Default: the log.
     """
     report = report or partial(log.info, "%s")
     try:

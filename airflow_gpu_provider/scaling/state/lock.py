@@ -127,9 +127,6 @@ class PoolLock:
         """Renew it, when a third of its time has passed, between the steps of something long that gets ahead.
 
         That is done for two minutes at most, so that nobody has the lock for good.
-
-        Raises:
-            DemandLockLost: As `check`.
         """
         now = self._clock.monotonic()
         if now - self._written_at > self._duration / 3 and now - self._taken_at < _LONGEST:
@@ -286,9 +283,6 @@ class OtherPools:
 
     An object in a cluster must not choose the credentials that this process uses for a cloud: a pool with a connection
     that none of the named pools has is left out.
-
-    Args:
-        named: The pools that the caller named.
     """
 
     def __init__(self, named: Iterable[GpuPool]) -> None:

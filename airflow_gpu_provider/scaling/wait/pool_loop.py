@@ -255,12 +255,7 @@ async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess]
     """Call `report` whenever a node of the pool has changed, until cancelled.
 
     If nodes join without labels, also when one joins that is in no pool, since it may be the pool's. While the cluster
-    cannot be found, nothing is reported.
-
-    Args:
-        pool: The rendered spec.
-        open_access: Finds the cluster; called in a thread.
-        report: Called in the event loop.
+    cannot be found, nothing is reported. `open_access` is called in a thread, `report` in the event loop.
     """
     wants = pool_nodes(pool.node_selector)
     if pool.nodes_join_unlabelled:

@@ -64,7 +64,6 @@ def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False)
     Call it in an event loop.
 
     Args:
-        owner: Who writes the groups' spec, "<installation>/<dag>".
         admits: It waits for a gang: each reconcile admits the pool's gangs whose nodes are free, the first reconcile at
             once.
     """

@@ -138,7 +138,6 @@ def call_with_retries(call: Callable[[], T], *, within: timedelta, report: Repor
     """Make a call that may be repeated, until it succeeds.
 
     Args:
-        call: Raises a GpuError if it fails.
         within: How long to try at most; how long each error is tolerated depends on its type.
     """
     clock = SystemClock()

@@ -139,15 +139,10 @@ async def run_wait(
     """Have the pool reconciled, and step after each check, until the wait is done.
 
     Args:
-        owner: Who writes the groups' spec, "<installation>/<dag>".
         every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
             not report that it is starting or terminating a machine.
         is_resumed: Another process has already logged this wait; see Narrator.
         first: What to write before the wait's first step; it is repeated until it succeeds.
-        reconciler: The pool's, if it is already open.
-
-    Raises:
-        GpuError: The wait's own error, or a check's error that is no longer tolerated.
     """
     narrator = Narrator(report, started=wait.started, is_resumed=is_resumed)
     clock = _ClusterTime()
