@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.pod_state import Json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Condition:
         return ": ".join(filter(None, (self.reason, self.message))) or f"{self.type} is {self.status}"
 
 
-def conditions_of(raw: Mapping[str, Any]) -> dict[str, Condition]:
+def conditions_of(raw: Json) -> dict[str, Condition]:
     """Return the conditions of an object as the API server sends it, by type."""
     return {
         each["type"]: Condition(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome, read_wait
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, run_kind_of
@@ -219,13 +219,13 @@ class GpuPodTrigger(Recorded):
 
     def _note_use(self, pod: Json) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""
-        use = self._gpus.use if self._gpus is not None else GpuUse()
+        use = self._gpus.use if self._gpus is not None else None
         record_pods(
             lambda: cluster_access(self._pool).api_client(),
             [pod],
             self.log.warning,
-            computed=use.mean / 100 if use.mean is not None else None,
-            sampled=sampled_time(use),
+            computed=use.mean / 100 if use is not None and use.mean is not None else None,
+            sampled=sampled_time(use) if use is not None else timedelta(),
         )
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
