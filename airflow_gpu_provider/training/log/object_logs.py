@@ -16,9 +16,10 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
@@ -33,6 +34,9 @@ from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.log.task_log import TaskLog
+
 
 def shown_as(container: str, *, rank: Rank, base: str) -> str:
     """Return what a rank's container is called in the task's log."""
@@ -46,11 +50,12 @@ EACH = ["*"]
 class ObjectLogs:
     """The streams of an object's pods. Use it as PodLogs is used.
 
+    Where silence counts as a hang, pods whose lines are not wanted are followed too: their output is a sign of life.
+
     Args:
         wanted: As PodLogs has it, "containers" also EACH, "positions" by the names of the pods; and "ranks", of which
             lines are wanted; None: all.
-        hears_all: Pods whose lines are not wanted are followed too: their output is a sign of life.
-        write_line: Returns the function that writes a rank's lines. Default: `log`.
+        task_log: In a worker: how lines are written.
     """
 
     def __init__(
@@ -59,19 +64,14 @@ class ObjectLogs:
         wait: GangWait | WorkloadWait,
         wanted: Mapping[str, Any] | None,
         log: Log,
-        *,
-        hears_all: bool = False,
-        write_line: Callable[[Rank], WriteLine] | None = None,
-        alone: bool = False,
+        task_log: TaskLog | None = None,
     ) -> None:
         self._api = api
         self._wait = wait
         self._wanted = dict(wanted or {})
         self._ranks: Collection[Rank] | None = self._wanted.get("ranks")
-        self._hears_all = hears_all
         self._log = log
-        self._write_line = write_line
-        self._alone = alone
+        self._task_log = task_log
         self._kept: dict[str, Any] = dict(self._wanted.get("positions") or {})
         self._may_repeat = bool(self._wanted.get("may_repeat"))
         self._pods: dict[str, PodLogs] = {}
@@ -83,7 +83,7 @@ class ObjectLogs:
         self._saver = PositionSaver(api, wait.path, wait.uid, self._positions, report)
 
     async def __aenter__(self) -> Self:
-        if not self._alone and self._wanted.get("containers") and not self._wanted.get("from_start"):
+        if self._task_log is None and self._wanted.get("containers") and not self._wanted.get("from_start"):
             await self._take_positions()
         self._saver.safe = dict(self._kept)
         return self
@@ -96,7 +96,7 @@ class ObjectLogs:
 
     def follow(self, pod: PodState, raw: Json, rank: Rank) -> None:
         is_wanted = self._ranks is None or rank in self._ranks
-        if not is_wanted and not self._hears_all:
+        if not is_wanted and self._wait.hang_seconds is None:
             return
         self._nodes[rank] = pod.node or ""
         if pod.name not in self._pods:
@@ -135,7 +135,8 @@ class ObjectLogs:
         return await self._saver.handed_on(self.rest())
 
     def _begun(self, rank: Rank, pod: PodState, raw: Json) -> PodLogs:
-        base, containers = self._wait.main_container(raw), self._wanted.get("containers")
+        title = partial(shown_as, rank=rank, base=self._wait.main_container(raw))
+        containers = self._wanted.get("containers")
         if containers == EACH:
             containers = [each["name"] for each in raw["spec"]["containers"]]
         kept = {"positions": self._kept.get(pod.name) or {}, "may_repeat": self._may_repeat}
@@ -144,17 +145,17 @@ class ObjectLogs:
             pod,
             {**self._wanted, "containers": containers, **kept},
             self._log,
-            write=self._writer(rank),
+            write=self._writer(rank, title),
             on_line=partial(self._hear, rank) if isinstance(self._wait, GangWait) else None,
-            alone=self._alone,
-            shown_as=partial(shown_as, rank=rank, base=base),
+            alone=self._task_log is not None,
+            shown_as=title,
             saver=self._saver,
         )
 
-    def _writer(self, rank: Rank) -> WriteLine | None:
+    def _writer(self, rank: Rank, title: Callable[[str], str]) -> WriteLine | None:
         if self._ranks is not None and rank not in self._ranks:
             return lambda container, text, at: None
-        return self._write_line(rank) if self._write_line else None
+        return replace(self._task_log, shown_as=title).write_line if self._task_log else None
 
     def _hear(self, rank: Rank, text: str) -> None:
         self._network.hear(text, self._nodes[rank])

@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Feed
-from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.watched import (
     Resource,
     gang_events,
@@ -24,18 +22,17 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
-from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, WriteLine
-from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs, shown_as
+from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
+from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.first_failure import Rank
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.wait.hang import Silence
-from airflow_gpu_provider.training.watch.object_view import ObjectView, pods_of
-from airflow_gpu_provider.training.watch.view import OnPod, RunKind, Wanted
+from airflow_gpu_provider.training.watch.object_view import ObjectView, OneObject
+from airflow_gpu_provider.training.watch.view import OnPod
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.training.log.task_log import TaskLog
+    pass
 
 _STOPPED_WITHIN = 30.0  # seconds, Kubernetes' default grace period; what a rank prints goes with its pod
 
@@ -133,24 +130,11 @@ class GangView(ObjectView[int]):
 
 
 @dataclass(frozen=True)
-class OneGang(RunKind):
+class OneGang(OneObject):
     """Its other ranks are ended as soon as one has failed and their logs are read: a worker starts seconds later."""
 
     wait: GangWait
     view_type = GangView
-
-    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
-        hears_all = self.wait.hang_seconds is not None
-        if task_log is None:
-            return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all)
-
-        def write_line(rank: Rank) -> WriteLine:
-            return replace(task_log, shown_as=partial(shown_as, rank=rank, base=self.wait.base_container)).write_line
-
-        return ObjectLogs(api, self.wait, wanted, log, hears_all=hears_all, write_line=write_line, alone=True)
-
-    async def pods(self, api: AsyncApi) -> list[Json]:
-        return await pods_of(self.wait, api)
 
     async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
         if progress.error is not None:

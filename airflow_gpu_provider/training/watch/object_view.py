@@ -29,6 +29,7 @@ from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R, WorkloadState
 from airflow_gpu_provider.training.wait.start_advice import RefusedPods
@@ -214,10 +215,18 @@ class Pace:
         return not self._is_held
 
 
-async def pods_of(wait: ObjectWait[R], api: AsyncApi) -> list[Json]:
-    path = f"api/v1/namespaces/{wait.namespace}/pods"
-    found = await api.get(path, labelSelector=wait.pod_selector) or {}
-    return [pod for pod in found.get("items") or () if wait.rank_of(pod) is not None]
+class OneObject(RunKind):
+    """An object and its pods."""
+
+    wait: GangWait | WorkloadWait
+
+    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
+        return ObjectLogs(api, self.wait, wanted, log, task_log)
+
+    async def pods(self, api: AsyncApi) -> list[Json]:
+        path = f"api/v1/namespaces/{self.wait.namespace}/pods"
+        found = await api.get(path, labelSelector=self.wait.pod_selector) or {}
+        return [pod for pod in found.get("items") or () if self.wait.rank_of(pod) is not None]
 
 
 class WorkloadView(ObjectView[str]):
@@ -260,15 +269,9 @@ class WorkloadView(ObjectView[str]):
 
 
 @dataclass(frozen=True)
-class OneWorkload(RunKind):
+class OneWorkload(OneObject):
     wait: WorkloadWait
     view_type = WorkloadView
-
-    def logs(self, api: AsyncApi, wanted: Wanted, log: Log, task_log: TaskLog | None = None) -> ObjectLogs:
-        return ObjectLogs(api, self.wait, wanted, log, alone=task_log is not None)
-
-    async def pods(self, api: AsyncApi) -> list[Json]:
-        return await pods_of(self.wait, api)
 
     async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
         await logs.drain(LAST_WORDS_WITHIN)
