@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, unlogged
-from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 
 if TYPE_CHECKING:
@@ -325,5 +324,6 @@ def _refused_exec(error: BaseException | None) -> ApiException | None:
 @cache
 def _client_class() -> Any:
     """Define the client's class when a cluster is first talked to: importing the Kubernetes client is slow."""
+    from kubernetes.client import ApiClient
 
     return type("Client", (_Requests, ApiClient), {})

@@ -335,8 +335,8 @@ def _lease(
     key: DemandKey,
     nodes: int,
     until: datetime,
-    prices: ListPrices | None,
-    budget: Budget | None,
+    prices: ListPrices | None = None,
+    budget: Budget | None = None,
 ) -> DemandLease:
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)

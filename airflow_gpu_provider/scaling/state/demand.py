@@ -164,7 +164,7 @@ class DemandLease:
     def manifest(self) -> dict[str, Any]:
         """Return the Lease object; kubectl shows the run as its holder."""
         seen = self.over_quota
-        said = {
+        texts = {
             "nodes": str(self.nodes),
             "until": format_time(self.until),
             "extended": self.extended,
@@ -178,7 +178,7 @@ class DemandLease:
             "budget": self.budget.dump() if self.budget else "",
             "larger": json.dumps([asdict(each) for each in self.larger]) if self.larger else "",
         }
-        notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in said.items() if text}}
+        notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in texts.items() if text}}
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         spec = {
             "holderIdentity": str(self.key),
