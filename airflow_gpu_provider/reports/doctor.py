@@ -40,8 +40,7 @@ from airflow_gpu_provider.reports.status import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural
-from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply
+from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural, supply
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 if TYPE_CHECKING:

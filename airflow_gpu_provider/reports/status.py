@@ -19,8 +19,14 @@ from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.admission import Admission, admission, requests_of
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural, wanted_by, wanted_nodes
-from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    MachineStatus,
+    PoolSnapshot,
+    plural,
+    supply,
+    wanted_by,
+    wanted_nodes,
+)
 from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs

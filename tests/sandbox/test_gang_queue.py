@@ -23,7 +23,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
-from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
 from airflow_gpu_provider.scaling.state.gang_jobs import admit, delete_job, list_gang_jobs, suspend
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates

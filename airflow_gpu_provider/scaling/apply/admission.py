@@ -25,8 +25,14 @@ from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
 from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases, waits_for_gpus
-from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply, usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    READY_WITHIN,
+    PoolSnapshot,
+    live_leases,
+    supply,
+    usable_nodes,
+    waits_for_gpus,
+)
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, gangs_of, list_gang_jobs, suspend
 
 WHOLE_WITHIN = timedelta(minutes=2)

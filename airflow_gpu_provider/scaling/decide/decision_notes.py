@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import COMING
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases, wanted_by
-from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, SLOW, MachineStatus
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    READY_WITHIN,
+    SLOW,
+    MachineStatus,
+    PoolSnapshot,
+    live_leases,
+    wanted_by,
+)
 from airflow_gpu_provider.scaling.state.recent_writes import SHOWN_AFTER
 
 _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"

@@ -18,12 +18,13 @@ from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place, scalable
 from airflow_gpu_provider.scaling.decide.snapshot import (
+    MachineStatus,
     PoolSnapshot,
     pending_nodes,
+    supply,
     wanted_nodes,
     wanted_until,
 )
-from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
 
 SWITCH_MARGIN = timedelta(minutes=15)
 """How long after the last demand ends the cloud scales the groups to zero by itself."""

@@ -16,8 +16,14 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, can_grow, live_leases, unleased_wanted
-from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    MachineStatus,
+    PoolSnapshot,
+    can_grow,
+    live_leases,
+    supply,
+    unleased_wanted,
+)
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 

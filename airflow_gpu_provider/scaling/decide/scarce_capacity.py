@@ -18,8 +18,7 @@ from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
-from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN, supply
+from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, supply, wanted_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 _LEAST_RUNTIME = 0.75

@@ -14,8 +14,7 @@ from airflow_gpu_provider.pools.widening import how_to_widen
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
-from airflow_gpu_provider.scaling.decide.supply import supply
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply, wanted_nodes
 
 _RECENT = timedelta(minutes=10)
 """A launch of a provisioner's that failed before explains no wait of now: it would have tried again.

@@ -22,8 +22,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.supply import supply
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.lock import OtherPools
 

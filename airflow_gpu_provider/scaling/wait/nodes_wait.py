@@ -20,8 +20,7 @@ from airflow_gpu_provider.scaling.decide.shortage import (
     no_capacity,
     quota_exceeded,
 )
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, own_lease, usable_needed
-from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, own_lease, usable_needed, usable_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase

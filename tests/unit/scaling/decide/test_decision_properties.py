@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN, Decision, decide, switch_time, wanted_nodes
 from airflow_gpu_provider.scaling.decide.placement import place
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.supply import supply
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply
 from tests.unit.scaling.pools import (
     EARLIER,
     LATER,

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.errors import OutOfStock, PoolSpecError
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.supply import MachineStatus, supply
+from airflow_gpu_provider.scaling.decide.snapshot import MachineStatus, PoolSnapshot, supply
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_decision_properties import carried_out, snapshots

@@ -16,8 +16,7 @@ from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, key, lease, machine, node, pod

@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.platforms.reserved import Reserved
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins
-from airflow_gpu_provider.scaling.decide.supply import supply
+from airflow_gpu_provider.scaling.decide.snapshot import supply
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_scarce_capacity import Night
 from tests.unit.scaling.pools import LATER, NOW, SWITCH, A, B, dry, lease, machine, pod, pool, snapshot

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
-from airflow_gpu_provider.scaling.decide.supply import usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
 from tests.unit.scaling.model.course import go_round
 from tests.unit.scaling.model.world import World
 

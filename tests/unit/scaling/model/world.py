@@ -15,7 +15,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import FRESH
-from airflow_gpu_provider.scaling.decide.supply import READY_WITHIN
+from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN
 from tests.fakes.objects import Change, Raw
 from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actors, ModelClock
