@@ -131,6 +131,8 @@ def _without_namespace(path: str) -> tuple[list[str], list[str]]:
     return group, parts[2:] if parts[:1] == ["namespaces"] and len(parts) > 2 else parts
 
 
+# -- connections that failed ---------------------------------------------------------------------------------
+
 _POOL = re.compile(r"<?HTTPS?Connection(?:Pool)?\(host='?([^',]+)'?, port=(\d+)\)(?: at 0x\w+>)?")
 _ADDRESS = re.compile(r"(https?://[^/\s\"'?]+)[^\s\"']*")
 

@@ -129,6 +129,8 @@ def _time(text: str) -> datetime | None:
     return datetime.strptime(" ".join(found.groups()), "%Y-%m-%d %H:%M:%S %z").astimezone(UTC) if found else None
 
 
+# -- ProvisioningRequests ------------------------------------------------------------------------------------
+
 API_GROUP = "autoscaling.x-k8s.io"
 API_VERSION = f"{API_GROUP}/v1"
 PLURAL = "provisioningrequests"
@@ -210,6 +212,8 @@ def list_provisioning_requests(api: ApiClient, selector: str) -> dict[str, Provi
     found = map(ProvisioningRequest.parse, listed)
     return {each.job: each for each in found if each.job}
 
+
+# -- ComputeClasses ------------------------------------------------------------------------------------------
 
 _CLASSES = "/apis/cloud.google.com/v1/computeclasses"
 _IN_SOME_ZONES = "ProvisioningConstrained"

@@ -310,6 +310,8 @@ def _has_gpu_category(requirement: Requirement) -> bool:
     return any(is_met(requirement, category) for category in _GPU_CATEGORIES)
 
 
+# -- why a machine stays -------------------------------------------------------------------------------------
+
 Event = Mapping[str, Any]
 
 # How long each holds: as long as it is so, it is said again after two minutes, or fifteen (its pkg/events/recorder.go).

@@ -79,7 +79,7 @@ class PoolSnapshot:
         return replace(self, groups=without_room(self.groups, full)) if full else self
 
 
-# -- demand ---------------------------------------------------------------------------------------------------
+# -- demand --------------------------------------------------------------------------------------------------
 
 
 def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
@@ -233,7 +233,7 @@ def plural(number: int, one: str, more: str = "") -> str:
     return f"{number} {one}" if number == 1 else f"{number} {more or f'{one}s'}"
 
 
-# -- machines -------------------------------------------------------------------------------------------------
+# -- machines ------------------------------------------------------------------------------------------------
 
 READY_WITHIN = timedelta(minutes=15)
 """How long a machine may take to join, and a node to become Ready, before it counts as broken.
