@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.errors import AutoscalerNotRunning, ObjectRejected
 
@@ -75,10 +75,8 @@ class AutoscalerStatus:
 
 def read_status(api: ApiClient) -> AutoscalerStatus | None:
     path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
-    try:
-        return AutoscalerStatus.parse(call(api, "get", path, resource="configmaps"))
-    except ObjectNotFound:
-        return None
+    found = find(api, path, resource="configmaps")
+    return AutoscalerStatus.parse(found) if found else None
 
 
 def check_running(api: ApiClient, pool_name: str, now: datetime, *, or_else: str = "") -> AutoscalerStatus:
@@ -238,13 +236,11 @@ class ComputeClass:
 
 def read_compute_class(api: ApiClient, name: str) -> ComputeClass | None:
     """Return a ComputeClass; None where the cluster has none of that name, or knows no ComputeClasses."""
-    try:
-        return _parsed(call(api, "get", f"{_CLASSES}/{name}", resource="computeclasses"))
-    except ObjectNotFound:
-        return None
+    found = find(api, f"{_CLASSES}/{name}", resource="computeclasses")
+    return _compute_class(found) if found else None
 
 
-def _parsed(raw: Mapping[str, Any]) -> ComputeClass:
+def _compute_class(raw: Mapping[str, Any]) -> ComputeClass:
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     health = (each for each in status.get("conditions") or () if each.get("type") == "Health")
     refused = {

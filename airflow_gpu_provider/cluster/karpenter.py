@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
-from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
 
@@ -267,10 +267,8 @@ def brings_bottlerocket(api: ApiClient, node_pool: NodePool) -> bool:
     if node_pool.node_class_group != _EC2_GROUP:
         return False
     path = f"/apis/{_EC2_GROUP}/v1/ec2nodeclasses/{node_pool.node_class}"
-    try:
-        spec = call(api, "get", path, resource="ec2nodeclasses.karpenter.k8s.aws").get("spec") or {}
-    except ObjectNotFound:
-        return False  # a NodePool without its node class brings nothing
+    found = find(api, path, resource="ec2nodeclasses.karpenter.k8s.aws")
+    spec = (found or {}).get("spec") or {}  # a NodePool without its node class brings nothing
     aliases = [str(term.get("alias") or "") for term in spec.get("amiSelectorTerms") or ()]
     return spec.get("amiFamily") == "Bottlerocket" or any(alias.startswith("bottlerocket@") for alias in aliases)
 

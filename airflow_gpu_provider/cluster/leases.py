@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, delete, find, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -46,10 +46,7 @@ def list_leases(api: ApiClient, kind: str, pool_name: str | None = None) -> list
 
 
 def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
-    try:
-        return call(api, "get", f"{LEASES}/{name}", resource="leases")
-    except ObjectNotFound:
-        return None
+    return find(api, f"{LEASES}/{name}", resource="leases")
 
 
 def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
@@ -66,11 +63,7 @@ def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] |
 
 def delete_lease(api: ApiClient, name: str) -> bool:
     """Delete a Lease; False where there is none."""
-    try:
-        call(api, "delete", f"{LEASES}/{name}", resource="leases")
-    except ObjectNotFound:
-        return False
-    return True
+    return delete(api, f"{LEASES}/{name}", resource="leases")
 
 
 def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, list_items, list_pages
+from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.errors import GpuError
 
@@ -370,12 +369,9 @@ def delete_pod(api: ApiClient, pod: Pod) -> bool:
 def _delete_workload(api: ApiClient, pod: Pod) -> None:
     """Delete the workload of the pod and of its run, with all its pods; another run's of the same name stays."""
     resource = pod.workload.split("/")[-2]
-    try:
-        metadata = call(api, "get", f"/{pod.workload}", resource=resource)["metadata"]
-    except ObjectNotFound:
-        return
-    if (metadata.get("labels") or {}).get(RUN_LABEL) == pod.run:
-        delete(api, f"/{pod.workload}", resource=resource, uid=metadata["uid"], with_dependents=True)
+    found = find(api, f"/{pod.workload}", resource=resource)
+    if found and (found["metadata"].get("labels") or {}).get(RUN_LABEL) == pod.run:
+        delete(api, f"/{pod.workload}", resource=resource, uid=found["metadata"]["uid"], with_dependents=True)
 
 
 def mark_collected(api: ApiClient, namespace: str, name: str) -> None:

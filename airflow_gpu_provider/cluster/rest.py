@@ -86,6 +86,14 @@ def call(
     return cast("dict[str, Any]", answer)
 
 
+def find(api: ApiClient, path: str, *, resource: str) -> dict[str, Any] | None:
+    """Return one object; None where there is none, or its kind is not known."""
+    try:
+        return call(api, "get", path, resource=resource)
+    except ObjectNotFound:
+        return None
+
+
 def delete(api: ApiClient, path: str, *, resource: str, uid: str = "", with_dependents: bool = False) -> bool:
     """Delete one object, with what it owns or not; False where it is gone, or another one than `uid` has its name."""
     body: dict[str, Any] = {"preconditions": {"uid": uid}} if uid else {}
@@ -145,17 +153,15 @@ def server_side_apply(
         force: Take over fields that another manager set; without it such a field is an ObjectChanged error.
     """
     path, resource = object_path(manifest), _plural(manifest)
-    try:
-        before = call(api, "get", path, resource=resource)["metadata"]["resourceVersion"]
-    except ObjectNotFound:
-        before = None
+    before = find(api, path, resource=resource)
     query = {"fieldManager": "airflow-gpu-provider", "force": str(force).lower()}
     if dry_run:
         query["dryRun"] = "All"
     after = call(api, "patch", path, resource=resource, query=query, body=manifest, content_type=APPLY_PATCH)
     if before is None:
         return "created"
-    return "unchanged" if after["metadata"]["resourceVersion"] == before else "configured"
+    is_same = after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    return "unchanged" if is_same else "configured"
 
 
 def object_path(manifest: dict[str, Any]) -> str:

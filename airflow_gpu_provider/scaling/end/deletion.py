@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.leases import LEASES, read_lease
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
@@ -50,14 +52,12 @@ def delete_pool_records(reconciler: Reconciler, report: Report) -> None:
     reconciler.platform.delete_remains(report)
     usage.delete_usage(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
-    path = f"{LEASES}/{lock.name}"
-    try:
-        found = call(reconciler.api, "get", path, resource="leases")
-        if not found["spec"].get("holderIdentity"):
-            exactly = {"resourceVersion": found["metadata"]["resourceVersion"]}
+    found = read_lease(reconciler.api, lock.name)
+    if found and not found["spec"].get("holderIdentity"):
+        exactly = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        with suppress(ObjectNotFound, ObjectChanged):  # another process took it, or it is gone
+            path = f"{LEASES}/{lock.name}"
             call(reconciler.api, "delete", path, resource="leases", body={"preconditions": exactly})
-    except (ObjectNotFound, ObjectChanged):
-        return  # another process took it, or it is gone
 
 
 def _users(snapshot: PoolSnapshot) -> list[str]:
