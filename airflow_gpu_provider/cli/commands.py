@@ -8,18 +8,24 @@ import os
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from airflow.utils.cli import suppress_logs_and_warning
 from sqlalchemy.exc import DatabaseError
 
-from airflow_gpu_provider.cli.costs import cost_row, recorded_bills, since_day, sums
-from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over, stale_dags
+from airflow_gpu_provider.cli.metadata import (
+    NamedPool,
+    pools_of_dags,
+    pools_of_file,
+    recorded_bills,
+    run_is_over,
+    stale_dags,
+)
 from airflow_gpu_provider.cli.tables import (
     Row,
+    cost_row,
     few,
     finding_row,
     lease_rows,
@@ -27,6 +33,7 @@ from airflow_gpu_provider.cli.tables import (
     machine_rows,
     pool_row,
     print_rows,
+    sums,
     tell,
 )
 from airflow_gpu_provider.cluster.clock import SystemClock
@@ -36,13 +43,12 @@ from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear_lines
 from airflow_gpu_provider.pools.run_budget import check_max_cost
+from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
 from airflow_gpu_provider.scaling.end.janitor import reap_pools
-
-_AT_ONCE = 8  # pools that are asked at the same time
 
 _NO_POOLS = (
     "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
@@ -149,7 +155,7 @@ def doctor(args: Namespace) -> None:
     def ask(pool: GpuPool) -> tuple[Finding, ...]:
         return examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
 
-    findings = [finding for found in in_parallel(ask, _pools(args), at_once=_AT_ONCE) for finding in found]
+    findings = [finding for found in in_parallel(ask, _pools(args)) for finding in found]
     for_people = args.output not in ("json", "yaml")
     print_rows([finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
@@ -255,6 +261,20 @@ def accept(args: Namespace) -> None:
         raise SystemExit(status)
 
 
+def since_day(given: str | None, now: datetime) -> datetime:
+    """Read `--since`: a day or a time in ISO 8601, in UTC where it has no zone; default: the first of this month.
+
+    Raises:
+        PoolSpecError: It is neither.
+    """
+    if not given:
+        return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    try:
+        return time_of(given)
+    except ValueError as error:
+        raise PoolSpecError(f"--since {given} is not a day.", "Give one like 2026-03-01.") from error
+
+
 # -- which pools ---------------------------------------------------------------------------------------------
 
 
@@ -323,28 +343,26 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler, str], Found]) -> 
     """Return what each pool that the arguments choose is found to be, and how many of them could not be read.
 
     They are read in parallel, and reported in their order, the accounts first, each once. A pool that
-    cannot be read does not keep the others from being shown.
-
-    Args:
-        args: They choose the pools.
-        look: Looks at one, whose account it is given.
+    cannot be read does not keep the others from being shown. `look` is given a pool and its account.
     """
 
-    def ask(pool: GpuPool) -> tuple[str, Found]:
-        reconciler = _open(pool)
-        account = reconciler.platform.account()
-        return account, look(reconciler, account)
+    def ask(pool: GpuPool) -> tuple[str, Found] | GpuError:
+        try:
+            reconciler = _open(pool)
+            account = reconciler.platform.account()
+            return account, look(reconciler, account)
+        except GpuError as error:
+            return error
 
+    pools = _pools(args)
     found, accounts, errors = [], dict[str, list[str]](), []
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        for pool, asked in [(pool, threads.submit(ask, pool)) for pool in _pools(args)]:
-            try:
-                account, what = asked.result()
-            except GpuError as error:
-                errors.append(f"{pool.name}: {type(error).__name__}: {error}")
-            else:
-                accounts.setdefault(account, []).append(pool.name)
-                found.append(what)
+    for pool, answer in zip(pools, in_parallel(ask, pools), strict=True):
+        if isinstance(answer, GpuError):
+            errors.append(f"{pool.name}: {type(answer).__name__}: {answer}")
+            continue
+        account, what = answer
+        accounts.setdefault(account, []).append(pool.name)
+        found.append(what)
     for account, names in accounts.items():
         tell(f"{few(names)}: {account}")
     for line in errors:

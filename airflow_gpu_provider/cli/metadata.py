@@ -1,6 +1,7 @@
-"""What `airflow gpu` reads of Airflow's metadata database: the pools that DAGs name, and which runs are over.
+"""What `airflow gpu` reads of Airflow's metadata database: the pools that DAGs name, which runs are over, and bills.
 
-The DAGs are read as the scheduler reads them, serialized; no DAG file is parsed.
+The DAGs are read as the scheduler reads them, serialized; no DAG file is parsed. The bills are what scale-downs have
+left as XComs: kept as long as Airflow keeps its runs, while the cluster's own records last two days.
 """
 
 from __future__ import annotations
@@ -8,19 +9,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import airflow.models.taskinstance  # noqa: F401 - an XCom's relations, by name
+import yaml
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.xcom import XComModel
+from airflow.sdk import BaseOperator
+from airflow.sdk.execution_time.context import ConnectionAccessor, VariableAccessor
+from airflow.utils.session import create_session
+from airflow.utils.state import State
+from jinja2 import StrictUndefined, UndefinedError
+from sqlalchemy import select
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.from_json import deserialize_pool, pool_as_written
 
-if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.demand_key import DemandKey
-
 _DAGS_AT_ONCE = 50
 _FIELDS = ("gpu_pool", "gpu_pools")
+_BILL = "usage"
+"""XCom key of a bill: docs/xcom.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +72,6 @@ def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
 
 def stale_dags() -> list[str]:
     """Return the DAGs whose files Airflow has not read lately: they are gone, or no DAG processor runs."""
-    from airflow.models.dag import DagModel
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
     with create_session() as session:
         return list(session.scalars(select(DagModel.dag_id).where(DagModel.is_stale).order_by(DagModel.dag_id)))
 
@@ -71,8 +82,6 @@ def pools_of_file(path: str) -> list[NamedPool]:
     Raises:
         PoolSpecError: The file cannot be read, or holds no specs.
     """
-    import yaml
-
     try:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as error:
@@ -90,11 +99,6 @@ def pools_of_file(path: str) -> list[NamedPool]:
 
 def run_is_over(key: DemandKey) -> bool:
     """Return True if a DAG run of this installation is over: it has ended, or no longer exists."""
-    from airflow.models.dagrun import DagRun
-    from airflow.utils.session import create_session
-    from airflow.utils.state import State
-    from sqlalchemy import select
-
     with create_session() as session:
         query = select(DagRun.state).where(DagRun.dag_id == key.dag_id, DagRun.run_id == key.run_id)
         state = session.scalar(query)
@@ -106,11 +110,6 @@ def _specs(dag_id: str | None) -> list[tuple[str, dict[str, Any]]]:
 
     All are read before the first is rendered: to read a Variable, Airflow closes the thread's session.
     """
-    from airflow.models.dag import DagModel
-    from airflow.models.serialized_dag import SerializedDagModel
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
     found: list[tuple[str, dict[str, Any]]] = []
     with create_session() as session:
         wanted = DagModel.is_stale.is_(False) if dag_id is None else DagModel.dag_id == dag_id
@@ -138,8 +137,6 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _named(spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], GpuPool] = deserialize_pool) -> NamedPool:
-    from jinja2 import UndefinedError
-
     name, failure = str(spec.get("name", "")), None
     try:
         pool = _render(build(spec))
@@ -162,10 +159,6 @@ def _render(pool: GpuPool) -> GpuPool:
     """
     if pool.is_rendered:
         return pool
-    from airflow.sdk import BaseOperator
-    from airflow.sdk.execution_time.context import ConnectionAccessor, VariableAccessor
-    from jinja2 import StrictUndefined
-
     variables = {
         "json": VariableAccessor(deserialize_json=True),
         "value": VariableAccessor(deserialize_json=False),
@@ -175,3 +168,35 @@ def _render(pool: GpuPool) -> GpuPool:
     environment.undefined = StrictUndefined
     task = SimpleNamespace(render_template=lambda what, context: operator.render_template(what, context, environment))
     return pool.resolve({"task": task, "var": variables, "conn": ConnectionAccessor()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedBill:
+    """The bill of one scale-down, as `Bill.to_json` wrote it, and when. A run has one for each block and map index."""
+
+    dag_id: str
+    run_id: str
+    at: datetime
+    usage: Mapping[str, Any]
+
+
+def recorded_bills(since: datetime, dag_id: str | None = None) -> list[RecordedBill]:
+    """Return the bills since then, of one DAG or of all; what an XCom backend keeps elsewhere is left out."""
+    wanted = [XComModel.key == _BILL, XComModel.timestamp >= since]
+    wanted += [XComModel.dag_id == dag_id] if dag_id else []
+    columns = (XComModel.dag_id, XComModel.run_id, XComModel.timestamp, XComModel.value)
+    with create_session() as session:
+        rows = session.execute(select(*columns).where(*wanted).order_by(XComModel.timestamp))
+        bills = [(dag, run, at, _bill(value)) for dag, run, at, value in rows]
+    return [RecordedBill(dag_id=dag, run_id=run, at=at, usage=usage) for dag, run, at, usage in bills if usage]
+
+
+def _bill(value: Any) -> Mapping[str, Any] | None:
+    """Return a bill; None for what is none: another operator may have an XCom of that name."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    is_bill = isinstance(value, Mapping) and isinstance(value.get("node_seconds"), Mapping)
+    return value if is_bill else None

@@ -1,13 +1,14 @@
-"""What the commands of `airflow gpu` print: the rows of their tables, and lines for people."""
+"""What the commands of `airflow gpu` print: the rows of their tables, bills added up, and lines for people."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.cli.metadata import RecordedBill
 from airflow_gpu_provider.cost.amounts import UNKNOWN, in_words
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
@@ -19,6 +20,8 @@ _WIDE = 400  # columns; more than any row takes
 _NAMED = 5  # pools in one line
 
 Row = Mapping[str, Any]
+
+_NOTHING = {"nights": 0, "bills": 0, "node_hours": 0.0, "cost": 0.0, "unknown": 0, "at_least": 0}
 
 
 def pool_row(each: PoolStatus) -> Row:
@@ -92,6 +95,55 @@ def leftover_row(each: Leftover, currency: str, price_source: str = "") -> Row:
         "age": _age(each.age_seconds),
         "cost_so_far": in_words(each.cost, currency, by=price_source) if each.kind == "machine" else "",
     }
+
+
+def sums(bills: Iterable[RecordedBill], pools: Collection[str] = ()) -> list[Row]:
+    """Return a row for each month, DAG, pool and currency; of all pools where none is named.
+
+    A DAG's nights are its runs, however many blocks each has. A bill whose cost is unknown counts its node hours, and
+    is told apart; what it cost is in no sum.
+    """
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    runs: dict[tuple[str, ...], set[str]] = {}
+    for each in bills:
+        usage = each.usage
+        pool = usage.get("pool") or ""
+        if pools and pool not in pools:
+            continue
+        currency = usage.get("currency") or ""
+        key = (f"{each.at.astimezone(UTC):%Y-%m}", each.dag_id, pool, currency)
+        names = dict(zip(("month", "dag", "pool", "currency"), key, strict=True))
+        row = found.setdefault(key, {**names, **_NOTHING})
+        cost = (usage.get("cost") or {}).get("total")
+        runs.setdefault(key, set()).add(each.run_id)
+        row["nights"] = len(runs[key])
+        row["bills"] += 1
+        row["node_hours"] += sum(usage["node_seconds"].values()) / 3600
+        row["cost"] += cost if isinstance(cost, int | float) else 0.0
+        row["unknown"] += not isinstance(cost, int | float)
+        row["at_least"] += bool(usage.get("at_least"))
+        row["price_source"] = _one(row.get("price_source"), usage.get("price_source"))
+    return [_rounded(found[key]) for key in sorted(found)]
+
+
+def _one(before: str | None, now: str | None) -> str | None:
+    """Return whose prices they are: of two kinds, list prices, for they are not what is paid."""
+    return before if before in (now, "list price") else now or before
+
+
+def _rounded(row: dict[str, Any]) -> Row:
+    return {**row, "node_hours": round(row["node_hours"], 2), "cost": round(row["cost"], 4)}
+
+
+def cost_row(row: Row) -> Row:
+    """Return a sum as people read it."""
+    is_less = bool(row["unknown"] or row["at_least"])
+    is_unknown = row["unknown"] == row["bills"]
+    by = row["price_source"] or ""
+    cost = UNKNOWN if is_unknown else in_words(row["cost"], row["currency"], at_least=is_less, by=by)
+    notes = [f"{row['unknown']} of unknown cost"] if row["unknown"] and not is_unknown else []
+    shown = {name: row[name] for name in ("month", "dag", "pool", "nights", "node_hours")}
+    return {**shown, "cost": cost, "note": "; ".join(notes)}
 
 
 def few(names: list[str]) -> str:

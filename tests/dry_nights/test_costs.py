@@ -8,7 +8,7 @@ from typing import Any
 from airflow.models.xcom import XComModel
 from airflow.sdk import timezone
 
-from airflow_gpu_provider.cli.costs import recorded_bills
+from airflow_gpu_provider.cli.metadata import recorded_bills
 from tests.dry_nights.dags import block, dag
 from tests.dry_nights.installation import Airflow, Work
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cli.costs import RecordedBill, cost_row, since_day, sums
+from airflow_gpu_provider.cli.commands import since_day
+from airflow_gpu_provider.cli.metadata import RecordedBill
+from airflow_gpu_provider.cli.tables import cost_row, sums
 from airflow_gpu_provider.errors import PoolSpecError
 
 _NUMBERS = count()
