@@ -37,14 +37,9 @@ def accept_pool(
     """Try a pool on its account, and write the report.
 
     Args:
-        pool: The (rendered) spec.
-        image: The image of the nights' pods.
         price: What a node costs an hour, in the spec's currency; None: as the spec says.
         night: How long a night's demand lives at the most.
-        pod_namespace: Where the pods run.
-        report: The report's file.
         may_cost: Do it; else print the steps and what they may cost, and do nothing.
-        echo: Takes lines for people.
 
     Returns:
         PASSED where each step has, FAILED where one has not, NOT_RUN where it may not cost.

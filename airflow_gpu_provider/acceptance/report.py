@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from airflow_gpu_provider.acceptance.account import Listed, in_cloud
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import Budget, CloudPool
-from airflow_gpu_provider.acceptance.remains import Listed, in_cloud
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.cluster.api_calls import ApiCall
 from airflow_gpu_provider.cluster.clock import SystemClock

@@ -19,11 +19,9 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.acceptance import gpu_program
-from airflow_gpu_provider.acceptance.lending import lend, take_back
+from airflow_gpu_provider.acceptance.account import Listed, in_cloud, in_cluster, lend, take_back
 from airflow_gpu_provider.acceptance.pools import CloudPool, with_external_groups, with_impossible_first
-from airflow_gpu_provider.acceptance.remains import Listed, in_cloud, in_cluster
-from airflow_gpu_provider.acceptance.tasks import Done, Tasks
-from airflow_gpu_provider.acceptance.waiting_process import NotAsExpected, waiting_process
+from airflow_gpu_provider.acceptance.tasks import Done, NotAsExpected, Tasks, waiting_process
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import GpuError, TaskKilled
@@ -73,14 +71,7 @@ class StepReport:
 
 
 class Acceptance:
-    """One acceptance of one pool.
-
-    Args:
-        pool: The pool that is tried, see `pools.accepted`.
-        image: The image of the nights' pods: it has nvidia-smi from the node, and something that adds on a GPU.
-        pod_namespace: Where the pods run.
-        echo: Takes a line for who watches.
-    """
+    """One acceptance of one pool, as `pools.accepted` returns it; `echo` takes a line for who watches."""
 
     def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, echo: Report) -> None:
         self.pool = pool
@@ -144,12 +135,9 @@ class Acceptance:
         try:
             run(report)
             report.outcome = "passed"
-        except NotAsExpected as error:
-            report.outcome = "failed"
-            report.lines.append(str(error))
         except (Exception, TaskKilled) as error:  # noqa: BLE001 - whatever it was, the report tells it
             report.outcome = "failed"
-            report.lines.append(f"{type(error).__name__}: {error}")
+            report.lines.append(str(error) if isinstance(error, NotAsExpected) else f"{type(error).__name__}: {error}")
         report.seconds = time.monotonic() - started
         self._echo(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.lines[-1] if report.lines else ''}")
         return report.outcome == "passed"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.acceptance import report as acceptance_report
+from airflow_gpu_provider.acceptance.account import Listed
 from airflow_gpu_provider.acceptance.pools import Budget
-from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.pools import EksGpuPool
 
 POOL = EksGpuPool(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
+from airflow_gpu_provider.acceptance.account import Listed
 from airflow_gpu_provider.acceptance.pools import Budget
-from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.acceptance.report import Expected, differences, markdown
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.cluster.api_calls import ApiCall

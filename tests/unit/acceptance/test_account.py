@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.acceptance.remains import in_cloud
+from airflow_gpu_provider.acceptance.account import in_cloud
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.platforms.aws import cluster as eks_cluster
 from airflow_gpu_provider.platforms.aws.template_data import template_name
