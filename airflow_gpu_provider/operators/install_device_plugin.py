@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.tasks.links import LINKS
-from airflow_gpu_provider.tasks.metrics import record_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
+from airflow_gpu_provider.tasks.telemetry import record_phases
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -17,10 +17,9 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.lineage import of_training, parent_variables
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
-from airflow_gpu_provider.tasks.metrics import gauge_use, record_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
+from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
-from airflow_gpu_provider.tasks.lineage import of_bill
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
+from airflow_gpu_provider.tasks.telemetry import of_bill
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.metrics import count_outcome
+from airflow_gpu_provider.tasks.telemetry import count_outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
     from airflow_gpu_provider.scaling.wait.stopping import Stop
-    from airflow_gpu_provider.tasks.lineage import Lineage
+    from airflow_gpu_provider.tasks.telemetry import Lineage
 
 
 ERROR = "error"
@@ -112,10 +112,8 @@ class PoolOperator(BaseOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         """Refuse now what would otherwise be refused when each of the mapped tasks is made.
 
-        Args:
-            made: What `partial` returns.
-            kwargs: What was given to it.
-            default_args: What the DAG, the task group and the call's own default_args give.
+        `made` is what `partial` returns, `kwargs` what it was given, and `default_args` what the DAG, the task group
+        and its own default_args give.
         """
         _refuse_gpu_pool(made.kwargs.get("pool"))
         if kwargs.get("gpu_pool") is not None:

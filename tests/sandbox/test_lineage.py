@@ -17,7 +17,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.tasks.lineage import FACET
+from airflow_gpu_provider.tasks.telemetry import FACET
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, run
 

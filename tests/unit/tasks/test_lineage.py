@@ -25,7 +25,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.tasks.lineage import FACET, PARENT, ROOT_PARENT, parent_variables
+from airflow_gpu_provider.tasks.telemetry import FACET, PARENT, ROOT_PARENT, parent_variables
 from tests.browser import recorded
 from tests.unit.training.manifests import JOB_SET
 

@@ -15,8 +15,8 @@ from airflow.sdk.observability.metrics.statsd_logger import get_statsd_logger
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import OutOfStock
-from airflow_gpu_provider.tasks.metrics import gauge_use, time_phases
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.telemetry import gauge_use, time_phases
 
 POOL = EksGpuPool(name="a10g", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=2)
 TAGS = "dag_id=adhoc_airflow,operator=Training,pool=a10g"

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from airflow_gpu_provider.tasks.metrics import span_phases
+from airflow_gpu_provider.tasks.telemetry import span_phases
 from airflow_gpu_provider.training.place.checkpoint import environment
 
 PHASES = [
