@@ -7,19 +7,24 @@ and bill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
 
+from airflow.sdk import DAG
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.pods import list_run_pods
+from airflow_gpu_provider.cost.bill import Bill
+from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError
-
-if TYPE_CHECKING:
-    from airflow.sdk import DAG
-
-    from airflow_gpu_provider.cluster.demand_key import DemandKey
-    from airflow_gpu_provider.cost.bill import Bill
-    from airflow_gpu_provider.platforms.base import Report
-    from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.platforms.base import Report
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.lock import OtherPools
 
 Blocks = Collection[tuple[str, str]]
 """Names of pools, and of the blocks on them; without the map index of those in a mapped task group."""
@@ -27,11 +32,6 @@ Blocks = Collection[tuple[str, str]]
 
 def blocks_of(dag: DAG | None) -> Blocks | None:
     """Return the blocks that a DAG's tasks name; None where that is known only when they run."""
-    from airflow.sdk.definitions.mappedoperator import MappedOperator
-
-    from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.pools.values import is_template
-
     found = set()
     for task in dag.tasks if dag else ():
         if not {"gpu_pool", "block_id"} <= set(task.template_fields):
@@ -44,98 +44,89 @@ def blocks_of(dag: DAG | None) -> Blocks | None:
     return found
 
 
-def release(
-    reconciler: Reconciler, run: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], report: Report
-) -> None:
-    """Give up what the run wants for other blocks than these in the same cluster, and remove the machines.
+@dataclass(frozen=True, kw_only=True)
+class FormerBlocks:
+    """The blocks of a run that its DAG does not have any more, in one cluster.
 
-    A block whose pods are still there is left for the run's next scale-down. No error leaves this function: it would
-    hide how the run's own block was released.
-
-    Args:
-        reconciler: The pool of a block that the DAG has.
-        run: Any of the run's keys.
+    Attributes:
+        here: The pool of a block that the DAG has.
+        key: The demand of that block.
         blocks: Those that the DAG has.
         connect: Connects to another pool, as `open_pool` does.
         report: Takes lines for the task's log.
     """
-    from airflow_gpu_provider.cluster.pods import list_run_pods
 
-    try:
-        for pool, key in _former(reconciler, run, blocks, report):
-            former = reconciler if pool == reconciler.pool else connect(pool)
-            now = former.clock.now()
-            if any(pod.holds_node(now) for pod in list_run_pods(former.api, pool.node_selector, key.hash)):
-                report(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
-                continue
-            report(f"pool {pool.name}: withdrawing the demand of {key}, a block that the DAG no longer has")
-            for line in former.delete_demand_and_reconcile(key).log_lines:
-                report(f"pool {pool.name}: {line}")
-    except GpuError as error:
-        report(f"Demand of blocks that the DAG no longer has may be left over: {error}")
+    here: Reconciler
+    key: DemandKey
+    blocks: Blocks
+    connect: Callable[[GpuPool], Reconciler]
+    report: Report
 
+    def release(self) -> None:
+        """Give up what the run wants for them, and remove the machines.
 
-def bills(
-    reconciler: Reconciler, key: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], report: Report
-) -> tuple[dict[DemandKey, Bill], str]:
-    """Return what the run used for other blocks than these, and why that may be too little; empty if it is not.
+        A block whose pods are still there is left for the run's next scale-down. No error leaves this function: it
+        would hide how the run's own block was released.
+        """
+        try:
+            for key in [lease.key for lease in list_demand(self.here.api) if self._is_former(lease.key)]:
+                if key.pool in self._pools:
+                    self._release(key)
+        except GpuError as error:
+            self.report(f"Demand of blocks that the DAG no longer has may be left over: {error}")
 
-    Each is billed by the first scale-down of the run that finds it released, whenever that is tried again.
+    def _release(self, key: DemandKey) -> None:
+        former = self._opened(key)
+        of = f"pool {key.pool}"
+        now = former.clock.now()
+        if any(pod.holds_node(now) for pod in list_run_pods(former.api, former.pool.node_selector, key.hash)):
+            self.report(f"{of}: pods of {key} are still there, and its nodes stay for them")
+            return
+        self.report(f"{of}: withdrawing the demand of {key}, a block that the DAG no longer has")
+        for line in former.delete_demand_and_reconcile(key).log_lines:
+            self.report(f"{of}: {line}")
 
-    Args:
-        reconciler, blocks, connect, report: As for `release`.
-        key: The demand of the block whose scale-down asks.
-    """
-    from airflow_gpu_provider.cost.usage import read_runs
+    def bills(self) -> tuple[dict[DemandKey, Bill], str]:
+        """Return what the run used for them, and why that may be too little; empty if it is not.
 
-    found: dict[DemandKey, Bill] = {}
-    missing = []
-    try:
-        used = [run for run in read_runs(reconciler.api, None) if _is_former(run.key, key, blocks)]
-        pools = _pools_here(reconciler, report) if used else {}
-        for run in used:
-            if run.billed_by not in ("", key.hash):
-                continue
-            if run.wants(now := reconciler.clock.now()):
-                missing.append(f"nodes of pool {run.key.pool}, of a block that the DAG no longer has, may still run")
-            elif run.key.pool not in pools:
-                missing.append(f"what pool {run.key.pool} cost, of a block that the DAG no longer has, cannot be read")
-            elif reconciler.ledger.claim(run.key, key):
-                pool = pools[run.key.pool]
-                former = reconciler if pool == reconciler.pool else connect(pool)
-                found[run.key] = former.ledger.bill(run.key, former.platform, now)
-    except GpuError as error:
-        missing.append(f"what the DAG's former blocks cost could not be read ({error})")
-    return found, "; ".join(missing)
+        Each is billed by the first scale-down of the run that finds it released, whenever that is tried again.
+        """
+        found: dict[DemandKey, Bill] = {}
+        missing = []
+        try:
+            for run in [run for run in read_runs(self.here.api, None) if self._is_former(run.key)]:
+                pool = run.key.pool
+                if run.billed_by not in ("", self.key.hash):
+                    continue
+                if run.wants(now := self.here.clock.now()):
+                    missing.append(f"nodes of pool {pool}, of a block that the DAG no longer has, may still run")
+                elif pool not in self._pools:
+                    missing.append(f"what pool {pool} cost, of a block that the DAG no longer has, cannot be read")
+                elif self.here.ledger.claim(run.key, self.key):
+                    former = self._opened(run.key)
+                    found[run.key] = former.ledger.bill(run.key, former.platform, now)
+        except GpuError as error:
+            missing.append(f"what the DAG's former blocks cost could not be read ({error})")
+        return found, "; ".join(missing)
 
+    def _is_former(self, key: DemandKey) -> bool:
+        mine = self.key
+        is_of_run = (key.installation, key.dag_id, key.run_id) == (mine.installation, mine.dag_id, mine.run_id)
+        return is_of_run and (key.pool, _without_index(key.block_id)) not in self.blocks
 
-def _former(
-    reconciler: Reconciler, run: DemandKey, blocks: Blocks, report: Report
-) -> Iterator[tuple[GpuPool, DemandKey]]:
-    from airflow_gpu_provider.scaling.state.demand import list_demand
+    def _opened(self, key: DemandKey) -> Reconciler:
+        pool = self._pools[key.pool]
+        return self.here if pool == self.here.pool else self.connect(pool)
 
-    keys = [lease.key for lease in list_demand(reconciler.api) if _is_former(lease.key, run, blocks)]
-    pools = _pools_here(reconciler, report) if keys else {}
-    for key in keys:
-        if key.pool in pools:
-            yield pools[key.pool], key
-
-
-def _pools_here(reconciler: Reconciler, report: Report) -> dict[str, GpuPool]:
-    """Return the pools of the cluster that its connection reaches, by name."""
-    from airflow_gpu_provider.scaling.state.lock import OtherPools
-
-    here = reconciler.pool
-    others = OtherPools([here])
-    pools = {pool.name: pool for pool in (here, *others.beside(here, reconciler.api))}
-    for line in others.left_out():
-        report(line)
-    return pools
-
-
-def _is_former(key: DemandKey, run: DemandKey, blocks: Blocks) -> bool:
-    is_of_run = (key.installation, key.dag_id, key.run_id) == (run.installation, run.dag_id, run.run_id)
-    return is_of_run and (key.pool, _without_index(key.block_id)) not in blocks
+    @cached_property
+    def _pools(self) -> dict[str, GpuPool]:
+        """The pools of the cluster that its connection reaches, by name."""
+        here = self.here.pool
+        others = OtherPools([here])
+        pools = {pool.name: pool for pool in (here, *others.beside(here, self.here.api))}
+        for line in others.left_out():
+            self.report(line)
+        return pools
 
 
 def _without_index(block_id: str) -> str:

@@ -19,13 +19,8 @@ def not_released(
 ) -> PoolNotReleased:
     """Return the error that ends a scale-down, with the state of the pool; it is tried again whatever caused it.
 
-    Where the cluster cannot be read, the state is what the cloud shows.
-
-    Args:
-        error: What the last call met, or what did not go in time.
-        key: The run's demand.
-        opened: Returns the pool, connected. What it, or the pool, does not tell is said to be unknown.
-        on_bill: Takes the run's bill so far, where it can be read.
+    Where the cluster cannot be read, the state is what the cloud shows; where `opened`, which returns the connected
+    pool, fails too, it is said to be unknown. `on_bill` takes the run's bill so far, where it can be read.
     """
     names_pool = isinstance(error, PoolNotReleased)  # its words begin with the pool's name
     what = error.what if names_pool else f"Pool {key.pool} is not released: {error.what}"

@@ -265,15 +265,16 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
         """Release what the run wanted for blocks that its DAG does not have any more, and return their bills."""
-        from airflow_gpu_provider.sensors import former_blocks
+        from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
         from airflow_gpu_provider.tasks.run_identity import pool_opener
 
-        blocks = former_blocks.blocks_of(self.get_dag())
+        blocks = blocks_of(self.get_dag())
         if not blocks:
             return {}, ""
         here, key, connect = self._opened(context), self._key(context), pool_opener(context, self._report)
-        former_blocks.release(here, key, blocks, connect=connect, report=self._report)
-        return former_blocks.bills(here, key, blocks, connect=connect, report=self._report)
+        former = FormerBlocks(here=here, key=key, blocks=blocks, connect=connect, report=self._report)
+        former.release()
+        return former.bills()
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.cost.usage import RunUsage, read_runs, record_begin, record_end
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.scaling.state.lock import KeptSpec
-from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
+from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 
@@ -64,8 +64,8 @@ class Cluster:
         self.given_up: list[DemandKey] = []
         self.said: list[str] = []
         leases = lambda api: [SimpleNamespace(key=each) for each in self.demand]  # noqa: E731
-        monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", leases)
-        monkeypatch.setattr("airflow_gpu_provider.cluster.pods.list_run_pods", self._pods)
+        monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_demand", leases)
+        monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_run_pods", self._pods)
         kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: kept)
 
@@ -80,12 +80,16 @@ class Cluster:
             return used
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("airflow_gpu_provider.cost.usage.read_runs", read_runs)
-            return bills(self.connect(pool("new")), RUN, blocks, connect=self.connect, report=self.said.append)
+            patch.setattr("airflow_gpu_provider.sensors.former_blocks.read_runs", read_runs)
+            return self.former(blocks).bills()
 
     def release(self, blocks: Any) -> list[DemandKey]:
-        release(self.connect(pool("new")), RUN, blocks, connect=self.connect, report=self.said.append)
+        self.former(blocks).release()
         return self.given_up
+
+    def former(self, blocks: Any) -> FormerBlocks:
+        here = self.connect(pool("new"))
+        return FormerBlocks(here=here, key=RUN, blocks=blocks, connect=self.connect, report=self.said.append)
 
     def _pods(self, api: Any, selector: Any, run: str) -> list[Any]:
         return [SimpleNamespace(holds_node=lambda now: True) for each in self.with_pods if each.hash == run]
@@ -156,7 +160,9 @@ class TestOwnBill:
         cluster = Cluster(monkeypatch, [])
         here = cluster.connect(pool("new"))
         here.api, here.ledger.claim = api, Ledger(api, pool("new"), print, taken=lambda *_: ()).claim
-        found, _ = bills(here, RUN, {("new", "new")}, connect=cluster.connect, report=print)
+        blocks = {("new", "new")}
+        former = FormerBlocks(here=here, key=RUN, blocks=blocks, connect=cluster.connect, report=print)
+        found, _ = former.bills()
         return list(found)
 
     def night(self, api: Any, began: datetime) -> None:
