@@ -1,4 +1,4 @@
-"""What hands out the GPUs of a pool's nodes already: looked up in the cluster, decided from plain data.
+"""What hands out the GPUs and EFA interfaces of a pool's nodes already: looked up in the cluster, decided from data.
 
 A second device plugin on a node hands the same GPUs out twice, and so does a plugin next to a DRA driver.
 """
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
+from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
 from airflow_gpu_provider.cluster.nodes import NodeImage
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
+from airflow_gpu_provider.pools.efa import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _GKE_STAYS_AWAY = "gke-no-default-nvidia-gpu-device-plugin"
 # Labels that feature discovery puts on GPU nodes some time after they have joined.
 _DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
+
+_EFA_WORDS: dict[Kind, str] = {"device plugin": "efa-k8s-device-plugin", "DRA driver": "dranet"}
 
 # Labels of Karpenter's and Auto Mode's machines, not all known before they exist.
 _OF_PROVISIONERS = ("karpenter.sh/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "cloud.google.com/")
@@ -75,10 +79,16 @@ class Server:
 
 def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
     """Return what hands out GPUs in the cluster, our own plugin for the pool left out; and whether that is there."""
-    sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
-    nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=label_selector(pool.node_selector))
+    sets, nodes = _read(api, pool)
     servers = [*find_servers(pool, sets, nodes), *_of_karpenters_images(api, pool)]
     return servers, any(_is_ours(one, pool) for one in sets)
+
+
+def _read(api: ApiClient, pool: GpuPool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the cluster's DaemonSets, and the pool's nodes."""
+    sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
+    nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=label_selector(pool.node_selector))
+    return list(sets), list(nodes)
 
 
 def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
@@ -111,20 +121,6 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
     return servers
 
 
-def daemon_sets_on(
-    pool: GpuPool, daemon_sets: Iterable[dict[str, Any]], nodes: list[dict[str, Any]], words: Mapping[Kind, str]
-) -> list[Server]:
-    """Return the DaemonSets that run, or may, on the pool's nodes, of those with a word in their names or images."""
-    pictures = _pictures(pool, nodes, discovery=False)
-    found = [
-        Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
-        for one in daemon_sets
-        for kind, word in words.items()
-        if word in _words(one)
-    ]
-    return [server for server in found if server.serves is not False]
-
-
 def _brings_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> bool:
     """Return True if the image of the nodes that are there, or else of those to come, has a device plugin."""
     if nodes:
@@ -147,19 +143,14 @@ def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
 
 
 def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server | None:
-    """Return what serves the pool's nodes, or None where this package's plugin is wanted.
-
-    Args:
-        pool: The pool.
-        servers: What hands out GPUs in the cluster.
-        ours: Whether this package's plugin for the pool is installed.
+    """Return what of `look` serves the pool's nodes, or None where this package's plugin is wanted.
 
     Raises:
         DevicePluginConflict: A DRA driver serves the nodes; it is not known whether a plugin serves them; or another
             plugin does next to this package's.
     """
     near = [server for server in servers if server.serves is not False]
-    check_servers(
+    _check_servers(
         pool,
         near,
         hands_out=f"GPUs as resource claims, not as {GPU_RESOURCE}",
@@ -174,18 +165,36 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
     return near[0] if near else None
 
 
-def check_servers(pool: GpuPool, near: Iterable[Server], *, hands_out: str, or_else: str) -> None:
-    """Refuse a DRA driver on the pool's nodes, and what may or may not run there.
-
-    Args:
-        pool: The pool.
-        near: What runs on its nodes, or may.
-        hands_out: What a DRA driver hands out as resource claims, and as what it should.
-        or_else: What to do about one, besides keeping it off the nodes.
+def look_for_efa(api: ApiClient, pool: GpuPool) -> Server | None:
+    """Return what hands out the EFA interfaces of a pool's nodes already; None where our plugin is wanted.
 
     Raises:
-        DevicePluginConflict: As said.
+        DevicePluginConflict: A DRA driver does, or whether a plugin does is not known before there is a node.
     """
+    return efa_served_by(pool, *_read(api, pool))
+
+
+def efa_served_by(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Server | None:
+    """Decide `look_for_efa` from plain data."""
+    pictures = _pictures(pool, nodes, discovery=False)
+    found = [
+        Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
+        for one in daemon_sets
+        for kind, word in _EFA_WORDS.items()
+        if word in _words(one) and not _is_by_us(one, pool)
+    ]
+    near = [server for server in found if server.serves is not False]
+    _check_servers(
+        pool,
+        near,
+        hands_out=f"EFA interfaces as resource claims, not as {EFA_RESOURCE}",
+        or_else="leave network out and give pods resourceClaims",
+    )
+    return near[0] if near else None
+
+
+def _check_servers(pool: GpuPool, near: Iterable[Server], *, hands_out: str, or_else: str) -> None:
+    """Refuse a DRA driver on the pool's nodes, and what may or may not run there; raises DevicePluginConflict."""
     for server in near:
         if server.kind == "DRA driver":
             raise DevicePluginConflict(
@@ -221,10 +230,13 @@ def _kind_of(daemon_set: Mapping[str, Any]) -> Kind | None:
 
 
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
-    """Return True if it is this package's plugin for the pool; its driver installer has these labels too."""
+    """Return True if it is this package's plugin for the pool."""
+    return _is_by_us(daemon_set, pool) and _kind_of(daemon_set) == "device plugin"
+
+
+def _is_by_us(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
     labels = daemon_set["metadata"].get("labels") or {}
-    by_us = labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
-    return by_us and _kind_of(daemon_set) == "device plugin"
+    return bool(labels.items() >= {**PART_OF, POOL_LABEL: pool.name}.items())
 
 
 def _is_gkes(daemon_set: Mapping[str, Any]) -> bool:

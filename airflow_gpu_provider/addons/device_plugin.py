@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin and driver for one pool: their DaemonSets, and the wait for allocatable GPUs. Pure."""
+"""What is installed for the nodes of one pool: NVIDIA's device plugin and driver, and EFA's device plugin. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
+from airflow_gpu_provider.cluster.leases import PART_OF
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
+
+Manifest = dict[str, Any]
+"""An object in Kubernetes' form, or a part of one."""
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
@@ -28,7 +27,7 @@ CONFIG_FOLDER = "/config"
 CONFIG_FILE = "config.yaml"
 
 _NAME = {"app.kubernetes.io/name": "nvidia-device-plugin"}
-PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+PLUGIN_LABELS = {**_NAME, **PART_OF}
 """The labels of all that this package installs of the plugin, for whichever pool."""
 
 # The plugin's own default is to crash where it finds no GPU; only NVIDIA's manifest, which lands on every node, says
@@ -38,7 +37,7 @@ _OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
 
 def plugin_labels(pool: GpuPool) -> dict[str, str]:
     """Return the labels of all that this package installs of the plugin for a pool, its pods too."""
-    return {**PART_OF, POOL_LABEL: pool.name}
+    return {**PLUGIN_LABELS, POOL_LABEL: pool.name}
 
 
 def daemon_set(
@@ -48,9 +47,9 @@ def daemon_set(
     app: Mapping[str, str],
     pod_spec: Mapping[str, Any],
     annotations: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+) -> Manifest:
     """Return a DaemonSet for the nodes of one pool, for server-side apply; `app` is the label that names what it is."""
-    labels = {**app, "app.kubernetes.io/managed-by": "airflow-gpu-provider", POOL_LABEL: pool.name}
+    labels = {**app, **PART_OF, POOL_LABEL: pool.name}
     metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
     return {
         "apiVersion": "apps/v1",
@@ -64,18 +63,13 @@ def daemon_set(
     }
 
 
+def _tolerations(pool: GpuPool) -> list[dict[str, str]]:
+    return [*tolerations_of(pool), {"key": "CriticalAddonsOnly", "operator": "Exists"}]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DevicePlugin:
-    """What is installed for a pool.
-
-    Attributes:
-        version: Tag of NVIDIA's image.
-        image: Another image, with its tag, instead.
-        options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
-        config: The plugin's configuration file, as a mapping: `sharing`, `flags`, `resources`. It lives in a ConfigMap.
-        resources: Requests and limits of its container, in Kubernetes' form.
-        namespace: Where its DaemonSet lives.
-    """
+    """What is installed for a pool, by the arguments of InstallDevicePluginOperator."""
 
     pool: GpuPool
     version: str = VERSION
@@ -95,11 +89,11 @@ class DevicePlugin:
         """The ConfigMap's name."""
         return f"{self.name}-config"
 
-    def manifests(self) -> list[dict[str, Any]]:
+    def manifests(self) -> list[Manifest]:
         """Return all objects, in the order in which they are applied; what `manifest` refuses is refused."""
         return [each for each in (self.config_map(), self.manifest()) if each]
 
-    def config_map(self) -> dict[str, Any] | None:
+    def config_map(self) -> Manifest | None:
         """Return the ConfigMap with the plugin's configuration file, or None where there is no configuration.
 
         Raises:
@@ -140,7 +134,7 @@ class DevicePlugin:
                 pool=self.pool.name,
             )
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """Return the DaemonSet, for server-side apply.
 
         Raises:
@@ -153,11 +147,12 @@ class DevicePlugin:
             annotations["airflow-gpu-provider/config"] = digest
         return daemon_set(self.pool, self.name, self.namespace, _NAME, self._pod_spec(), annotations)
 
-    def _pod_spec(self) -> dict[str, Any]:
+    def _pod_spec(self) -> Manifest:
         selected = [{"key": key, "operator": "In", "values": [v]} for key, v in self.pool.node_selector.items()]
+        config = [{"name": "config", "configMap": {"name": self.config_name}}] if self.config else []
         return {
             "priorityClassName": "system-node-critical",
-            "tolerations": self._tolerations(),
+            "tolerations": _tolerations(self.pool),
             "affinity": {
                 "nodeAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -166,10 +161,10 @@ class DevicePlugin:
                 }
             },
             "containers": [self._container()],
-            "volumes": [{"name": "device-plugins", "hostPath": {"path": PLUGIN_FOLDER}}, *self._config_volumes()],
+            "volumes": [{"name": "device-plugins", "hostPath": {"path": PLUGIN_FOLDER}}, *config],
         }
 
-    def _container(self) -> dict[str, Any]:
+    def _container(self) -> Manifest:
         container: dict[str, Any] = {
             "name": CONTAINER,
             "image": self.image or f"{IMAGE}:{self.version}",
@@ -183,9 +178,6 @@ class DevicePlugin:
             container["resources"] = dict(self.resources)
         return container
 
-    def _config_volumes(self) -> list[dict[str, Any]]:
-        return [{"name": "config", "configMap": {"name": self.config_name}}] if self.config else []
-
     def _environment(self) -> dict[str, str]:
         file = {"CONFIG_FILE": f"{CONFIG_FOLDER}/{CONFIG_FILE}"} if self.config else {}
         options = {**_OPTIONS, **file, **(self.options or {})}
@@ -195,85 +187,6 @@ class DevicePlugin:
                     f"options of the device plugin has {name}={value!r}.", 'Write it as a text, like "true".'
                 )
         return options
-
-    def _tolerations(self) -> list[dict[str, str]]:
-        on_gpus, *others = tolerations_of(self.pool)
-        return [on_gpus, {"key": "CriticalAddonsOnly", "operator": "Exists"}, *others]
-
-
-# What a kubelet calls a container that it starts again and again, or has no image for.
-_STUCK = frozenset({"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class PluginSnapshot:
-    """The pool's nodes, and the plugin's pods by the node they run on."""
-
-    nodes: tuple[Node, ...]
-    pods: Mapping[str, PodState]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpusWait(Record):
-    """The wait until every node of the pool that is there has allocatable GPUs; done at once where there is none."""
-
-    pool: str
-    server: str
-    started: datetime
-    deadline: datetime
-
-    def step(self, snapshot: PluginSnapshot, now: datetime) -> Progress:
-        """Return whether the GPUs are allocatable; `lines` describes the present state, for the log."""
-        nodes = [node for node in snapshot.nodes if not (node.cordoned or node.autoscaler_deleting or node.leaving)]
-        missing = [node for node in nodes if node.gpus == 0]
-        lines = tuple(self._line(node, snapshot) for node in nodes)
-        if not missing:
-            phases = [phase("GPUs allocatable", self.started, now)] if nodes else []
-            result = {"nodes": {node.name: node.gpus for node in nodes}, "timeline": phases}
-            return Progress(done=True, lines=lines, result=result)
-        if now < self.deadline:
-            return Progress(lines=lines)
-        stuck = missing[0]
-        error = GpusNotAllocatable(
-            f"Pool {self.pool}: {GPU_RESOURCE} is not allocatable on {', '.join(node.name for node in missing)} "
-            f"after {format_seconds(now - self.started)}; {self._line(stuck, snapshot)}.",
-            f"{driver_fix(stuck)} See the device plugin's log.",
-            pool=self.pool,
-            node=stuck.name,
-        )
-        return Progress(lines=lines, error=error, result={"stuck": stuck.name})
-
-    def _line(self, node: Node, snapshot: PluginSnapshot) -> str:
-        if node.gpus:
-            return f"node {node.name} has nvidia.com/gpu allocatable: {node.gpus}"
-        pod = snapshot.pods.get(node.name)
-        state = plugin_state(pod) if pod else f"served by {self.server}"
-        ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"
-        return f"node {node.name}{ready} has no allocatable GPUs yet: {state}"
-
-
-def driver_fix(node: Node) -> str:
-    """Return what to do about a node that has GPUs, and none of them allocatable, as far as its image tells."""
-    if node.image.driver:
-        return f"{node.image.driver} installs NVIDIA's driver; check that the node has it."
-    return f"The node runs {node.image}, which may lack NVIDIA's driver. {node.image.fix}"
-
-
-def has_failed(pod: PodState) -> bool:
-    """Return True if the plugin ended with an error, or its image cannot be pulled: waiting alone will not help."""
-    base = pod.base
-    return base is not None and (base.reason in _STUCK or bool(base.exit_code))
-
-
-def plugin_state(pod: PodState) -> str:
-    """Say in words what a pod of the plugin does."""
-    base = pod.base
-    if base is None:
-        return f"plugin pod {pod.name} is {pod.phase}"
-    if base.status == "running":
-        return f"plugin pod {pod.name} is running and has not registered any GPU"
-    reason = f"{base.reason}: {base.message}".strip(": ")
-    return f"plugin pod {pod.name} is {base.status} ({reason or 'no reason given'})"
 
 
 # -- NVIDIA's driver on GKE nodes whose pool leaves it to a DaemonSet: Google's installers for COS and Ubuntu --------
@@ -309,12 +222,10 @@ _MOUNTS = {
 }
 
 
-def driver_manifest(pool: GpuPool, *, image: str | None = None) -> dict[str, Any] | None:
+def driver_manifest(pool: GpuPool, *, image: str | None = None) -> Manifest | None:
     """Return the DaemonSet that installs the driver, or None where the pool does not leave that to one.
 
-    Args:
-        pool: The pool.
-        image: Another installer instead of the node image's own.
+    `image` is another installer instead of the node image's own.
     """
     if not isinstance(pool, GkeGpuPool) or pool.driver != "daemonset":
         return None
@@ -323,7 +234,7 @@ def driver_manifest(pool: GpuPool, *, image: str | None = None) -> dict[str, Any
     )
 
 
-def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> dict[str, Any]:
+def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> Manifest:
     system = "ubuntu" if "UBUNTU" in pool.image_type.upper() else "cos"
     mounts = _MOUNTS[system]
     return {
@@ -337,7 +248,7 @@ def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> dict[str, Any]:
     }
 
 
-def _installer(system: str, image: str | None) -> dict[str, Any]:
+def _installer(system: str, image: str | None) -> Manifest:
     environment = _COS_ENVIRONMENT if system == "cos" else {}
     return {
         "name": "nvidia-driver-installer",
@@ -348,3 +259,40 @@ def _installer(system: str, image: str | None) -> dict[str, Any]:
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "volumeMounts": [{"name": name, "mountPath": inside} for name, (_, inside) in _MOUNTS[system].items()],
     }
+
+
+# -- EFA's device plugin, whose pods ask for vpc.amazonaws.com/efa ---------------------------------------------------
+
+# EKS's images bring the driver and no plugin ("Manage EFA devices on Amazon EKS" in EKS's user guide).
+
+# As in aws/eks-charts, stable/aws-efa-k8s-device-plugin, which pulls from this one registry in all regions of AWS.
+EFA_IMAGE = "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v0.5.22-eksbuild.9"
+_EFA_NAME = "aws-efa-k8s-device-plugin"
+_EFA_MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}
+
+
+def wants_efa(pool: GpuPool) -> bool:
+    """Return True if the pool's nodes have EFA interfaces."""
+    return pool.kind == "eks" and getattr(pool, "network", None) == "efa"
+
+
+def efa_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest:
+    """Return the DaemonSet for the nodes of one pool, for server-side apply."""
+    container = {
+        "name": _EFA_NAME,
+        "image": image or EFA_IMAGE,
+        "resources": {"requests": {"cpu": "10m", "memory": "20Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in _EFA_MOUNTS.items()],
+    }
+    pod_spec = {
+        "priorityClassName": "system-node-critical",
+        "automountServiceAccountToken": False,
+        "hostNetwork": True,
+        "nodeSelector": dict(pool.node_selector),
+        "tolerations": _tolerations(pool),
+        "containers": [container],
+        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in _EFA_MOUNTS.items()],
+    }
+    app = {"app.kubernetes.io/name": _EFA_NAME}
+    return daemon_set(pool, f"{_EFA_NAME}-{pool.name}", namespace, app, pod_spec)

@@ -1,12 +1,17 @@
-"""watch_plugin: the loop around GpusWait.step, for the trigger and for the blocking operator."""
+"""The wait for a pool's allocatable GPUs: GpusWait, which is pure, and `watch_plugin`, the loop around its `step`.
+
+The trigger runs that loop, and so does the operator for its first seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.detection import platform_of
-from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_LABELS
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
@@ -17,8 +22,9 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAll
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress, format_seconds, phase
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST = 60.0
@@ -26,12 +32,87 @@ _FIRST_LOOK = timedelta(seconds=30)
 """How long the first look may take also where the wait's time is over, because its triggerer was away say."""
 
 
+# What a kubelet calls a container that it starts again and again, or has no image for.
+_STUCK = frozenset({"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSnapshot:
+    """The pool's nodes, and the plugin's pods by the node they run on."""
+
+    nodes: tuple[Node, ...]
+    pods: Mapping[str, PodState]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpusWait(Record):
+    """The wait until every node of the pool that is there has allocatable GPUs; done at once where there is none."""
+
+    pool: str
+    server: str
+    started: datetime
+    deadline: datetime
+
+    def step(self, snapshot: PluginSnapshot, now: datetime) -> Progress:
+        """Return whether the GPUs are allocatable; `lines` describes the present state, for the log."""
+        nodes = [node for node in snapshot.nodes if not (node.cordoned or node.autoscaler_deleting or node.leaving)]
+        missing = [node for node in nodes if node.gpus == 0]
+        lines = tuple(self._line(node, snapshot) for node in nodes)
+        if not missing:
+            phases = [phase("GPUs allocatable", self.started, now)] if nodes else []
+            result = {"nodes": {node.name: node.gpus for node in nodes}, "timeline": phases}
+            return Progress(done=True, lines=lines, result=result)
+        if now < self.deadline:
+            return Progress(lines=lines)
+        stuck = missing[0]
+        error = GpusNotAllocatable(
+            f"Pool {self.pool}: {GPU_RESOURCE} is not allocatable on {', '.join(node.name for node in missing)} "
+            f"after {format_seconds(now - self.started)}; {self._line(stuck, snapshot)}.",
+            f"{driver_fix(stuck)} See the device plugin's log.",
+            pool=self.pool,
+            node=stuck.name,
+        )
+        return Progress(lines=lines, error=error, result={"stuck": stuck.name})
+
+    def _line(self, node: Node, snapshot: PluginSnapshot) -> str:
+        if node.gpus:
+            return f"node {node.name} has nvidia.com/gpu allocatable: {node.gpus}"
+        pod = snapshot.pods.get(node.name)
+        state = plugin_state(pod) if pod else f"served by {self.server}"
+        ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"
+        return f"node {node.name}{ready} has no allocatable GPUs yet: {state}"
+
+
+def driver_fix(node: Node) -> str:
+    """Return what to do about a node that has GPUs, and none of them allocatable, as far as its image tells."""
+    if node.image.driver:
+        return f"{node.image.driver} installs NVIDIA's driver; check that the node has it."
+    return f"The node runs {node.image}, which may lack NVIDIA's driver. {node.image.fix}"
+
+
+def has_failed(pod: PodState) -> bool:
+    """Return True if the plugin ended with an error, or its image cannot be pulled: waiting alone will not help."""
+    base = pod.base
+    return base is not None and (base.reason in _STUCK or bool(base.exit_code))
+
+
+def plugin_state(pod: PodState) -> str:
+    """Say in words what a pod of the plugin does."""
+    base = pod.base
+    if base is None:
+        return f"plugin pod {pod.name} is {pod.phase}"
+    if base.status == "running":
+        return f"plugin pod {pod.name} is running and has not registered any GPU"
+    reason = f"{base.reason}: {base.message}".strip(": ")
+    return f"plugin pod {pod.name} is {base.status} ({reason or 'no reason given'})"
+
+
 def plugin_pods(namespace: str) -> Resource:
     """The pods of the device plugins that this package installed; keyed by the pool's name."""
     return Resource(
         path=f"api/v1/namespaces/{namespace}/pods",
         key=_pool,
-        label_selector=label_selector(PART_OF),
+        label_selector=label_selector(PLUGIN_LABELS),
     )
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from kubernetes.client import ApiClient
 
-    from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
+    from airflow_gpu_provider.addons.device_plugin import DevicePlugin
+    from airflow_gpu_provider.addons.plugin_watch import GpusWait
     from airflow_gpu_provider.cluster.rest import Applied
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.wait.wait_loop import Progress
@@ -137,16 +138,17 @@ class InstallDevicePluginOperator(PoolOperator):
         return changes.pop() if len(changes) == 1 else "configured"
 
     def _install_efa(self, api: ApiClient) -> None:
-        from airflow_gpu_provider.addons import efa_plugin
+        from airflow_gpu_provider.addons.detection import look_for_efa
+        from airflow_gpu_provider.addons.device_plugin import efa_manifest, wants_efa
         from airflow_gpu_provider.cluster.rest import server_side_apply
 
-        if not efa_plugin.is_wanted(self.gpu_pool):
+        if not wants_efa(self.gpu_pool):
             return
-        server = efa_plugin.look(api, self.gpu_pool)
+        server = look_for_efa(api, self.gpu_pool)
         if server is not None:
             self.log.info("EFA interfaces of pool %s are handed out by %s", self.gpu_pool.name, server)
             return
-        manifest = efa_plugin.manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
+        manifest = efa_manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
         change = server_side_apply(api, manifest, dry_run=self.plan_only)
         self.log.info("EFA's device plugin %s: %s", manifest["metadata"]["name"], change)
 
@@ -173,7 +175,7 @@ class InstallDevicePluginOperator(PoolOperator):
         )
 
     def _wait(self, result: dict[str, Any], now: datetime) -> dict[str, Any]:
-        from airflow_gpu_provider.addons.device_plugin import GpusWait
+        from airflow_gpu_provider.addons.plugin_watch import GpusWait
 
         server, deadline = result["served_by"], now + self.wait_timeout
         wait = GpusWait(pool=self.gpu_pool.name, server=server, started=now, deadline=deadline)

@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
-from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, plugin_labels
+from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.addons.device_plugin import GpusWait
-from airflow_gpu_provider.addons.plugin_watch import watch_plugin
+from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.wait.records import TriggerRecord

@@ -15,8 +15,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config, utils
 
 from airflow_gpu_provider.addons import plugin_watch
-from airflow_gpu_provider.addons.device_plugin import GpusWait
-from airflow_gpu_provider.addons.plugin_watch import watch_plugin
+from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
 from airflow_gpu_provider.operators import install_device_plugin as device_plugin

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait, PluginSnapshot
+from airflow_gpu_provider.addons.device_plugin import DevicePlugin
+from airflow_gpu_provider.addons.plugin_watch import GpusWait, PluginSnapshot
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError

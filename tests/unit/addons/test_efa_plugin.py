@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.addons.detection import find_servers
-from airflow_gpu_provider.addons.efa_plugin import is_wanted, manifest, served_by
+from airflow_gpu_provider.addons.detection import efa_served_by, find_servers
+from airflow_gpu_provider.addons.device_plugin import efa_manifest, wants_efa
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from tests.unit.addons.test_detection import affinity, daemon_set, node
@@ -23,7 +23,7 @@ DRANET = daemon_set("aws-dranet", "public.ecr.aws/eks/aws-dranet:v1.2.0")
 
 
 def test_it_runs_on_the_pool_s_nodes_alone_and_sees_the_devices() -> None:
-    made = manifest(a_pool(**EFA, taints=["team=vision:NoExecute"]), namespace="kube-system")
+    made = efa_manifest(a_pool(**EFA, taints=["team=vision:NoExecute"]), namespace="kube-system")
     spec = made["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"airflow-gpu-provider/pool": "train-gpu"}
     assert [each["effect"] for each in spec["tolerations"] if each["key"] == "team"] == ["NoExecute"]
@@ -33,19 +33,19 @@ def test_it_runs_on_the_pool_s_nodes_alone_and_sees_the_devices() -> None:
         "/dev/infiniband",
     }
     assert spec["hostNetwork"]
-    other = manifest(a_pool(**EFA), namespace="x", image="mirror/efa:1")
+    other = efa_manifest(a_pool(**EFA), namespace="x", image="mirror/efa:1")
     assert other["spec"]["template"]["spec"]["containers"][0]["image"] == "mirror/efa:1"
 
 
 def test_only_pools_with_efa_want_it() -> None:
-    assert is_wanted(a_pool(**EFA))
-    assert not is_wanted(a_pool())
-    assert not is_wanted(KubernetesGpuPool(name="x", kubernetes_conn_id="k8s", max_nodes=1, nodes=["n1"]))
+    assert wants_efa(a_pool(**EFA))
+    assert not wants_efa(a_pool())
+    assert not wants_efa(KubernetesGpuPool(name="x", kubernetes_conn_id="k8s", max_nodes=1, nodes=["n1"]))
 
 
 def test_ours_is_not_taken_for_nvidia_s() -> None:
     pool = a_pool(**EFA)
-    assert not find_servers(pool, [manifest(pool, namespace="kube-system")], [])
+    assert not find_servers(pool, [efa_manifest(pool, namespace="kube-system")], [])
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,25 @@ def test_ours_is_not_taken_for_nvidia_s() -> None:
 )
 def test_what_is_there_already_is_left_alone(sets: list[dict[str, Any]], by: str | None) -> None:
     pool = a_pool(**EFA)
-    ours = manifest(pool, namespace="kube-system")
+    ours = efa_manifest(pool, namespace="kube-system")
     for there in (sets, [*sets, ours]):
-        found = served_by(pool, there, [])
+        found = efa_served_by(pool, there, [])
         assert (str(found) if found else None) == by
 
 
 def test_a_chart_that_does_not_tolerate_the_pool_s_taints_does_not_serve_it() -> None:
     chart = {**CHART, "spec": {"template": {"spec": {**CHART["spec"]["template"]["spec"], "tolerations": []}}}}
-    assert served_by(a_pool(**EFA), [chart], []) is None
+    assert efa_served_by(a_pool(**EFA), [chart], []) is None
 
 
 def test_claims_are_another_way() -> None:
     with pytest.raises(DevicePluginConflict, match=r"as resource claims, not as vpc\.amazonaws\.com/efa"):
-        served_by(a_pool(**EFA), [DRANET], [])
+        efa_served_by(a_pool(**EFA), [DRANET], [])
 
 
 def test_what_depends_on_labels_to_come_is_not_guessed() -> None:
     types = {"instance_types": ["p4d.24xlarge", "p5.48xlarge"], "network": "efa"}
     with pytest.raises(DevicePluginConflict, match="depends on labels that no node has yet"):
-        served_by(a_pool(**types), [CHART], [])
+        efa_served_by(a_pool(**types), [CHART], [])
     with_label = node(**{"node.kubernetes.io/instance-type": "p4d.24xlarge"})
-    assert served_by(a_pool(**types), [CHART], [with_label]) is not None
+    assert efa_served_by(a_pool(**types), [CHART], [with_label]) is not None

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.addons import plugin_watch as module
-from airflow_gpu_provider.addons.device_plugin import GpusWait
-from airflow_gpu_provider.addons.plugin_watch import plugin_pods, watch_plugin
+from airflow_gpu_provider.addons.plugin_watch import GpusWait, plugin_pods, watch_plugin
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAllocatable, PermissionDenied
