@@ -1,4 +1,4 @@
-"""cluster-autoscaler for an EKS cluster: its objects, which of its flags there are, and whether it runs.
+"""cluster-autoscaler for an EKS cluster: its image, objects and flags, and whether it runs.
 
 As in kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/examples/cluster-autoscaler-autodiscover.yaml, and
 config/flags/flags.go of release 1.36.1.
@@ -7,14 +7,15 @@ config/flags/flags.go of release 1.36.1.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.addons.autoscaler_image import IMAGE, NEWEST, check_release, release_for
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_status
+from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import AutoscalerConflict, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool
@@ -24,10 +25,19 @@ if TYPE_CHECKING:
 
 
 NAME = "cluster-autoscaler"
+
+IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler"
+NEWEST = "v1.36.1"
+
+_RELEASES = {31: "v1.31.5", 32: "v1.32.7", 33: "v1.33.5", 34: "v1.34.4", 35: "v1.35.1", 36: NEWEST}
+_WATCHES_RESOURCE_V1 = 35
+"""From this minor on it does so always, and never starts where there is no such API (kubernetes/autoscaler#9244)."""
+_HAS_RESOURCE_V1 = 34
+_MINOR = re.compile(r"v?1\.(\d+)\b")
+
 PRIORITIES = "cluster-autoscaler-priority-expander"
 """The ConfigMap from which --expander=priority takes its order; the name is fixed."""
 
-MANAGED_BY = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 _LABELS = {"app.kubernetes.io/name": NAME}
 
 _DEFAULTS: dict[str, Any] = {"expander": "least-waste", "balance-similar-node-groups": True}
@@ -80,15 +90,11 @@ _FLAGS = frozenset(_FLAGS_OF_1_36.split())
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAutoscaler:
-    """What is installed for the cluster of a pool.
+    """What is installed for the cluster of a pool, by the arguments of InstallClusterAutoscalerOperator.
 
     Attributes:
         pool: An EksGpuPool; its cluster, region and, with the expander "priority", its order of preference count.
-        options: cluster-autoscaler's flags without the dashes in front, like {"scale-down-unneeded-time": "5m"}.
         kubernetes: The cluster's version, like "1.36". None: not known.
-        version: Tag of the image. None: that of the cluster's minor version; the newest where it is not known.
-        image: Another image, with its tag, instead.
-        service_account_role_arn: IAM role for its service account (IRSA). None: EKS Pod Identity or the nodes' role.
 
     Raises:
         PoolSpecError: The pool is not on EKS, an option is not a flag of cluster-autoscaler 1.36 or not to be set, or
@@ -115,23 +121,13 @@ class ClusterAutoscaler:
 
     def manifests(self) -> list[dict[str, Any]]:
         """Return all objects, in the order in which they are to be applied."""
-        subject = {"kind": "ServiceAccount", "name": NAME, "namespace": STATUS_NAMESPACE}
-        role = {"apiGroup": "rbac.authorization.k8s.io"}
         rbac = "rbac.authorization.k8s.io/v1"
         objects = [
             self._service_account(),
-            {**_object(rbac, "ClusterRole", in_namespace=False), "rules": _CLUSTER_RULES},
-            {
-                **_object(rbac, "ClusterRoleBinding", in_namespace=False),
-                "roleRef": {**role, "kind": "ClusterRole", "name": NAME},
-                "subjects": [subject],
-            },
+            {**_object(rbac, "ClusterRole"), "rules": _CLUSTER_RULES},
+            {**_object(rbac, "ClusterRoleBinding"), **_of_account("ClusterRole")},
             {**_object(rbac, "Role"), "rules": _RULES},
-            {
-                **_object(rbac, "RoleBinding"),
-                "roleRef": {**role, "kind": "Role", "name": NAME},
-                "subjects": [subject],
-            },
+            {**_object(rbac, "RoleBinding"), **_of_account("Role")},
         ]
         if "priority" in str(self._options["expander"]).split(","):
             objects.append({**_object("v1", "ConfigMap", name=PRIORITIES), "data": {"priorities": self._priorities()}})
@@ -194,7 +190,7 @@ class ClusterAutoscaler:
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": _LABELS},
-                "template": {"metadata": {"labels": {**_LABELS, **MANAGED_BY}}, "spec": pod},
+                "template": {"metadata": {"labels": {**_LABELS, **PART_OF}}, "spec": pod},
             },
         }
 
@@ -254,11 +250,19 @@ def _texts(value: Any) -> list[str]:
     return [str(value)]
 
 
-def _object(api_version: str, kind: str, *, name: str = NAME, in_namespace: bool = True) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name, "labels": {**_LABELS, **MANAGED_BY}}
-    if in_namespace:
+def _object(api_version: str, kind: str, *, name: str = NAME) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": {**_LABELS, **PART_OF}}
+    if not kind.startswith("Cluster"):
         metadata["namespace"] = STATUS_NAMESPACE
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def _of_account(role: str) -> dict[str, Any]:
+    """Return what in a binding gives a role of this name's to the service account."""
+    return {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": STATUS_NAMESPACE}],
+    }
 
 
 def _rule(group: str, resources: Sequence[str], verbs: Sequence[str], names: Sequence[str] = ()) -> dict[str, Any]:
@@ -267,33 +271,20 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str], names: Seq
 
 
 _READ = ("get", "list", "watch")
+_CORE = ["namespaces", "pods", "services", "replicationcontrollers", "persistentvolumeclaims", "persistentvolumes"]
+_STORAGE = ["storageclasses", "csinodes", "csidrivers", "csistoragecapacities", "volumeattachments"]
 _CLUSTER_RULES = [
     _rule("", ["events", "endpoints"], ["create", "patch"]),
     _rule("", ["pods/eviction"], ["create"]),
     _rule("", ["pods/status"], ["update"]),
     _rule("", ["endpoints"], ["get", "update"], [NAME]),
     _rule("", ["nodes"], [*_READ, "update"]),
-    _rule(
-        "",
-        [
-            "namespaces",
-            "pods",
-            "services",
-            "replicationcontrollers",
-            "persistentvolumeclaims",
-            "persistentvolumes",
-        ],
-        _READ,
-    ),
+    _rule("", _CORE, _READ),
     _rule("apps", ["daemonsets", "replicasets", "statefulsets"], _READ),
     _rule("batch", ["jobs"], [*_READ, "patch"]),
     _rule("policy", ["poddisruptionbudgets"], ["list", "watch"]),
     _rule("resource.k8s.io", ["deviceclasses", "resourceslices", "resourceclaims"], _READ),
-    _rule(
-        "storage.k8s.io",
-        ["storageclasses", "csinodes", "csidrivers", "csistoragecapacities", "volumeattachments"],
-        _READ,
-    ),
+    _rule("storage.k8s.io", _STORAGE, _READ),
     _rule("coordination.k8s.io", ["leases"], ["create"]),
     _rule("coordination.k8s.io", ["leases"], ["get", "update"], [NAME]),
 ]
@@ -301,6 +292,42 @@ _RULES = [
     _rule("", ["configmaps"], ["create", "list", "watch"]),
     _rule("", ["configmaps"], ["delete", "get", "update", "watch"], [STATUS_NAME, PRIORITIES]),
 ]
+
+
+# -- which image goes with a cluster's Kubernetes: the release of the same minor version ---------------------------
+
+
+def release_for(kubernetes: str) -> str:
+    """Return the tag for a cluster's version, like "1.36"; the newest known one for a newer Kubernetes."""
+    minor = _minor(kubernetes)
+    if minor is None or minor > max(_RELEASES):
+        return NEWEST
+    return _RELEASES.get(minor, f"v1.{minor}.0")
+
+
+def check_release(image: str, kubernetes: str) -> None:
+    """Refuse an image, with its tag, that cannot work in a cluster; a tag that says no version is let through.
+
+    Raises:
+        PoolSpecError: It is of 1.35 or later, and the cluster's Kubernetes of 1.33 or earlier.
+    """
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    release, cluster = _minor(tag), _minor(kubernetes)
+    if release is None or cluster is None or release < _WATCHES_RESOURCE_V1 or cluster >= _HAS_RESOURCE_V1:
+        return
+    raise PoolSpecError(
+        f"cluster-autoscaler {tag} never starts in a cluster with Kubernetes {kubernetes}: from"
+        f" 1.{_WATCHES_RESOURCE_V1} on it needs the API resource.k8s.io/v1, which a cluster has from"
+        f" 1.{_HAS_RESOURCE_V1}.",
+        f"Leave version out, or use {release_for(kubernetes)}.",
+        image=image,
+        kubernetes=kubernetes,
+    )
+
+
+def _minor(version: str) -> int | None:
+    found = _MINOR.match(version)
+    return int(found[1]) if found else None
 
 
 # -- which cluster-autoscaler is in a cluster, this package's or another, and whether this package's runs ---------
@@ -324,7 +351,7 @@ def check_no_other(api: ApiClient, now: datetime) -> None:
     status = None if found else read_status(api)
     if status is not None and status.is_fresh(now):
         name = f"{STATUS_NAMESPACE}/{STATUS_NAME}"
-        raise _conflict(f"a cluster-autoscaler that is no Deployment reports in ConfigMap {name}", name)
+        raise _conflict(f"A cluster-autoscaler that is no Deployment reports in ConfigMap {name}", name)
 
 
 def what_is_missing(api: ApiClient, now: datetime) -> str:
@@ -358,12 +385,12 @@ def _is_autoscaler(raw: Mapping[str, Any]) -> bool:
 def _is_ours(raw: Mapping[str, Any]) -> bool:
     meta = raw["metadata"]
     labels = meta.get("labels") or {}
-    return f"{meta['namespace']}/{meta['name']}" == FULL_NAME and labels.items() >= MANAGED_BY.items()
+    return f"{meta['namespace']}/{meta['name']}" == FULL_NAME and labels.items() >= PART_OF.items()
 
 
 def _conflict(what: str, names: str) -> AutoscalerConflict:
     return AutoscalerConflict(
-        f"{what[0].upper()}{what[1:]}; two would set the same groups' sizes, and nothing was installed.",
+        f"{what}; two would set the same groups' sizes, and nothing was installed.",
         "Use that one and leave this task out; or remove it first.",
         found=names,
     )

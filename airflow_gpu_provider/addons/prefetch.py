@@ -58,14 +58,10 @@ def waiting_program(arch: str) -> bytes:
 def manifests(
     pool: GpuPool, key: DemandKey, lease_uid: str, images: Sequence[str], secrets: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return what pulls the images, in the order in which it is applied.
+    """Return what pulls the images for the trainings of a demand, whose Lease owns it all; in the order to apply it in.
 
-    Args:
-        pool: The pool.
-        key: The demand for whose trainings they are.
-        lease_uid: The uid of its Lease, which owns it all.
-        images: Their names, those that are needed first or take longest in front: a node pulls them in turn.
-        secrets: The image pull secrets, of the Lease's namespace.
+    A node pulls the images in turn: those that are needed first or take longest stand in front. The image pull secrets
+    are of the Lease's namespace.
     """
     name = _name(key)
     owner = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": key.lease_name, "uid": lease_uid}
