@@ -47,8 +47,6 @@ from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-    from airflow_gpu_provider.pools import GpuPool
-
 
 LATELY = timedelta(days=1)
 """How far back failed launches are reported."""
@@ -74,10 +72,7 @@ class Finding:
 def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:
     """Return what each check found, the credentials first; if those or the cluster fail, the other checks are skipped.
 
-    Args:
-        pool: The (rendered) spec.
-        connect: Connects to it, as `open_pool` does.
-        pod_namespace: Where the pool's pods run.
+    `connect` connects to the pool, which is rendered, as `open_pool` does; `pod_namespace` is where its pods run.
     """
     try:
         reconciler = connect()

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 def slow_pulls(api: ApiClient, pool: GpuPool, namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield of each image whose pull took a minute the slowest pull, and what would have made it shorter.
-
-    Args:
-        api: The cluster.
-        pool: The pool to which the advice is fitted.
-        namespace: That of its pods.
-    """
+    """Yield of each image whose pull took a minute the slowest pull, and what would have made it shorter."""
     path = f"/api/v1/namespaces/{namespace}/events"
     raw = list_items(api, path, resource="events", fieldSelector="reason=Pulled")
     slowest: dict[str, ImagePull] = {}
@@ -189,11 +183,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
 
 
 def read_status(reconciler: Reconciler, where: str = "") -> PoolStatus:
-    """Read a pool, and return its state; `where` is `Platform.account`, which is asked for otherwise.
-
-    Raises:
-        GpuError: The cluster or the cloud cannot be read.
-    """
+    """Read a pool, and return its state; `where` is `Platform.account`, which is asked for otherwise."""
     snapshot = reconciler.snapshot()
     return pool_status(snapshot, where or reconciler.platform.account(), gang_rows(reconciler.api, snapshot))
 
