@@ -106,15 +106,6 @@ def stop_together(components: Sequence[ComponentProcess], *, kill_after: float) 
         component.wait(kill_after=max(0.0, deadline - time.monotonic()))
 
 
-def kill_when_alive(pid: int) -> bool:
-    """SIGKILL; False if it had ended already."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def _environment() -> Mapping[str, str]:
     # A proxy, or another Kubernetes in the environment, must not affect the control plane.
     runtime = {name: os.environ[name] for name in _GO_RUNTIME if name in os.environ}

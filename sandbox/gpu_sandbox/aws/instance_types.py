@@ -94,11 +94,6 @@ class InstanceTypeCatalogue:
         """KeyError if the type is unknown."""
         return list(self._types[instance_type]["ProcessorInfo"]["SupportedArchitectures"])
 
-    def has_nvidia_gpus(self, instance_type: str) -> bool:
-        """KeyError if the type is unknown."""
-        gpus = self._types[instance_type].get("GpuInfo", {}).get("Gpus", [])
-        return any(gpu["Manufacturer"] == "NVIDIA" for gpu in gpus)
-
     def set_offered(self, instance_type: str, zone: str, offered: bool) -> None:
         """Say that a zone has, or lacks, a type. ValueError if the type is unknown."""
         if not self.known(instance_type):

@@ -28,7 +28,6 @@ from gpu_sandbox.schemas.findings import judge, note
 _APIS = ("compute.v1", "container.v1", "cloudresourcemanager.v1", "iamcredentials.v1", "cloudbilling.v1")
 _DOCUMENTS = "googleapiclient.discovery_cache.documents"
 _CODES = frozenset(code_pb2.Code.keys())
-_OF_AN_ERROR = frozenset({"code", "message", "status", "details", "errors"})
 _CONTAINER = "container:v1"
 
 Check = Callable[[Any, str], Iterator[str]]
