@@ -57,7 +57,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             f"{package}.tasks.links.{name}" for name in ("RunNodesLink", "NodeGroupsLink", "KueueQueueLink")
         ],
-        "cli": [f"{package}.cli.definition.get_commands"],
+        "cli": [f"{package}.cli.get_commands"],
         "config": {
             "gpu_provider": {
                 "description": "Settings of airflow-gpu-provider.",
