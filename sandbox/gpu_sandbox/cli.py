@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpu_sandbox.control_api import ControlApiClient
     from gpu_sandbox.nodes import Image
 
+_Changes = Callable[[argparse.Namespace], dict[str, Any]]
+
 DEFAULT_NAME = "default"
 _SECONDS_OF = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
 _ADVANCE_SECONDS = 600.0
@@ -88,20 +90,12 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
         f"--seed={arguments.seed}",
         *(f"--image={image}" for image in arguments.image),
     ]
-    if arguments.pace is not None:
-        given.append(f"--pace={arguments.pace}")
-    if arguments.speed is not None:
-        given.append(f"--speed={arguments.speed}")
-    if arguments.stale is not None:
-        given.append(f"--stale={arguments.stale}")
-    if arguments.boot_seconds is not None:
-        given.append(f"--boot-seconds={arguments.boot_seconds}")
-    if arguments.autoscaler_speed is not None:
-        given.append(f"--autoscaler-speed={arguments.autoscaler_speed}")
+    for option in ("pace", "speed", "stale", "boot-seconds", "autoscaler-speed", "data-dir"):
+        value = getattr(arguments, option.replace("-", "_"))
+        if value is not None:
+            given.append(f"--{option}={value}")
     if arguments.engines:
         given.append(f"--with={','.join(arguments.engines)}")
-    if arguments.data_dir:
-        given.append(f"--data-dir={arguments.data_dir}")
     return given
 
 
@@ -156,56 +150,6 @@ def _down(arguments: argparse.Namespace) -> None:
     supervisor.end(arguments.name)
 
 
-def _fault_stockout(arguments: argparse.Namespace) -> None:
-    names = ("zone", "instance_type", "market", "code", "left")
-    _change_faults(arguments, {"stockouts": [{name: getattr(arguments, name) for name in names}]})
-
-
-def _fault_boot_seconds(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"boot_seconds": arguments.seconds})
-
-
-def _fault_device_plugin(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"device_plugin_never_ready": True})
-
-
-def _fault_driver(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"driver_never_ready": True})
-
-
-def _fault_autoscaler_dead(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"autoscaler_dead": True})
-
-
-def _fault_call_limit(arguments: argparse.Namespace) -> None:
-    limit = {"per_second": arguments.per_second, "burst": arguments.burst}
-    _change_faults(arguments, {"call_limits": {arguments.api: limit}})
-
-
-def _fault_throttle(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"throttle_rates": {arguments.service: arguments.rate}})
-
-
-def _fault_errors(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"error_rates": {arguments.service: arguments.rate}})
-
-
-def _fault_quota(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"quotas": {arguments.quota: arguments.limit}})
-
-
-def _fault_token_seconds(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"token_seconds": arguments.seconds})
-
-
-def _fault_deadline_speed(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"deadline_speed": arguments.speed})
-
-
-def _fault_lease_conflicts(arguments: argparse.Namespace) -> None:
-    _change_faults(arguments, {"lease_conflict_rate": arguments.rate})
-
-
 def _fault_hang_apiserver(arguments: argparse.Namespace) -> None:
     _call(arguments, "POST", "/hang-apiserver", {"seconds": arguments.seconds}, may_take=arguments.seconds)
 
@@ -219,30 +163,22 @@ def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
     _call(arguments, "POST", "/restart-apiserver", {"down_seconds": seconds}, may_take=seconds)
 
 
-def _fault_spot_interruption(arguments: argparse.Namespace) -> None:
-    _on_spot(arguments, "/interrupt-spot")
-
-
-def _fault_spot_rebalance(arguments: argparse.Namespace) -> None:
-    _on_spot(arguments, "/recommend-rebalance")
-
-
 def _fault_node_upgrade(arguments: argparse.Namespace) -> None:
     began = _call(arguments, "POST", "/upgrade-nodes", {"group": arguments.group})["began"]
     print(f"{arguments.group} is being upgraded" if began else f"{arguments.group} is excluded from upgrades")
 
 
-def _on_spot(arguments: argparse.Namespace, path: str) -> None:
+def _fault_spot(arguments: argparse.Namespace) -> None:
     where = {name: getattr(arguments, name) for name in ("instance", "node", "zone") if getattr(arguments, name)}
-    print("\n".join(_call(arguments, "POST", path, where)["instances"]))
+    print("\n".join(_call(arguments, "POST", arguments.path, where)["instances"]))
 
 
 def _fault_clear(arguments: argparse.Namespace) -> None:
     _call(arguments, "DELETE", "/faults")
 
 
-def _change_faults(arguments: argparse.Namespace, changes: dict[str, Any]) -> None:
-    print(json.dumps(_call(arguments, "POST", "/faults", changes), indent=2))
+def _change_faults(arguments: argparse.Namespace) -> None:
+    print(json.dumps(_call(arguments, "POST", "/faults", arguments.changes(arguments)), indent=2))
 
 
 def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None, *, may_take: float = 0.0) -> Any:
@@ -379,12 +315,20 @@ def _add_up(up: argparse.ArgumentParser) -> None:
 
 
 def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], asked: argparse.ArgumentParser) -> None:
-    def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], None], **more: str) -> argparse.ArgumentParser:
         fault = faults.add_parser(name, parents=[asked], help=text, description=text)
-        fault.set_defaults(run=run)
+        fault.set_defaults(run=run, **more)
         return fault
 
-    stockout = add("stockout", _fault_stockout, "no capacity; what is not named stands for any")
+    def change(
+        name: str, text: str, changes: Callable[[argparse.Namespace], dict[str, Any]]
+    ) -> argparse.ArgumentParser:
+        """Add what changes the sandbox's faults: `changes` returns how, by what was typed."""
+        fault = add(name, text, _change_faults)
+        fault.set_defaults(changes=changes)
+        return fault
+
+    stockout = change("stockout", "no capacity; what is not named stands for any", _stockout)
     stockout.add_argument("--zone")
     stockout.add_argument("--instance-type", help="in Google Cloud also an accelerator's type")
     stockout.add_argument("--market", choices=["on-demand", "spot"])
@@ -394,61 +338,86 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], ask
     stockout.add_argument(
         "--left", type=int, default=0, help="in Google Cloud: so many machines of each group are there"
     )
-    boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
+    boot = change(
+        "boot-seconds", "how long instances take from now on to join", lambda given: {"boot_seconds": given.seconds}
+    )
     boot.add_argument("seconds", type=float)
-    add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
-    add("driver-never-ready", _fault_driver, "NVIDIA's driver is missing, whoever installs it")
-    add("autoscaler-dead", _fault_autoscaler_dead, "the stand-in of cluster-autoscaler does nothing any more")
-    rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
-        ("throttle", _fault_throttle, "throttle a share of the cloud's calls"),
-        ("errors", _fault_errors, "fail a share of the cloud's calls with a 5xx"),
-    ]
-    for name, run, text in rates:
-        rate = add(name, run, text)
+    change("device-plugin-never-ready", "GPUs never become allocatable", lambda _: {"device_plugin_never_ready": True})
+    change(
+        "driver-never-ready",
+        "NVIDIA's driver is missing, whoever installs it",
+        lambda _: {"driver_never_ready": True},
+    )
+    change(
+        "autoscaler-dead",
+        "the stand-in of cluster-autoscaler does nothing any more",
+        lambda _: {"autoscaler_dead": True},
+    )
+    throttle = change(
+        "throttle",
+        "throttle a share of the cloud's calls",
+        lambda given: {"throttle_rates": {given.service: given.rate}},
+    )
+    errors = change(
+        "errors",
+        "fail a share of the cloud's calls with a 5xx",
+        lambda given: {"error_rates": {given.service: given.rate}},
+    )
+    for rate in (throttle, errors):
         rate.add_argument("--service", default="*", help="eks, ec2, container, compute, ... (default: all)")
         rate.add_argument("--rate", type=float, required=True, help="0 to 1")
-    limit = add("call-limit", _fault_call_limit, "throttle calls of one of AWS's APIs beyond a rate")
+    limit = change(
+        "call-limit",
+        "throttle calls of one of AWS's APIs beyond a rate",
+        lambda given: {"call_limits": {given.api: {"per_second": given.per_second, "burst": given.burst}}},
+    )
     limit.add_argument("api", help="eks:DescribeNodegroup, say, or all of a service: eks")
     limit.add_argument("per_second", type=float)
     limit.add_argument("--burst", type=float, default=10.0, help="so many at once (default: 10)")
-    quota = add("quota", _fault_quota, "a smaller quota than the account has")
+    quota = change(
+        "quota", "a smaller quota than the account has", lambda given: {"quotas": {given.quota: given.limit}}
+    )
     quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
     quota.add_argument("limit", type=float)
-    tokens = add(
+    tokens = change(
         "token-seconds",
-        _fault_token_seconds,
         "how long the cloud's bearer tokens are taken; their holders think longer",
+        lambda given: {"token_seconds": given.seconds},
     )
     tokens.add_argument("seconds", type=float)
-    deadlines = add(
+    deadlines = change(
         "deadline-speed",
-        _fault_deadline_speed,
         "let scheduled actions and max_run_duration come so many times as quick",
+        lambda given: {"deadline_speed": given.speed},
     )
     deadlines.add_argument("speed", type=float)
-    conflicts = add(
+    conflicts = change(
         "lease-conflicts",
-        _fault_lease_conflicts,
         "let another writer change Leases right after a share of their changes",
+        lambda given: {"lease_conflict_rate": given.rate},
     )
     conflicts.add_argument("--rate", type=float, required=True, help="0 to 1")
-    spot: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
-        ("spot-interruption", _fault_spot_interruption, "give spot instances their notice; those named, or all"),
-        ("spot-rebalance", _fault_spot_rebalance, "say that spot instances are at risk, as EC2 does before a notice"),
-    ]
-    for name, run, text in spot:
-        act = add(name, run, text)
+    for name, path, text in (
+        ("spot-interruption", "/interrupt-spot", "give spot instances their notice; those named, or all"),
+        ("spot-rebalance", "/recommend-rebalance", "say that spot instances are at risk, as EC2 does before a notice"),
+    ):
+        act = add(name, text, _fault_spot, path=path)
         act.add_argument("--instance", help="by its id")
         act.add_argument("--node", help="by its Node's name")
         act.add_argument("--zone", help="all of a zone")
-    upgrade = add("node-upgrade", _fault_node_upgrade, "upgrade a node pool's nodes in mid-run, as GKE does by itself")
+    upgrade = add("node-upgrade", "upgrade a node pool's nodes in mid-run, as GKE does by itself", _fault_node_upgrade)
     upgrade.add_argument("group", help="the node pool's name")
-    restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
+    restart = add("restart-apiserver", "restart the Kubernetes API server", _fault_restart_apiserver)
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
-    hang = add("hang-apiserver", _fault_hang_apiserver, "let the Kubernetes API server answer nothing for a time")
+    hang = add("hang-apiserver", "let the Kubernetes API server answer nothing for a time", _fault_hang_apiserver)
     hang.add_argument("--seconds", type=float, required=True)
-    add("cut-connections", _fault_cut_connections, "end all connections to the Kubernetes API server, watches too")
-    add("clear", _fault_clear, "end all faults")
+    add("cut-connections", "end all connections to the Kubernetes API server, watches too", _fault_cut_connections)
+    add("clear", "end all faults", _fault_clear)
+
+
+def _stockout(given: argparse.Namespace) -> dict[str, Any]:
+    names = ("zone", "instance_type", "market", "code", "left")
+    return {"stockouts": [{name: getattr(given, name) for name in names}]}
 
 
 def _speed(given: str) -> float:
