@@ -50,6 +50,12 @@ class Faults:
     `seed` makes the drawn errors of a run repeatable.
     """
 
+    device_plugin_never_ready: bool
+    driver_never_ready: bool
+    """Whether NVIDIA's driver is missing on all nodes, whoever installs it; device plugins then find no GPU."""
+    autoscaler_dead: bool
+    """Whether the cluster's autoscaler does nothing, so its status goes stale."""
+
     def __init__(self, *, seed: int = 0) -> None:
         self._lock = threading.Lock()
         self._seed = seed
@@ -61,9 +67,9 @@ class Faults:
         self._random = random.Random(self._seed)
         self._stockouts: tuple[Stockout, ...] = ()
         self._boot_seconds: float | None = None
-        self._device_plugin_never_ready = False
-        self._driver_never_ready = False
-        self._autoscaler_dead = False
+        self.device_plugin_never_ready = False
+        self.driver_never_ready = False
+        self.autoscaler_dead = False
         self._token_seconds: float | None = None
         self._deadline_speed: float | None = None
         self._deadline_time.speed = 1.0
@@ -89,32 +95,6 @@ class Faults:
         if seconds is not None and not 0 <= seconds < float("inf"):
             raise ValueError(f"boot_seconds is a number of seconds, at least 0, or None; not {seconds!r}")
         self._boot_seconds = seconds
-
-    @property
-    def device_plugin_never_ready(self) -> bool:
-        return self._device_plugin_never_ready
-
-    @device_plugin_never_ready.setter
-    def device_plugin_never_ready(self, never_ready: bool) -> None:
-        self._device_plugin_never_ready = never_ready
-
-    @property
-    def driver_never_ready(self) -> bool:
-        """Whether NVIDIA's driver is missing on all nodes, whoever installs it; device plugins then find no GPU."""
-        return self._driver_never_ready
-
-    @driver_never_ready.setter
-    def driver_never_ready(self, never_ready: bool) -> None:
-        self._driver_never_ready = never_ready
-
-    @property
-    def autoscaler_dead(self) -> bool:
-        """Whether the cluster's autoscaler does nothing, so its status goes stale."""
-        return self._autoscaler_dead
-
-    @autoscaler_dead.setter
-    def autoscaler_dead(self, dead: bool) -> None:
-        self._autoscaler_dead = dead
 
     @property
     def token_seconds(self) -> float | None:
@@ -284,9 +264,9 @@ class Faults:
             return {
                 "stockouts": [asdict(stockout) for stockout in self._stockouts],
                 "boot_seconds": self._boot_seconds,
-                "device_plugin_never_ready": self._device_plugin_never_ready,
-                "driver_never_ready": self._driver_never_ready,
-                "autoscaler_dead": self._autoscaler_dead,
+                "device_plugin_never_ready": self.device_plugin_never_ready,
+                "driver_never_ready": self.driver_never_ready,
+                "autoscaler_dead": self.autoscaler_dead,
                 "token_seconds": self._token_seconds,
                 "deadline_speed": self._deadline_speed,
                 "lease_conflict_rate": self._lease_conflict_rate,
