@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
-from gpu_sandbox.clock import Clock
-from gpu_sandbox.faults import Faults
-from gpu_sandbox.managed_cluster import SYSTEM_NODE
+from gpu_sandbox.managed_cluster import SYSTEM_NODE, ClusterSettings
 
 if TYPE_CHECKING:
     from gpu_sandbox.autoscaler import NodeGroups
-    from gpu_sandbox.aws import AwsCloud, AwsTimings, Identity, Instance
+    from gpu_sandbox.aws import AwsCloud, Identity, Instance
     from gpu_sandbox.control_plane import ControlPlane
     from gpu_sandbox.machines import Machines
     from gpu_sandbox.nodes import Image, NodeSpec
-    from gpu_sandbox.pace import Pace
 
 SYSTEM_GROUP = "system"
 SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
@@ -34,28 +31,12 @@ class EksCluster:
     shuts_down_at_notice = False
     drains_only_ready_nodes = True
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        region: str,
-        zones: Sequence[str],
-        account_id: str,
-        faults: Faults,
-        timings: AwsTimings | None,
-        pace: Pace,
-        seed: int,
-        clock: Clock,
-    ) -> None:
-        self.name = name
-        self.region = region
-        self.zones = tuple(zones)
-        self._faults = faults
+    def __init__(self, settings: ClusterSettings, *, account_id: str) -> None:
+        self.name = settings.name
+        self.region = settings.region or DEFAULT_REGION
+        self.zones = tuple(settings.zones or DEFAULT_ZONES)
+        self._settings = settings
         self._account_id = account_id
-        self._timings = timings
-        self._pace = pace
-        self._seed = seed
-        self._clock = clock
         self._started = False
 
     aws: AwsCloud
@@ -71,11 +52,11 @@ class EksCluster:
         self.aws = AwsCloud(
             region=self.region,
             account_id=self._account_id,
-            faults=self._faults,
-            timings=self._timings or self._pace.aws(),
+            faults=self._settings.faults,
+            timings=self._settings.timings or self._settings.pace.aws(),
             events=machines,
-            seed=self._seed,
-            clock=self._clock,
+            seed=self._settings.seed,
+            clock=self._settings.clock,
         )
         self.aws.start()
         self._started = True
@@ -187,23 +168,7 @@ class EksCluster:
         )
 
     def groups(self) -> list[dict[str, Any]]:
-        """From moto itself: an API call would be counted, and could be failed by a fault."""
-        from moto.autoscaling.models import autoscaling_backends
-
-        backend = autoscaling_backends[self.aws.account_id][self.region]
-        return [
-            {
-                "name": group.name,
-                "nodegroup": next((t["Value"] for t in group.tags if t["Key"] == "eks:nodegroup-name"), None),
-                "desired": group.desired_capacity,
-                "max": group.max_size,
-                "instances": [
-                    {"instance_id": state.instance.id, "state": state.lifecycle_state}
-                    for state in list(group.instance_states)
-                ],
-            }
-            for group in list(backend.autoscaling_groups.values())
-        ]
+        return self.aws.describe_groups()
 
     def definitions(self) -> Sequence[Mapping[str, Any]]:
         return []

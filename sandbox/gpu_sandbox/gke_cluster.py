@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type
-from gpu_sandbox.clock import Clock
 from gpu_sandbox.errors import ComponentFailed, SandboxError
-from gpu_sandbox.faults import Faults
-from gpu_sandbox.managed_cluster import SYSTEM_NODE
+from gpu_sandbox.managed_cluster import SYSTEM_NODE, ClusterSettings
 from gpu_sandbox.workers import Workers
 
 if TYPE_CHECKING:
     from gpu_sandbox.autoscaler import NodeGroups
     from gpu_sandbox.control_plane import ControlPlane
-    from gpu_sandbox.google import GoogleCloud, GoogleTimings, Instance, KubernetesUser
+    from gpu_sandbox.google import GoogleCloud, Instance, KubernetesUser
     from gpu_sandbox.machines import Machines
     from gpu_sandbox.nodes import Image, NodeSpec
-    from gpu_sandbox.pace import Pace
 
 SYSTEM_POOL = "default-pool"
 SYSTEM_MACHINE_TYPE = "e2-standard-8"
@@ -57,29 +54,13 @@ class GkeCluster:
     shuts_down_at_notice = True
     drains_only_ready_nodes = False
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        region: str,
-        zones: Sequence[str],
-        location: str | None,
-        faults: Faults,
-        timings: GoogleTimings | None,
-        pace: Pace,
-        seed: int,
-        clock: Clock,
-    ) -> None:
-        self.name = name
-        self.region = region
-        self.zones = tuple(zones)
-        self.location = location or region
-        self._faults = faults
-        self._timings = timings
-        self._pace = pace
-        self._seed = seed
-        self._clock = clock
-        self._workers = Workers(clock, name="sandbox-control-plane-restart")
+    def __init__(self, settings: ClusterSettings, *, location: str | None) -> None:
+        self.name = settings.name
+        self.region = settings.region or DEFAULT_REGION
+        self.zones = tuple(settings.zones or DEFAULT_ZONES)
+        self.location = location or self.region
+        self._settings = settings
+        self._workers = Workers(settings.clock, name="sandbox-control-plane-restart")
         self._started = False
 
     google: GoogleCloud
@@ -96,12 +77,12 @@ class GkeCluster:
             region=self.region,
             zones=self.zones,
             location=self.location,
-            faults=self._faults,
-            timings=self._timings or self._pace.google(),
-            seed=self._seed,
+            faults=self._settings.faults,
+            timings=self._settings.timings or self._settings.pace.google(),
+            seed=self._settings.seed,
             events=machines,
             restart_control_plane=partial(self._workers.submit, self._restart, control_plane),
-            clock=self._clock,
+            clock=self._settings.clock,
         )
         self.google.create_cluster(
             self.name,
@@ -132,7 +113,7 @@ class GkeCluster:
 
     @property
     def _driver_seconds(self) -> float:
-        return 0.0 if self._pace.by_hand else self.google.timings.driver
+        return 0.0 if self._settings.pace.by_hand else self.google.timings.driver
 
     def identify(self, token: str) -> KubernetesUser | None:
         if not self._started:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from gpu_sandbox.authenticator import Identity
     from gpu_sandbox.autoscaler import NodeGroups
+    from gpu_sandbox.clock import Clock
     from gpu_sandbox.control_plane import ControlPlane
+    from gpu_sandbox.faults import Faults
     from gpu_sandbox.machines import Machines
     from gpu_sandbox.nodes import Image, NodeSpec
+    from gpu_sandbox.pace import Pace
 
 Platform = Literal["eks", "gke"]
 SYSTEM_NODE = "sandbox-system"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """What a cluster of either platform is given; no region, zones or timings: the platform's, or the pace's."""
+
+    name: str
+    region: str | None
+    zones: Sequence[str] | None
+    faults: Faults
+    timings: Any
+    pace: Pace
+    seed: int
+    clock: Clock
 
 
 class ManagedCluster(Protocol):

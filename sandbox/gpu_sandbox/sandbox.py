@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_sandbox.build import control_plane_binary
-from gpu_sandbox.clock import Clock, ClockName, SystemClock
+from gpu_sandbox.clock import ClockName, SystemClock
 from gpu_sandbox.control_api import ControlApi
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.engines import EngineName, Engines, compile_engines, with_needed
 from gpu_sandbox.errors import ComponentFailed
 from gpu_sandbox.faults import Faults
-from gpu_sandbox.managed_cluster import SYSTEM_NODE, ManagedCluster, Platform
+from gpu_sandbox.managed_cluster import SYSTEM_NODE, ClusterSettings, ManagedCluster, Platform
 from gpu_sandbox.manual_clock import ManualClock
 from gpu_sandbox.other_writer import OtherWriter
 from gpu_sandbox.pace import Pace, PaceName
@@ -122,19 +122,17 @@ class Sandbox:
         self.boot_seconds = self.pace.boot_seconds if boot_seconds is None else boot_seconds
         self._container_log_max_size = container_log_max_size
         self.faults = Faults()
-        self.cluster = managed_cluster(
-            platform,
+        settings = ClusterSettings(
             name=cluster_name,
             region=region,
             zones=zones,
-            location=location,
-            account_id=account_id,
             faults=self.faults,
             timings=timings,
             pace=self.pace,
             seed=seed,
             clock=self.clock,
         )
+        self.cluster = managed_cluster(platform, settings, location=location, account_id=account_id)
         self.region = self.cluster.region
         self.zones = tuple(self.cluster.zones)
         self._images = tuple(images)
@@ -436,52 +434,21 @@ class Sandbox:
 
 
 def managed_cluster(
-    platform: Platform,
-    *,
-    name: str,
-    region: str | None,
-    zones: Sequence[str] | None,
-    location: str | None,
-    account_id: str,
-    faults: Faults,
-    timings: Any,
-    pace: Pace,
-    seed: int,
-    clock: Clock,
+    platform: Platform, settings: ClusterSettings, *, location: str | None, account_id: str
 ) -> ManagedCluster:
     """The cluster of that platform, not started. ValueError if the platform is unknown.
 
     SandboxError if what it needs is not installed.
     """
     if platform == "eks":
-        from gpu_sandbox import eks_cluster as eks
+        from gpu_sandbox.eks_cluster import EksCluster
 
-        return eks.EksCluster(
-            name=name,
-            region=region or eks.DEFAULT_REGION,
-            zones=zones or eks.DEFAULT_ZONES,
-            account_id=account_id,
-            faults=faults,
-            timings=timings,
-            pace=pace,
-            seed=seed,
-            clock=clock,
-        )
+        return EksCluster(settings, account_id=account_id)
     if platform == "gke":
         from gpu_sandbox import gke_cluster as gke
 
         gke.check_requirements()
-        return gke.GkeCluster(
-            name=name,
-            region=region or gke.DEFAULT_REGION,
-            zones=zones or gke.DEFAULT_ZONES,
-            location=location,
-            faults=faults,
-            timings=timings,
-            pace=pace,
-            seed=seed,
-            clock=clock,
-        )
+        return gke.GkeCluster(settings, location=location)
     raise ValueError(f"a sandbox's platform is 'eks' or 'gke'; not {platform!r}")
 
 
