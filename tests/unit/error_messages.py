@@ -1,4 +1,4 @@
-"""The table in docs/errors.md of the notifier's message for each type of error, made from the code.
+"""The table in docs/errors.md of the message of each type of error, made from the code.
 
 `python -m tests.unit.error_messages` writes it; test_docs.py checks that it is current. A message is one that the
 package's source writes out, with "…" for what a run puts in; where a function chooses the words, it is called.
@@ -16,7 +16,6 @@ from google.api_core.exceptions import Forbidden
 from airflow_gpu_provider import EksGpuPool, errors
 from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.notifications.night import Failure
 from airflow_gpu_provider.platforms.google.errors import mapped_errors
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import CORRECT_PROGRAM
@@ -74,8 +73,8 @@ def table() -> str:
     for cls in sorted(errors.error_types()[1:], key=lambda each: each.__name__):
         if cls.__module__ == errors.__name__:
             what, fix = _message(cls)
-            said = Failure(task="train", type=cls.__name__, what=what, fix=fix)
-            rows.append(f"| `{cls.__name__}` | {'yes' if cls.retryable else 'no'} | {_cell(str(said))} |")
+            message = " ".join(filter(None, (what, fix)))
+            rows.append(f"| `{cls.__name__}` | {'yes' if cls.retryable else 'no'} | {_cell(message)} |")
     return "\n".join(rows)
 
 
