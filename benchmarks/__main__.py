@@ -24,7 +24,7 @@ from gpu_sandbox import Sandbox
 
 DOCUMENT = Path("docs/performance.md")
 REPORT = Path("build/bench.json")
-SIDE_BY_SIDE, WHAT_GROWS = "side by side", "what grows"
+BEGIN, END = "<!-- begin: side by side -->", "<!-- end: side by side -->"
 
 
 def main() -> None:
@@ -46,22 +46,19 @@ def main() -> None:
         print("== what a training's samples cost it", flush=True)
         figures += gpu_sampling.measure(sandbox, api)
         print("== what waiting for pods costs", flush=True)
-        waiting, grown = waiting_pods.measure(api)
-        figures += waiting
+        figures += waiting_pods.measure(api)
     print("\n".join(table(figures)))
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps([asdict(figure) | {"ratio": figure.ratio} for figure in figures], indent=2) + "\n")
-    text = _with_table(DOCUMENT.read_text(), SIDE_BY_SIDE, table(figures))
-    DOCUMENT.write_text(_with_table(text, WHAT_GROWS, grown))
+    DOCUMENT.write_text(_with_table(DOCUMENT.read_text(), table(figures)))
 
 
-def _with_table(text: str, name: str, lines: list[str]) -> str:
-    """Put a table between its marks in a document."""
-    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"{DOCUMENT} should have {begin} and {end} once")
-    before, _, rest = text.partition(begin)
-    return "\n".join([before + begin, *lines, end + rest.partition(end)[2]])
+def _with_table(text: str, lines: list[str]) -> str:
+    """Put the table between its marks in the document."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{DOCUMENT} should have {BEGIN} and {END} once")
+    before, _, rest = text.partition(BEGIN)
+    return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
 
 
 if __name__ == "__main__":

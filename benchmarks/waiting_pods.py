@@ -70,10 +70,9 @@ CASES = [
 ]
 
 
-def measure(api: client.CoreV1Api) -> tuple[list[Figure], list[str]]:
-    """Return the figures of every case, and the lines of a table of what grows with pods, pools and nodes."""
+def measure(api: client.CoreV1Api) -> list[Figure]:
+    """Return the figures of every case."""
     figures: list[Figure] = []
-    grown = ["| waiting for | requests/min | CPU s/min | MiB |", "|---|---|---|---|"]
     with PlayedPods(api) as played:
         for case in CASES:
             print(f"   {case.words}", flush=True)
@@ -81,9 +80,7 @@ def measure(api: client.CoreV1Api) -> tuple[list[Figure], list[str]]:
                 played.add_node(f"played-{number}", {POOL_LABEL: _pool(0)})
             costs = {side: _cost(api, played, side, case) for side in ("ours", "peer")}
             figures += _figures(case.words, costs["ours"], costs["peer"])
-            ours = costs["ours"]
-            grown.append(f"| {case.words} | {ours.requests:.4g} | {ours.cpu:.3g} | {ours.memory:.4g} |")
-    return figures, grown
+    return figures
 
 
 def _figures(what: str, ours: Cost, peer: Cost) -> list[Figure]:

@@ -72,13 +72,12 @@ def write_tables(outcomes: Sequence[Outcome], path: Path, kind: Kind, *, seed: i
     """Replace what stands between the page's marks of that kind."""
     page = path.read_text()
     marks = f"<!-- {kind}: written by the run itself -->", f"<!-- end of {kind} -->"
-    parts = [_summary(outcomes, seed), by_fault(outcomes, described=kind == "matrix")]
+    by_what = by_cell(outcomes) if kind == "cover" else by_fault(outcomes, described=kind == "matrix")
+    parts = [_summary(outcomes, seed), by_what]
     if kind == "matrix":
         parts += [by_moment(outcomes, where) for where in NAMES]
     if kind in ("matrix", "gangs"):
         parts += [by_moment(outcomes, where, of_gang=True) for where in _WITH_GANGS]
-    if kind == "cover":
-        parts.append(by_cell(outcomes))
     parts += [notes(outcomes)]
     text = "\n\n".join([marks[0], *filter(None, parts), marks[1]])
     pattern = f"{re.escape(marks[0])}.*{re.escape(marks[1])}"
