@@ -21,6 +21,12 @@ from airflow_gpu_provider.notifications import GpuNightNotifier
 print(json.dumps([sorted(before), sorted(sys.modules)]))
 """
 
+TRIGGERS = """
+import sys
+from airflow_gpu_provider.triggers import pod, pool
+print(*sorted({"boto3", "google.cloud.container_v1", "kubernetes.client"} & sys.modules.keys()))
+"""
+
 
 @pytest.fixture(scope="module")
 def modules() -> tuple[set[str], set[str]]:
@@ -39,6 +45,11 @@ def test_spec_ensure_and_sensor_add_at_most_a_tenth_to_airflow_sdk(modules: tupl
     assert len(after) <= 1.1 * len(before)
     ours = {name for name in after - before if name.startswith("airflow_gpu_provider.")}
     assert not {name for name in ours if name.split(".")[1] in ("cluster", "platforms", "scaling", "triggers")}
+
+
+def test_triggers_load_no_client_that_would_block_the_triggerer_for_a_second() -> None:
+    done = subprocess.run([sys.executable, "-c", TRIGGERS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
 
 
 def test_every_public_name_is_there_and_only_those() -> None:

@@ -12,9 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
-
-from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Disruption, PodState
@@ -26,6 +23,7 @@ from airflow_gpu_provider.errors import (
     PodOutOfMemory,
     PodPreempted,
 )
+from airflow_gpu_provider.training.place.fit import amount
 
 EVICTED = "Evicted"
 """The reason of a pod that its kubelet evicts, and of its failure if it had used up itself what ran out."""
@@ -39,7 +37,7 @@ _USE = re.compile(
 _OVER_LIMIT = re.compile(r"exceeds the limit|exceeds the total limit|exceeded its local ephemeral storage")
 
 # What the kubelet keeps free, where its message does not say it: its default for memory, and a GiB of disk.
-_KEPT_FREE = {"memory": Decimal(100 * 2**20), "ephemeral-storage": Decimal(2**30)}
+_KEPT_FREE = {"memory": 100 * 2**20, "ephemeral-storage": 2**30}
 
 _DO = {
     "memory": "Request as much memory in container_resources as it uses, or take machines with more memory.",
@@ -66,10 +64,10 @@ def own_use(pod: PodState) -> OwnUse | None:
     if low is None or low["resource"] not in _DO:
         return None
     resource, found = low["resource"], _THRESHOLD.search(message)
-    kept_free = parse_quantity(found["threshold"]) if found else _KEPT_FREE[resource]
+    kept_free = amount(found["threshold"]) if found else _KEPT_FREE[resource]
     uses = [use.groupdict() for use in _USE.finditer(message)]
     uses = [use for use in uses if use["kind"] == "Pod"] or uses  # the whole pod's includes its containers'
-    beyond = {use["name"]: parse_quantity(use["used"]) - parse_quantity(use["asked"]) for use in uses}
+    beyond = {use["name"]: amount(use["used"]) - amount(use["asked"]) for use in uses}
     if not uses or sum(beyond.values()) < kept_free:
         return None
     most = max(uses, key=lambda use: beyond[use["name"]])
