@@ -13,7 +13,7 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool
-from airflow_gpu_provider.training.place.environment import check_pickled
+from airflow_gpu_provider.training.place.pod_placement import check_pickled
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator

@@ -34,17 +34,28 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.efa import interfaces_of_a_pod
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.tasks.pool_operator import current_pool, seconds_of
-from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
 from airflow_gpu_provider.training.life.hook import PoolHook
-from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.object_attempt import GangAttempt
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, AttemptRecord, OnPreemption
-from airflow_gpu_provider.training.life.run import PodSettings, Run
+from airflow_gpu_provider.training.life.run import (
+    MAX_PREEMPTIONS,
+    AttemptRecord,
+    OnPreemption,
+    Ownership,
+    PodSettings,
+    Run,
+)
 from airflow_gpu_provider.training.life.store import CarefulPodManager
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
-from airflow_gpu_provider.training.place.queue_name import check_queue_name, queue_of
+from airflow_gpu_provider.training.place.pod_placement import (
+    Placement,
+    check_gpus,
+    check_queue_name,
+    check_resources,
+    place,
+    queue_of,
+)
 
 if TYPE_CHECKING:
     from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator

@@ -16,12 +16,17 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
-from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import MAX_PREEMPTIONS, AttemptRecord, OnPreemption
-from airflow_gpu_provider.training.life.run import PodSettings, Run
+from airflow_gpu_provider.training.life.run import (
+    MAX_PREEMPTIONS,
+    AttemptRecord,
+    OnPreemption,
+    Ownership,
+    PodSettings,
+    Run,
+)
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.gpu_requests import gpus_asked, gpus_of_all, nodes_needed
+from airflow_gpu_provider.training.place.fit import gpus_asked, gpus_of_all, nodes_needed
 from airflow_gpu_provider.training.place.kinds import Manifest
 from airflow_gpu_provider.training.place.manifest import (
     FILES,
@@ -32,8 +37,7 @@ from airflow_gpu_provider.training.place.manifest import (
     read_manifest,
     with_queue,
 )
-from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus
-from airflow_gpu_provider.training.place.queue_name import check_queue_name
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_queue_name
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial

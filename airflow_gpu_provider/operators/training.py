@@ -21,10 +21,8 @@ from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.training.life.hook import PoolHook
-from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord, OnPreemption, Preemptions
-from airflow_gpu_provider.training.life.run import PodSettings, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, OnPreemption, Ownership, PodSettings, Preemptions, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.checkpoint import check_location

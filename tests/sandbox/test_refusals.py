@@ -32,7 +32,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.training.life.creation import CREATE_WITHIN
+from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN
 from gpu_sandbox.sandbox import Sandbox
 from tests.kubeconfig import access_of
 from tests.sandbox import aws_identity

@@ -11,9 +11,10 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESUL
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import ApiException, V1Pod
 
+from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR, from_status
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
-from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
 from airflow_gpu_provider.errors import (
     LOST,
     AdmissionDenied,
@@ -29,6 +30,8 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.training.life.diagnosis import PodMachine, diagnosed, with_last_lines
 from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.run import Run
+from airflow_gpu_provider.training.life.store import as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
@@ -37,6 +40,26 @@ RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
 _SHOWN, _SAID = 100, 300
 
 _log = logging.getLogger(__name__)
+
+
+def check_exec(run: Run, namespace: str) -> None:
+    """Raise PermissionDenied if the result of the task's pod could not be read; not if the API server does not say."""
+    if not run.settings.has_result:
+        return
+    try:
+        missing = verbs_missing_for_exec(run.cluster.api, namespace)
+    except GpuError as error:
+        _log.debug("Whether exec is allowed is not known: %s", error)
+        return
+    if missing:
+        verbs = ", ".join(f'"{verb}"' for verb in missing)
+        raise PermissionDenied(
+            f"The cluster denies permission to {' and '.join(missing)} pods/exec in namespace {namespace}: the pod's"
+            " result could not be read. No pod is created.",
+            f'Grant it: resources ["pods/exec"], verbs [{verbs}], as in docs/rbac/; or leave out do_xcom_push.',
+            resource="pods/exec",
+            namespace=namespace,
+        )
 
 
 def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
@@ -187,7 +210,7 @@ def result_of_gone(watched: WaitOutcome) -> Any:
 
 
 def read_result(
-    pod: V1Pod,
+    pod: Json,
     state: PodState,
     error: GpuError | None,
     watched: WaitOutcome,
@@ -219,22 +242,21 @@ def read_result(
         raise
 
 
-def _extracted(pod: V1Pod, cluster: PoolHook, extract: Callable[[V1Pod], object], *, succeeded: bool) -> object:
-    name = pod.metadata.name
+def _extracted(pod: Json, cluster: PoolHook, extract: Callable[[V1Pod], object], *, succeeded: bool) -> object:
+    name = pod["metadata"]["name"]
     try:
-        return extract(pod)
+        return extract(as_v1(pod))
     except json.JSONDecodeError as error:
         raise invalid(error.doc, error, pod=name, succeeded=succeeded) from None
     except Exception as error:
         # On exec, each library below raises its own errors: the pod's state tells what they mean.
-        state = cluster.pods.state(cluster.api.sanitize_for_serialization(pod))
-        is_there = is_node_there(cluster.api, pod.spec.node_name)
-        raise unread(state, error, pod=name, node_is_there=is_there, succeeded=succeeded) from error
+        is_there = is_node_there(cluster.api, pod["spec"].get("nodeName"))
+        raise unread(cluster.pods.state(pod), error, pod=name, node_is_there=is_there, succeeded=succeeded) from error
 
 
-def _end_sidecar(pod: V1Pod, cluster: PoolHook) -> None:
+def _end_sidecar(pod: Json, cluster: PoolHook) -> None:
     """End the container that keeps the result: it ignores SIGTERM, and would keep the node for the grace period."""
     try:
-        cluster.manager.extract_xcom_kill(pod)
+        cluster.manager.extract_xcom_kill(as_v1(pod))
     except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
-        _log.warning("The XCom sidecar of pod %s is still running: %s.", pod.metadata.name, _in_words(error))
+        _log.warning("The XCom sidecar of pod %s is still running: %s.", pod["metadata"]["name"], _in_words(error))

@@ -12,10 +12,13 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_gpu_provider.accelerators import GPUS
+from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import (
     BadGpu,
     DriverMissing,
@@ -27,9 +30,13 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED
+from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
+from airflow_gpu_provider.training.wait.object_wait import of_rank
 from airflow_gpu_provider.training.wait.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.training.life.hook import PoolHook
 
 BAD_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 """From NVIDIA's "XID Errors" catalogue, less those that a program causes itself (13, 31, 43, 45, 68: which the device
@@ -249,3 +256,43 @@ def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreemp
         pod=pod,
         machine=machine,
     )
+
+
+def lost_peer(states: Mapping[int, PodState], failed: int, cluster: PoolHook) -> GpuError | None:
+    """Return the preemption of a rank whose machine the cloud has ended; None if no peer of `failed` lost its machine.
+
+    A spot machine may be gone minutes before Kubernetes reports it on the node, and its peers fail on a broken
+    connection within a second. So the cloud is asked about the machines of the ranks that have not succeeded.
+
+    Args:
+        states: Each rank's pod.
+        failed: The rank that has failed by itself, on its own machine.
+        cluster: Where they run.
+    """
+
+    def preempted(rank: int) -> GpuError | None:
+        pod = states[rank]
+        machine = machine_of(cluster.api, pod.node) if pod.node else ""
+        end = cluster.platform.machine_end(machine) if machine else None
+        if end is None:
+            return None
+        what = (
+            f"Pod {pod.name} was preempted: its machine {machine} was terminated ({end.why}) before the pod had"
+            " finished."
+        )
+        fix = "Retry the task: the next try waits for new capacity."
+        return of_rank(PodPreempted(what, fix, pod=pod.name, node=pod.node, machine=machine), rank)
+
+    try:
+        found = in_parallel(
+            preempted, [rank for rank in sorted(states) if rank != failed and not _is_well(states[rank])]
+        )
+    except GpuError as error:
+        _log.warning("What became of the other ranks' machines is not known: %s", error)
+        return None
+    return next((error for error in found if error is not None), None)
+
+
+def _is_well(pod: PodState) -> bool:
+    end = end_of(pod)
+    return end is not None and end.error is None

@@ -1,6 +1,6 @@
 """ObjectAttempt: one attempt of a task's try whose pods belong to one object, and are deleted with it.
 
-WorkloadAttempt is that of a workload: its manifest is placed, created, waited for, collected and deleted.
+GangAttempt is that of a gang, whose Job this package makes; WorkloadAttempt that of a manifest, which it places.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from typing import Generic, cast
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient
 
+from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import EndUnknown, GpuError
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
+from airflow_gpu_provider.scaling.apply.admission import requests_of
+from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
-from airflow_gpu_provider.training.life.collect import explained
-from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_pods, placement_of
-from airflow_gpu_provider.training.life.run import WorkloadHost
-from airflow_gpu_provider.training.life.store import TaskObjects, TaskWorkloads
-from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
+from airflow_gpu_provider.training.life.diagnosis import lost_peer
+from airflow_gpu_provider.training.life.run import Ownership, PodHost, WorkloadHost
+from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, TaskWorkloads
+from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, check_pods, placement_of
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as
 from airflow_gpu_provider.training.log.task_log import TaskLog
+from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest import place_workload, queue_in, training_pods
-from airflow_gpu_provider.training.wait.first_failure import of_rank
-from airflow_gpu_provider.training.wait.object_wait import ObjectWait, R
+from airflow_gpu_provider.training.wait.gang_wait import GangWait
+from airflow_gpu_provider.training.wait.object_wait import ObjectWait, R, of_rank
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 
@@ -44,12 +48,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
     _uids: frozenset[str] = frozenset()
 
     @abstractmethod
-    def _wait(self, there: Json) -> ObjectWait[R]:
-        """Return the wait for the object."""
-
-    def wait(self) -> ObjectWait[R]:
-        assert self.there is not None
-        return self._wait(self.there)
+    def wait(self) -> ObjectWait[R]: ...
 
     @property
     def uids(self) -> set[str]:
@@ -79,9 +78,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
             setbacks=setbacks,
         )
         result, error = self._result(raw, states, error, watched)
-        self._tell_timeline(watched.timeline)
-        self._tell_use(watched.gpu_use, raw.values())
-        self._tell_advice(watched)
+        self._tell(watched, raw.values())
         self._release(succeeded=error is None)
         if error is not None:
             self._push_result_of_failed(result)
@@ -117,10 +114,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         seen = wait.standing(self.there, states, self._cluster.now()) if self.there is not None else None
         if seen is not None and (seen.done or seen.error is not None):
             return seen.error
-        assert watched.error is not None
-        if setbacks.may_pass(watched.error):
-            raise watched.error
-        return watched.error
+        return self._unless_it_passes(watched, setbacks)
 
     def _explained(self, error: GpuError, rank: R, state: PodState | None, watched: WaitOutcome) -> GpuError | None:
         """Return a rank's error, explained by its machine and its last log lines."""
@@ -242,21 +236,126 @@ class WorkloadAttempt(ObjectAttempt[str]):
         containers = [] if log.is_left_to_worker else EACH
         return {"containers": containers, "with_name": log.with_name, **log.to_resume()}
 
-    def _wait(self, there: Json) -> WorkloadWait:
-        metadata, owner = there["metadata"], self.owner
+    def wait(self) -> WorkloadWait:
+        meta, owner = self._meta, self.owner
         return WorkloadWait(
             kind=self._kind.kind,
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            uid=metadata["uid"],
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
             task=owner.task,
             try_id=owner.try_id,
             attempt=owner.attempt,
-            **self._limits(parse_time(metadata.get("creationTimestamp"))),
-            queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
+            **self._limits(parse_time(meta.get("creationTimestamp"))),
+            queue=(meta.get("labels") or {}).get(QUEUE_LABEL, ""),
         )
 
     def why_not_again(self, error: GpuError) -> str:
         """Return why a workload that vanished is not run again by itself: its ttl deletes one that has finished."""
         is_its_own = isinstance(error, EndUnknown) and "rank" not in error.details
         return "it may have finished" if is_its_own else ""
+
+
+class GangAttempt(ObjectAttempt[int]):
+    """The life of one gang."""
+
+    _host: PodHost
+
+    def _objects_by(self, api: ApiClient) -> TaskObjects:
+        return TaskGangs(api)
+
+    @property
+    def what(self) -> str:
+        return f"{super().what} of {self._settings.nodes} pods" if self.there else super().what
+
+    # -- its demand ------------------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> Ownership:
+        """The owner; a gang that no demand covers has its own Lease, so that its nodes come together."""
+        owner = super().owner
+        if not self.owns_demand:
+            return owner
+        return replace(owner, key=owner.key.of_task(owner.task_id, owner.map_index))
+
+    @property
+    def owns_demand(self) -> bool:
+        """Whether no block's demand covers it. In a Kueue queue it has no demand; once admitted, its pods do."""
+        return not (self.deadlines.is_covered or self._settings.placement.queue)
+
+    def _want_nodes(self) -> None:
+        """Write the gang's own demand: without it, its pods would get their nodes one by one."""
+        log, pool = self.log, self._cluster.pool
+        reconciler = open_pool(pool, owner=self.owner.writer, holder=self._run.holder, report=log.info)
+        nodes, until = self._settings.nodes, self.deadlines.of_pod(self._cluster.clock.now())
+        outcome = reconciler.want(self.owner.key, nodes, until, gang=nodes)
+        for line in outcome.log_lines:
+            log.info("%s", line)
+
+    # -- creation --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        template = self.placed(self._host.unplaced_pod())
+        self.pod = self._cluster.api.sanitize_for_serialization(template)
+        self._host.show_pod(template)
+        placement = self._settings.placement
+        if not placement.queue:
+            # Where there is no such kind, it would wait for nothing.
+            known = partial(requests_of, self._cluster.api, placement.pool)
+            call_with_retries(known, within=CREATE_WITHIN, report=self.log.warning)
+        if self.owns_demand:
+            check_namespace(self._cluster.api, self.pod["metadata"]["namespace"], creates_pods=False)
+            call_with_retries(self._want_nodes, within=CREATE_WITHIN, report=self.log.warning)
+        job = indexed_job(
+            self.pod,
+            nodes=self._settings.nodes,
+            gpus=placement.gpus,
+            base_container=placement.base_container,
+        )
+        ask_for_nodes(job, placement.pool)
+        meta = self._find_or_create(job)["metadata"]
+        self._host.push("job_name", meta["name"])
+        self._host.push("pod_namespace", meta["namespace"])
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def to_stream(self) -> Json | None:
+        """Return what the triggerer streams of all ranks' logs."""
+        wanted = self._run.pod_log.to_stream(self.pod)
+        return None if wanted is None else {**wanted, "ranks": self._settings.log_ranks}
+
+    def wait(self) -> GangWait:
+        meta = self._meta
+        return GangWait(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta["uid"],
+            nodes=self._settings.nodes,
+            base_container=self._settings.placement.base_container,
+            **self._limits(parse_time(meta.get("creationTimestamp"))),
+            queue=self._settings.placement.queue,
+        )
+
+    # -- its end ---------------------------------------------------------------------------------------------
+
+    def _end(
+        self, watched: WaitOutcome, wait: ObjectWait[int], states: Mapping[int, PodState], setbacks: Setbacks
+    ) -> GpuError | None:
+        error = super()._end(watched, wait, states, setbacks)
+        rank = error.details.get("rank") if error is not None else None
+        if type(error) is PodFailed and rank is not None:
+            return lost_peer(states, rank, self._cluster) or error
+        return error
+
+    def _result(
+        self, pods: Mapping[int, Json], states: Mapping[int, PodState], error: GpuError | None, watched: WaitOutcome
+    ) -> tuple[object, GpuError | None]:
+        """Return rank 0's result, and how the gang ended."""
+        if not self._settings.has_result:
+            return None, error
+        pod = pods.get(0)
+        if pod is None:
+            return (result_of_gone(watched) if error is None else None), error
+        own, base = replace(watched, name=states[0].name), self._settings.placement.base_container
+        extract = self._host.extract_xcom
+        return read_result(pod, states[0], error, own, base=base, cluster=self._cluster, extract=extract)

@@ -16,7 +16,7 @@ from airflow_gpu_provider.training.life.collect import explained, read_result, r
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v1
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
-from airflow_gpu_provider.training.wait.end import PodEnd, end_of
+from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
@@ -49,8 +49,7 @@ class PodAttempt(TaskAttempt):
         return self._run.pod_log.to_stream(self.pod)
 
     def wait(self, until: Literal["started", "ended"] = "ended") -> PodWait:
-        assert self.there is not None
-        meta = self.there["metadata"]
+        meta = self._meta
         return PodWait(
             namespace=meta["namespace"],
             name=meta["name"],
@@ -81,13 +80,12 @@ class PodAttempt(TaskAttempt):
             return self._collect_gone(watched, setbacks)
         self.there, pod, base = raw, self._show(raw), self._settings.placement.base_container
         state = PodState.parse(raw, base)
-        error = explained(self._end(watched, state, setbacks).error, watched, state, base, self._cluster)
+        error = explained(self._end(watched, state, setbacks), watched, state, base, self._cluster)
         self._run.pod_log.write_rest(raw, state, error, api=self._cluster.api, setbacks=setbacks)
         result = None
         if self._settings.has_result:
-            result, error = read_result(
-                pod, state, error, watched, base=base, cluster=self._cluster, extract=self._host.extract_xcom
-            )
+            extract = self._host.extract_xcom
+            result, error = read_result(raw, state, error, watched, base=base, cluster=self._cluster, extract=extract)
         try:
             self._conclude(pod, raw, state, error, result, watched)
         except Exception as failure:
@@ -104,9 +102,7 @@ class PodAttempt(TaskAttempt):
         self, pod: V1Pod, raw: Json, state: PodState, error: GpuError | None, result: object, watched: WaitOutcome
     ) -> None:
         """Tell what is known of a pod whose end is decided, and release it."""
-        self._tell_timeline(watched.timeline)
-        self._tell_use(watched.gpu_use, [raw])
-        self._tell_advice(watched)
+        self._tell(watched, [raw])
         if end_of(state) is not None:
             self._host.call_back("on_pod_completion", pod=pod)
             self._host.call_back("on_pod_teardown", pod=pod)
@@ -126,21 +122,14 @@ class PodAttempt(TaskAttempt):
         except Exception:
             self.log.exception("After the release of pod %s", self.pod["metadata"]["name"])
 
-    def _end(self, watched: WaitOutcome, state: PodState | None, setbacks: Setbacks) -> PodEnd:
+    def _end(self, watched: WaitOutcome, state: PodState | None, setbacks: Setbacks) -> GpuError | None:
         end = watched.end(state, self._cluster.now())
-        if end is None:
-            assert watched.error is not None
-            if setbacks.may_pass(watched.error):
-                raise watched.error
-            end = PodEnd(error=watched.error)
-        return end
+        return end.error if end is not None else self._unless_it_passes(watched, setbacks)
 
     def _collect_gone(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
         base = self._settings.placement.base_container
-        error = explained(self._end(watched, None, setbacks).error, watched, None, base, self._cluster)
-        self._tell_timeline(watched.timeline)
-        self._tell_use(watched.gpu_use, [])
-        self._tell_advice(watched)
+        error = explained(self._end(watched, None, setbacks), watched, None, base, self._cluster)
+        self._tell(watched, [])
         if error is not None:
             raise error
         return result_of_gone(watched) if self._settings.has_result else None

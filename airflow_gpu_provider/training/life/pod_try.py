@@ -33,9 +33,7 @@ from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
-from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord
-from airflow_gpu_provider.training.life.run import Host, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
 from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.trigger_log import write_again
@@ -230,7 +228,7 @@ class PodTry:
             "kind": wait.run_kind,
             "wait": wait.to_record(),
             "owner": owner.writer,
-            "key": asdict(attempt.demand_key),
+            "key": asdict(attempt.owner.key),
             "owns_demand": attempt.owns_demand,
             "holder": self._run.holder,
             "deferred_at": time.time(),
@@ -341,7 +339,7 @@ class PodTry:
             return open_pool(pool, owner=owner.writer, holder=self._run.holder, report=report)
 
         within = WHEN_KILLED if self._run.stop.error is not None else None
-        release_quietly(opened, self.attempt.demand_key, log=self.log, own=own, within=within, report=report)
+        release_quietly(opened, self.attempt.owner.key, log=self.log, own=own, within=within, report=report)
 
 
 def _own_deadline(pod: Json | None, left: timedelta) -> str:

@@ -1,27 +1,213 @@
-"""Run, PodSettings, Host: one try of a task as its attempts need it: what it uses, what was chosen, and who runs it."""
+"""One try of a task as its attempts need it: who owns what it creates, its bounds, what was chosen, and who runs it.
+
+By its Ownership a task finds what its own earlier tries have left, and nothing else. A try has one pod after another if
+preemption is not failure: what must outlive a worker and a triggerer in between is its AttemptRecord, which travels in
+the trigger's event; the number is also on the pod. PodDeadlines says when a pod must have ended.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self
 
-from kubernetes.client import V1Pod
+from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
+from airflow_gpu_provider.errors import PermissionDenied, PoolSpecError
+from airflow_gpu_provider.pools.run_budget import Budget
+from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
+from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop
-from airflow_gpu_provider.training.life.hook import PoolHook
-from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 
 if TYPE_CHECKING:
-    from airflow.sdk.types import Logger
+    from airflow.sdk.types import Logger, RuntimeTaskInstanceProtocol
 
+    from airflow_gpu_provider.training.life.hook import PoolHook
     from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+OnPreemption = Literal["resume", "fail"]
+
+MAX_PREEMPTIONS = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """One try of one task instance of one Airflow installation.
+
+    KubernetesPodOperator's own labels are equal for two installations that run the same DAG in one cluster.
+
+    Attributes:
+        try_id: The id that Airflow gives the task instance for one try.
+        attempt: The number of the pod within its try: 1 for the first, one more after each preemption.
+    """
+
+    key: DemandKey
+    task_id: str
+    map_index: int
+    try_id: str
+    attempt: int = 1
+
+    @classmethod
+    def of(cls, ti: RuntimeTaskInstanceProtocol, key: DemandKey) -> Ownership:
+        map_index = -1 if ti.map_index is None else ti.map_index
+        return cls(key=key, task_id=ti.task_id, map_index=map_index, try_id=str(ti.id))
+
+    @property
+    def task(self) -> str:
+        """The value of TASK_LABEL."""
+        parts = [self.key.installation, self.key.dag_id, self.key.run_id, self.task_id, self.map_index]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+    @property
+    def selector(self) -> str:
+        """Selects the pods of all tries."""
+        return f"{TASK_LABEL}={self.task}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {RUN_LABEL: self.key.hash, TASK_LABEL: self.task}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {
+            **self.key.annotations,
+            OWNER_ANNOTATION: self.try_id,
+            ATTEMPT_ANNOTATION: str(self.attempt),
+            UNCOLLECTED: "true",
+        }
+
+    @property
+    def writer(self) -> str:
+        """The writer of the pool's groups, as the platforms record it."""
+        return f"{self.key.installation}/{self.key.dag_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord(Record):
+    """One pod of a try.
+
+    Attributes:
+        number: 1 for the first pod.
+        deadline: When the try's pods must have ended, set when the first one is created; None before that.
+        timeline: The phases of the earlier attempts.
+    """
+
+    number: int = 1
+    deadline: datetime | None = None
+    timeline: tuple[Json, ...] = ()
+
+    def until(self, deadline: datetime) -> Self:
+        """Return it with this deadline, unless the try already has one."""
+        return replace(self, deadline=self.deadline or deadline)
+
+    def following(self, *, deadline: datetime, phases: Sequence[Json]) -> Self:
+        """Return the attempt after this one, whose pod went through `phases`."""
+        return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
+
+    def whole_timeline(self, phases: Sequence[Json]) -> tuple[Json, ...]:
+        """Return the try's phases so far; with several attempts, each phase says which one it belongs to."""
+        return (*self.timeline, *({**phase, "attempt": self.number} for phase in phases))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemptions:
+    """What a task does when its pod is preempted: `resume` at most `at_most` times in one try, or fail."""
+
+    resume: bool
+    at_most: int
+
+    @classmethod
+    def of(cls, on_preemption: str | None, *, max_preemptions: int, has_checkpoint: bool) -> Self:
+        """Read the operator's arguments; raises PoolSpecError for a wrong one."""
+        if on_preemption not in (None, "resume", "fail"):
+            raise PoolSpecError(f"on_preemption={on_preemption!r}.", "It is 'resume' or 'fail'.")
+        if isinstance(max_preemptions, bool) or not isinstance(max_preemptions, int) or max_preemptions < 0:
+            raise PoolSpecError(f"max_preemptions={max_preemptions!r}.", "Use a whole number of at least 0.")
+        resume = has_checkpoint if on_preemption is None else on_preemption == "resume"
+        return cls(resume=resume, at_most=max_preemptions)
+
+    def why_not(self, attempt: AttemptRecord, *, deadline: datetime, now: datetime) -> str:
+        """Return why no other attempt follows this one; empty if one does."""
+        if not self.resume:
+            return "on_preemption is 'fail'"
+        if attempt.number > self.at_most:
+            return f"max_preemptions={self.at_most} is used up"
+        return "its deadline has passed" if now >= deadline else ""
+
+
+@dataclass(kw_only=True)
+class PodDeadlines:
+    """The bounds of a task's pods.
+
+    Attributes:
+        api: Reads the run's demand.
+        clock: The cluster's clock, which all of these times use.
+        key: The run's demand, whose end counts if it has one: of its time, or of its money.
+        max_runtime: Counts from the pod's creation if the run has no demand.
+        execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
+        at_latest: The deadline of the try's first pod, for those that follow it.
+    """
+
+    api: ApiClient
+    clock: Clock
+    key: DemandKey
+    max_runtime: timedelta
+    execution_timeout: timedelta | None
+    started_at: datetime | None
+    at_latest: datetime | None = None
+    _leases: tuple[DemandLease, ...] | None = field(default=None, init=False)
+
+    def of_pod(self, created_at: datetime) -> datetime:
+        """Return when a pod created at that time must have ended."""
+        deadline = self._demand_until() or created_at + self.max_runtime
+        if self.execution_timeout is not None and self.started_at is not None:
+            deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
+        return deadline if self.at_latest is None else min(deadline, self.at_latest)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the run wants nodes of the pool, through a Lease that a ScaleDownSensor will withdraw."""
+        return self._demand_until() is not None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The money of the run, if its nodes are wanted until that is used; None if something else ends them."""
+        own = self.own_demand
+        return own.budget if own is not None and own.ends_by_budget else None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any run, this one or another, wants nodes of the pool."""
+        return any(lease.live(self.clock.now()) for lease in self._demand())
+
+    @property
+    def own_demand(self) -> DemandLease | None:
+        """The run's demand; None if it has none."""
+        return next((lease for lease in self._demand() if lease.key == self.key), None)
+
+    def _demand_until(self) -> datetime | None:
+        return own.pods_end_by if (own := self.own_demand) is not None else None
+
+    def _demand(self) -> tuple[DemandLease, ...]:
+        if self._leases is None:
+            try:
+                self._leases = list_demand(self.api, self.key.pool)
+            except PermissionDenied as error:
+                _log.warning("The run's own deadline is not known: %s", error)
+                return ()  # for now: the refusal may be transient
+        return self._leases
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from airflow_gpu_provider.cluster.pods import GANG_LABEL, STUCK_AFTER, mark_coll
 from airflow_gpu_provider.cluster.rest import call, delete, list_items
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
-from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import Ownership
 from airflow_gpu_provider.training.place.indexed_job import headless_service, node_request
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED
@@ -221,13 +221,14 @@ class TaskWorkloads(TaskObjects):
         self._patch(there, self._row.suspension())
 
 
-class TaskGangs(TaskObjects):
+class TaskGangs(TaskWorkloads):
     """Reads and writes a task's Jobs of several ranks."""
 
+    _free_the_name = TaskObjects._free_the_name
     _only = GANG_LABEL
 
     def __init__(self, api: ApiClient) -> None:
-        super().__init__(api, kind="Job", path=KINDS["Job"].path)
+        super().__init__(api, KINDS["Job"])
 
     def create(self, request: Json, owner: Ownership) -> Json:
         """Create the Job and what belongs to it, or return what an earlier attempt with a lost answer has created."""
@@ -260,9 +261,6 @@ class TaskGangs(TaskObjects):
                 delete(self._api, own, resource=resource, uid=there["uid"])
                 call(self._api, "create", path, resource=resource, body=wanted)
 
-    def is_suspended(self, there: Json) -> bool:
-        return KINDS["Job"].is_suspended(there)
-
     def end_pods(self, there: Json) -> None:
         self._patch(there, {"spec": {"parallelism": 0}})
 
@@ -277,9 +275,9 @@ class CarefulPodManager(PodManager):
     def mark_collected(self, pod: V1Pod) -> None:
         """Allow a kept pod's node to be released."""
         api = self._client.api_client
-        raw = api.sanitize_for_serialization(pod)
-        TaskPods(api).note_use([raw])
-        TaskPods(api).mark_collected([raw])
+        raw, pods = api.sanitize_for_serialization(pod), TaskPods(api)
+        pods.note_use([raw])
+        pods.mark_collected([raw])
 
 
 def as_v1(pod: Json) -> V1Pod:

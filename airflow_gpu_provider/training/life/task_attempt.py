@@ -1,29 +1,32 @@
-"""TaskAttempt: one attempt of a task's try, as PodTry sees it, whether it has one pod or a gang of them."""
+"""TaskAttempt: one attempt of a task's try, as PodTry sees it, whether it has one pod or a gang of them.
+
+What it creates is checked first, placed, and created once, when everything earlier has ended.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from functools import cached_property, partial
+from datetime import datetime, timedelta
+from functools import cache, cached_property, partial
 from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
 from airflow_gpu_provider.pools.run_budget import WARN_AT
+from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
+from airflow_gpu_provider.scaling.decide.placement import memory_of
+from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
-from airflow_gpu_provider.training.life.creation import CREATE_WITHIN, check_exec, check_pods, placement_of
-from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord, PodDeadlines
-from airflow_gpu_provider.training.life.run import Host, Run
+from airflow_gpu_provider.training.life.collect import check_exec
+from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
     TaskObjects,
     as_v1,
@@ -32,15 +35,23 @@ from airflow_gpu_provider.training.life.store import (
     is_of_attempt,
     newest_of_try,
 )
-from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
+from airflow_gpu_provider.training.place.checkpoint import (
+    check_claims_reach,
+    check_location,
+    check_outlives_pod,
+    environment,
+)
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.gpu_use import GpuUse
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.view import RunKind
 from airflow_gpu_provider.training.watch.watch_loop import follow, run_kind_of
+
+CREATE_WITHIN = timedelta(minutes=5)
+"""How long a worker tries to create a pod: a quota exhausted for longer is left to the task's retries."""
 
 
 class TaskAttempt(ABC):
@@ -249,13 +260,8 @@ class TaskAttempt(ABC):
 
     @property
     def owner(self) -> Ownership:
-        """The same, with the demand that covers it."""
+        """The same, with the demand that covers it, or its own if no other does."""
         return self._identity
-
-    @property
-    def demand_key(self) -> DemandKey:
-        """The demand that covers it, or its own if no other does."""
-        return self.owner.key
 
     @property
     def owns_demand(self) -> bool:
@@ -296,26 +302,35 @@ class TaskAttempt(ABC):
             "money_short_at": budget.used_at(WARN_AT) if (budget := self.deadlines.budget) else None,
         }
 
-    def _tell_timeline(self, phases: Sequence[Json]) -> None:
-        if not phases:
-            return
-        self.phases = phases
-        for phase in phases:
-            self.log.info("  %s", phase_in_words(phase))
-        whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
-        self._push("timeline", [*map(dict, whole)])
+    @property
+    def _meta(self) -> Json:
+        """The metadata of what is there; it is known at this point."""
+        assert self.there is not None
+        meta: Json = self.there["metadata"]
+        return meta
 
-    def _tell_use(self, use: GpuUse, pods: Iterable[Json]) -> None:
-        """Log what the GPUs did, and record it for the run's bill."""
+    def _unless_it_passes(self, watched: WaitOutcome, setbacks: Setbacks) -> GpuError:
+        """Return why it could not be watched; raise it if that may pass, so that it is watched again."""
+        assert watched.error is not None
+        if setbacks.may_pass(watched.error):
+            raise watched.error
+        return watched.error
+
+    def _tell(self, watched: WaitOutcome, pods: Iterable[Json]) -> None:
+        """Tell how it went, what the GPUs did, and what would have made it faster: for log, bill and report."""
+        phases, use = watched.timeline, watched.gpu_use
+        if phases:
+            self.phases = phases
+            for phase in phases:
+                self.log.info("  %s", phase_in_words(phase))
+            whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
+            self._push("timeline", [*map(dict, whole)])
         if use.is_known:
             self.log.info("  %s", use.in_words())
             self._push("utilization", use.to_json())
         if use.mean is not None:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
-
-    def _tell_advice(self, watched: WaitOutcome) -> None:
-        """Leave what would have made the training faster, each in one sentence, for the run's report."""
-        if pull := slow_pull(watched.timeline, self._cluster.pool):
+        if pull := slow_pull(phases, self._cluster.pool):
             self.log.info("  %s", pull)
         if advice := [*filter(None, (pull, watched.logs.get("network")))]:  # the network's was logged when it was seen
             self._push("advice", advice)
@@ -334,3 +349,50 @@ class TaskAttempt(ABC):
             self._host.push(key, value)
         except Exception as error:  # noqa: BLE001 - an XCom backend raises what it likes
             self.log.warning("The XCom %s could not be pushed: %r", key, error)
+
+
+def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
+    """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
+
+    Each comes with the name of the container that has the GPUs, and their number; None if unknown.
+
+    Raises:
+        GpuError: They cannot, or it cannot be determined.
+    """
+    cluster, pool, checkpoint = run.cluster, run.cluster.pool, run.settings.checkpoint
+    groups = cache(cluster.platform.observe)
+    if checkpoint:
+        check_location(checkpoint)
+    for pod, base, gpus in pods:
+        warnings = [grace_warning(pool, pod.spec.termination_grace_period_seconds)]
+        if gpus:
+            check_gpus(pool, gpus)
+            warnings.append(idle_gpus_warning(pool, gpus))
+        for warning in filter(None, warnings):
+            run.log.warning("%s", warning)
+        if checkpoint:
+            check_outlives_pod(checkpoint, pod, base, pool, groups)
+        check_claims_reach(pod, pool, cluster.core_v1_client, groups)
+    if not is_wanted():
+        check_nodes_can_come(pool, groups)
+
+
+def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
+    """Return the placement of the try's next pod: where it runs, its owner, its deadline and its environment."""
+    now, settings = run.cluster.clock.now(), run.settings
+    demand = deadlines.own_demand if settings.gets_larger_gpu else None
+    larger = demand.larger_of(owner.task_id, owner.map_index) if demand is not None else None
+    if larger is not None:
+        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
+    return replace(
+        settings.placement,
+        instance_type=larger.instance_type if larger is not None else "",
+        active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
+        labels=owner.labels,
+        annotations=owner.annotations,
+        avoid=run.cluster.gpu_health.avoidance(),
+        env={
+            **environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
+            **settings.variables,
+        },
+    )

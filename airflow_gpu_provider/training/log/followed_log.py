@@ -35,8 +35,8 @@ from airflow_gpu_provider.cluster.pod_log import (
 from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver, secrets_of, supervisor_log
-from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.attempt_wait import Silence
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.wait.pod_wait import PodWait

@@ -29,9 +29,10 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.efa import EFA_INTERFACES
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver
-from airflow_gpu_provider.training.wait.first_failure import Rank, in_words
+from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.gpu_use import Rank
+from airflow_gpu_provider.training.wait.object_wait import rank_in_words
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 def shown_as(container: str, *, rank: Rank, base: str) -> str:
     """Return what a rank's container is called in the task's log."""
-    return in_words(rank) if container == base else f"{in_words(rank)} {container}"
+    return rank_in_words(rank) if container == base else f"{rank_in_words(rank)} {container}"
 
 
 EACH = ["*"]

@@ -97,22 +97,27 @@ def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dic
 
 def headless_service(job: Json) -> dict[str, Any]:
     """Return the Service that names a created Job's ranks, ready or not; it is deleted with the Job."""
-    meta = job["metadata"]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    own = _of_job(job)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": meta["name"],
-            "namespace": meta["namespace"],
-            "labels": meta.get("labels") or {},
-            "ownerReferences": [owner],
-        },
+        "metadata": own,
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {JOB_LABEL: meta["name"]},
+            "selector": {JOB_LABEL: own["name"]},
         },
+    }
+
+
+def _of_job(job: Json) -> dict[str, Any]:
+    """Return the metadata of what goes with a created Job: its name and its labels; Kubernetes deletes it with it."""
+    meta = job["metadata"]
+    return {
+        "name": meta["name"],
+        "namespace": meta["namespace"],
+        "labels": meta.get("labels") or {},
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}],
     }
 
 
@@ -186,24 +191,17 @@ def ask_for_nodes(job: Json, pool: GpuPool) -> None:
 
 def node_request(job: Json) -> tuple[Json, Json] | None:
     """Return the PodTemplate and the ProvisioningRequest of a created Job; None where its nodes come otherwise."""
-    meta, template = job["metadata"], job["spec"]["template"]
+    template, own = job["spec"]["template"], _of_job(job)
     class_name = (template["metadata"].get("annotations") or {}).get(CLASS_ANNOTATION)
     if class_name is None:
         return None
-    labels = meta.get("labels") or {}
-    own = {
-        "name": meta["name"],
-        "namespace": meta["namespace"],
-        "labels": labels,
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}],
-    }
     spec = copy.deepcopy(template["spec"])
     for between_pods in ("podAffinity", "podAntiAffinity"):  # GKE does not look at it, and each rank fills its node
         (spec.get("affinity") or {}).pop(between_pods, None)
     pod_template = {
         "apiVersion": "v1",
         "kind": "PodTemplate",
-        "metadata": {**own, "labels": labels | _WARDEN},
+        "metadata": {**own, "labels": own["labels"] | _WARDEN},
         "template": {"metadata": {"labels": template["metadata"].get("labels") or {}}, "spec": spec},
     }
     request = {
@@ -212,8 +210,8 @@ def node_request(job: Json) -> tuple[Json, Json] | None:
         "metadata": own,
         "spec": {
             "provisioningClassName": class_name,
-            "parameters": _parameters(meta.get("annotations") or {}),
-            "podSets": [{"count": int(labels[GANG_LABEL]), "podTemplateRef": {"name": meta["name"]}}],
+            "parameters": _parameters(job["metadata"].get("annotations") or {}),
+            "podSets": [{"count": int(own["labels"][GANG_LABEL]), "podTemplateRef": {"name": own["name"]}}],
         },
     }
     return pod_template, request

@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.gpu_requests import (
+from airflow_gpu_provider.training.place.fit import (
     asks_for_gpus,
     container_with_gpus,
     containers_of,
@@ -32,8 +32,7 @@ from airflow_gpu_provider.training.place.gpu_requests import (
     limit_of,
 )
 from airflow_gpu_provider.training.place.kinds import Json, Manifest, PodTemplate, kind_of, path_of, templates_of
-from airflow_gpu_provider.training.place.pod_placement import Placement, place
-from airflow_gpu_provider.training.place.queue_name import check_queue_name
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_queue_name, place
 
 FILES = (".yaml", ".yml", ".json")
 """File extensions of a manifest."""

@@ -1,12 +1,14 @@
 """Places a pod on a pool: everything that GpuPodOperator adds to the pod that KubernetesPodOperator builds. Pure.
 
-The user's own spec is kept; if it contradicts the placement, that is a PoolSpecError.
+The user's own spec is kept; if it contradicts the placement, that is a PoolSpecError. So is a container that could not
+start: Linux starts no program with an argument or a variable above 128 KiB, and it would fail on its node, with exit
+code 128 or 1, whatever the node. The LocalQueue of Kueue that an object waits in comes from an argument, or its label.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -22,10 +24,9 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.efa import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS_LABEL
-from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.pools.values import is_dns_label, is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.environment import Arguments, check_environment
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
 
 SHM_PATH = "/dev/shm"
@@ -293,3 +294,78 @@ def _limit_time(pod: k8s.V1Pod, seconds: int | None) -> None:
     pod.spec.active_deadline_seconds = min(known, default=None)
     if known:
         pod.metadata.annotations[DEADLINE_ANNOTATION] = str(min(known))
+
+
+def check_queue_name(queue_name: str | None, labels: object = None) -> None:
+    """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
+    if queue_name is None or is_template(queue_name):
+        return
+    if not is_dns_label(queue_name):
+        raise PoolSpecError(
+            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
+        )
+    labelled = labels.get(QUEUE_LABEL, queue_name) if isinstance(labels, Mapping) else queue_name
+    if labelled != queue_name and not is_template(labelled):
+        raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
+
+
+def queue_of(queue_name: str | None, labels: Mapping[str, str] | None) -> str:
+    """Return the LocalQueue of an object with these labels, both rendered; empty for none.
+
+    Raises:
+        PoolSpecError: As for `check_queue_name`.
+    """
+    check_queue_name(queue_name, labels)
+    return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
+
+
+LARGEST = 2**17
+"""Bytes of an argument, or of "NAME=value", with the NUL at its end: MAX_ARG_STRLEN, on pages of 4 KiB (execve(2))."""
+
+ARGUMENTS, SOURCE = "__PYTHON_INPUT", "__PYTHON_SCRIPT"
+"""The variables in which a decorated function's pickled arguments, and its source, go into the pod, in base64."""
+
+_CALLED = {ARGUMENTS: "the function's arguments", SOURCE: "the function's source"}
+_FIX = "Pass a path or a URL instead, and read the data from there: from a bucket, a volume or a ConfigMap."
+
+
+def check_environment(containers: Iterable[Any]) -> None:
+    """Raise PoolSpecError about an argument or a variable of these containers (V1Container) that is too large."""
+    for container in containers:
+        variables = {variable.name: variable.value or "" for variable in container.env or ()}
+        words = [*(container.command or ()), *(container.args or ())]
+        for what, size in _sizes(variables, words):
+            _check(f"{what} of container {container.name}", size)
+
+
+Arguments = Mapping[str, Any]
+"""A task's arguments by name, as its author gave them."""
+
+
+def check_given(task_id: str, given: Arguments) -> None:
+    """Raise PoolSpecError about what is too large among a task's own `env_vars`, `cmds` and `arguments`."""
+    variables = given.get("env_vars") or {}
+    if not isinstance(variables, Mapping):
+        variables = {getattr(each, "name", ""): getattr(each, "value", "") for each in variables}
+    words = [word for name in ("cmds", "arguments") for word in given.get(name) or () if isinstance(word, str)]
+    for what, size in _sizes(variables, words):
+        _check(f"{what} of task {task_id}", size)
+
+
+def check_pickled(size: int, task_id: str) -> None:
+    """Raise PoolSpecError if a decorated function's arguments are too large; `size` is in bytes, pickled."""
+    _check(f"{_CALLED[ARGUMENTS]} of task {task_id}", len(ARGUMENTS) + len("=\0") + -(-size // 3) * 4)
+
+
+def _sizes(variables: Mapping[str, Any], words: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for name, value in variables.items():
+        if isinstance(value, str):
+            yield _CALLED.get(name, f"the environment variable {name}"), len(f"{name}={value}\0".encode())
+    for word in words:
+        yield "an argument", len(f"{word}\0".encode())
+
+
+def _check(what: str, size: int) -> None:
+    if size > LARGEST:
+        most = f"Linux takes in one argument or environment variable, {LARGEST // 1024} KiB"
+        raise PoolSpecError(f"{what[0].upper()}{what[1:]}: {size / 1024:.0f} KiB are more than {most}.", _FIX)

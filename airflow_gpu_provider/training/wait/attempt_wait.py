@@ -11,9 +11,57 @@ from typing import ClassVar
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuHung
 from airflow_gpu_provider.pools.run_budget import WARN_AT
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.training.wait.gpu_use import GpuWatching, Rank
+
+RAISE_HANG_TIMEOUT = "Raise hang_timeout if it may be silent for so long."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """For pods that are all followed: for how long none has printed anything, and each one's last line."""
+
+    lasts: timedelta
+    last_lines: Mapping[Rank, str]
+
+    def since(self, started_at: datetime, now: datetime) -> timedelta:
+        """Return for how long it has lasted since the container started, or the last one of a gang."""
+        return min(self.lasts, now - started_at)
+
+    @property
+    def by_rank(self) -> dict[str, str]:
+        """The last lines, the lowest rank's first, as an error's details have them."""
+        return {str(rank): line for rank, line in sorted(self.last_lines.items(), key=lambda item: item[0])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What is known at present of a pod, or of an object with its pods.
+
+    Attributes:
+        gone: It no longer exists.
+        is_unseen: It went while nobody watched it.
+        queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
+        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        to_widen: What would let the pool have more machines; see `how_to_widen`.
+        silence: For how long nothing was printed; None if unknown.
+        notes: Other remarks on the present state, as text: a stock-out, an API server that does not answer.
+    """
+
+    gone: bool = False
+    is_unseen: bool = False
+    queued: str = ""
+    no_capacity: NoCapacity | None = None
+    to_widen: str = "Let the pool have more machines"
+    silence: Silence | None = None
+    notes: tuple[str, ...] = ()
+
+
+def because(lines: Sequence[str]) -> str:
+    """Return how it stood, as what follows a sentence."""
+    return f" ({'; '.join(lines)})" if lines else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +79,7 @@ class AttemptWait(Record, ABC):
         is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
         queue: The Kueue LocalQueue that admits it; empty for none.
         gpus: What to do about GPUs that do not compute; None: they are not sampled.
-        hang_seconds: After how long it counts as hung: see `hang`. None for never.
+        hang_seconds: After how long without a line, or with GPUs that spin, it counts as hung. None for never.
         money_short_at: When the task's log warns that most of the run's `max_cost` is used; None without one.
     """
 
@@ -91,6 +139,16 @@ class AttemptWait(Record, ABC):
         """Return when to look again although nothing has changed; `deadline` is the next one that is known."""
         short_at = self.money_short_at
         return deadline if short_at is None or short_at <= now else min(deadline, short_at)
+
+    def _silent_too_long(
+        self, what: str, silence: Silence | None, started_at: datetime | None, now: datetime
+    ) -> GpuHung | None:
+        """Return the error of a silence that has lasted too long since its pods started; `what` tells of whom."""
+        hangs_at = self._hangs_at(silence, started_at, now)
+        if hangs_at is None or now < hangs_at or silence is None or started_at is None:
+            return None
+        lasts = format_seconds(silence.since(started_at, now))
+        return self.hung(f"{what} for {lasts}.", RAISE_HANG_TIMEOUT, silence)
 
     def hung(self, what: str, fix: str, silence: Silence | None, **details: object) -> GpuHung:
         """Return the error of its hang; `silence` has what it printed last."""

@@ -16,24 +16,25 @@ from typing import Any
 from airflow_gpu_provider.cluster.events import short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import JOB_LABEL
-from airflow_gpu_provider.errors import GangHung, GpuError, GpuHung, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
+from airflow_gpu_provider.training.wait.attempt_wait import Silence, because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of, why_disrupted
-from airflow_gpu_provider.training.wait.first_failure import RankEnd, ended_at, first_failure, of_rank
-from airflow_gpu_provider.training.wait.hang import RAISE_HANG_TIMEOUT, Silence
 from airflow_gpu_provider.training.wait.object_wait import (
+    ENDS_REPORTED_WITHIN,
     RETRY,
     ObjectSnapshot,
     ObjectWait,
+    RankEnd,
     WorkloadState,
+    ended_at,
+    first_failure,
     gang_timeline,
+    of_rank,
     rank_of,
 )
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-
-ENDS_REPORTED_WITHIN = timedelta(seconds=2)
-"""How long after a rank's end it counts as the first to end: kubelets report within a second or two."""
 
 _CLOCKS_DIFFER = timedelta(seconds=30)  # at most; a gang that is suspended again had two minutes
 
@@ -97,8 +98,7 @@ class GangWait(ObjectWait[int]):
 
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
         job = snapshot.object
-        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
-        lines = (*gang_lines(job, snapshot.pods, self.nodes, snapshot.queued), *refused, *snapshot.notes)
+        lines = (*gang_lines(job, snapshot.pods, self.nodes, snapshot.queued), *snapshot.remarks)
         look = _Look(self, snapshot, now)
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
@@ -113,7 +113,9 @@ class GangWait(ObjectWait[int]):
             error: GpuError | None = self._job_error(job.failed)
         else:
             refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
-            error = refused_too_long or self._late(snapshot, now, lines) or self._hung(snapshot, now)
+            started_at, what = self._all_started_at(snapshot), f"No rank of Job {self.name} has printed anything"
+            hung = self._silent_too_long(what, snapshot.silence, started_at, now)
+            error = refused_too_long or self._overdue(now, lines) or self._not_admitted(snapshot, now) or hung
         return Progress(error=error, lines=lines, result=look.result() if error else None)
 
     def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:
@@ -149,15 +151,6 @@ class GangWait(ObjectWait[int]):
         started = [pod.base.started_at for pod in snapshot.states.values() if pod.base and pod.base.started_at]
         return max(started) if len(started) >= self.nodes else None
 
-    def _hung(self, snapshot: GangSnapshot, now: datetime) -> GpuHung | None:
-        silence, started_at = snapshot.silence, self._all_started_at(snapshot)
-        hangs_at = self._hangs_at(silence, started_at, now)
-        if hangs_at is None or now < hangs_at or silence is None or started_at is None:
-            return None
-        lasts = format_seconds(silence.since(started_at, now))
-        what = f"No rank of Job {self.name} has printed anything for {lasts}."
-        return self.hung(what, RAISE_HANG_TIMEOUT, silence)
-
     def hung(self, what: str, fix: str, silence: Silence | None, **details: object) -> GangHung:
         last_lines = silence.by_rank if silence else {}
         lines = [f"rank {rank}: {line}" for rank, line in last_lines.items()]
@@ -169,28 +162,16 @@ class GangWait(ObjectWait[int]):
         since = max(job.created_at, snapshot.queued_at or job.created_at)
         return since + timedelta(seconds=self.schedule_seconds)
 
-    def _late(self, snapshot: GangSnapshot, now: datetime, lines: Sequence[str]) -> GpuError | None:
+    def _not_admitted(self, snapshot: GangSnapshot, now: datetime) -> GpuError | None:
         job = snapshot.object
-        if now >= self.deadline:
-            waited = format_seconds(now - self.started)
-            stood = f" ({'; '.join(lines)})" if lines else ""
-            what = f"Job {self.name} had not finished at its deadline, {waited} after it was created{stood}."
-            return PodDeadline(what, RAISE_DEADLINE, job=self.name)
-        if job is None or not job.is_suspended or snapshot.is_queued:
+        if job is None or not job.is_suspended or snapshot.is_queued or now < self._admission_deadline(job, snapshot):
             return None
-        if now < self._admission_deadline(job, snapshot):
-            return None
-        what = (
-            f"Job {self.name} got no {self.nodes} nodes in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
-        )
+        waited = format_seconds(timedelta(seconds=self.schedule_seconds))
+        what = f"Job {self.name} got no {self.nodes} nodes in {waited}"
         if why := snapshot.no_capacity:
             return type(why)(f"{what}. {why.what}", why.fix, **why.details, job=self.name)
-        because = f" ({snapshot.queued})" if snapshot.queued else ""
-        return PodDeadline(
-            f"{what}{because}.",
-            f"{snapshot.to_widen}, or raise schedule_timeout_seconds.",
-            job=self.name,
-        )
+        fix = f"{snapshot.to_widen}, or raise schedule_timeout_seconds."
+        return PodDeadline(f"{what}{because([*filter(None, [snapshot.queued])])}.", fix, job=self.name)
 
 
 @dataclass(frozen=True)

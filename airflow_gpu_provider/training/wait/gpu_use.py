@@ -1,21 +1,32 @@
-"""What a pod's GPUs did, from nvidia-smi samples. Pure.
+"""What a pod's GPUs did, from nvidia-smi samples; and for how long they are idle, or busy near the draw of idle ones.
 
 `utilization.gpu` is the share of the last sample period (between 1/6 s and 1 s: nvmlUtilization_t in NVIDIA's NVML
 reference) in which a kernel ran on the GPU, so the mean of samples is the share of time in which the GPUs computed.
 A value that a GPU does not report is a word in brackets, like "[N/A]", "[Not Supported]" or "[Unknown Error]"; for a
-GPU in MIG mode, this includes its utilization. It stays unknown.
+GPU in MIG mode, this includes its utilization. It stays unknown. Pure.
+
+A collective that waits for another rank spins in a kernel: nvidia-smi shows 100 % use, at the draw of an idle GPU
+(NVIDIA/nccl#968: some 70 W). One reading says nothing: `power.draw` is an average over a second from Ampere on, but
+the present value on GA100 (nvidia-smi --help-query-gpu), and the sensors of A100 and H100 see a quarter of the time
+(arXiv 2312.02741). So each sample in a row has to say so, of each GPU of each pod, and each pod has to have several.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import ceil
+from statistics import median_low
 from typing import Any
 
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+
+Rank = int | str
+"""Identifies a pod among those of one object: its rank in a gang, otherwise its name within its kind."""
 
 QUERY = (
     "nvidia-smi",
@@ -34,7 +45,14 @@ GPUS_KEPT = 64
 BUSY = 95.0
 """From how many percent on a GPU counts as busy throughout."""
 OF_LIMIT = 0.35
-"""At most this share of its power limit is a draw near idle: see `hang`."""
+"""At most this share of its power limit is a draw near idle."""
+NEAR_IDLE = 1.3
+"""At most so many times its draw at 0 % use is near idle: what matters for a small GPU, which idles at a third."""
+LEAST_SAMPLES = 3
+"""So many samples of a pod at least count, whatever the window is."""
+_IDLE_SAMPLES = 3
+_JITTER = 0.01  # of the time between samples
+_IDLE_KEPT = 15
 _COLUMNS = 4
 _DIFFER = 10.0
 
@@ -147,7 +165,7 @@ class _Sums(Record):
 class UseOfOne(_Sums):
     """What one GPU did: `gpu` is its index in the pod of that rank, `limit_w` the most that it may draw."""
 
-    rank: int | str = 0
+    rank: Rank = 0
     gpu: int = 0
     limit_w: float | None = None
 
@@ -177,7 +195,7 @@ class GpuUse(_Sums):
 
     gpus: tuple[UseOfOne, ...] = ()
 
-    def plus(self, sample: Sample, rank: int | str = 0) -> GpuUse:
+    def plus(self, sample: Sample, rank: Rank = 0) -> GpuUse:
         """Return it with one more sample, of that rank's pod."""
         each = {(use.rank, use.gpu): use for use in self.gpus}
         for gpu, seen in enumerate(sample.gpus):
@@ -251,3 +269,102 @@ class Idleness:
     @property
     def in_words(self) -> str:
         return format_seconds(timedelta(seconds=self.seconds))
+
+
+class Spinning:
+    """For how long all GPUs of all pods have been busy at a draw near idle, from samples of one pod after another.
+
+    Args:
+        every: Seconds from one sample to the next. Each stands for the time around it, half before and half after.
+    """
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._idle: defaultdict[tuple[Rank, int], deque[float]] = defaultdict(lambda: deque(maxlen=_IDLE_KEPT))
+        self._since: float | None = None
+        self._samples: Counter[Rank] = Counter()
+        self._latest: dict[Rank, Sample] = {}
+        self.seconds = 0.0
+        self.is_unknown = False
+        """A GPU does not report its use or power, as in MIG mode or of a vGPU: then nothing can be told."""
+
+    def restart(self) -> None:
+        """Begin again: a pod has started, for which the others may have waited."""
+        self._since, self.seconds = None, 0.0
+        self._samples.clear()
+        self._latest.clear()
+
+    def take(self, rank: Rank, sample: Sample | None, at: float) -> None:
+        """Take a rank's sample, at a monotonic time in seconds; None: it was not answered."""
+        spins = [self._spins((rank, gpu), seen) for gpu, seen in enumerate(sample.gpus)] if sample else [False]
+        self.is_unknown = None in spins
+        if sample is None or not all(spins):
+            self.restart()
+            return
+        self._since = at if self._since is None else self._since
+        self._samples[rank] += 1
+        self._latest[rank] = sample
+        self.seconds = at - self._since + self._every
+
+    def lasts(self, seconds: float | None, ranks: Collection[Rank]) -> bool:
+        """Return True if it has lasted this long, in each sample of each of these; None is never."""
+        seen_enough = all(self._samples[rank] >= LEAST_SAMPLES for rank in ranks)
+        if seconds is None or self._since is None:
+            return False
+        return seen_enough and self.seconds + _JITTER * self._every >= seconds
+
+    def pods_to_ask(self, pods: int, seconds: float) -> int:
+        """Return how many of its pods to sample at once, so that all have enough samples in a window of this length."""
+        if self._since is None:
+            return 1
+        return max(1, min(pods, ceil(LEAST_SAMPLES * pods * self._every / seconds)))
+
+    def _spins(self, gpu: tuple[Rank, int], seen: Reading) -> bool | None:
+        """Return whether one GPU is busy at a draw near idle; None if it does not say."""
+        if seen.percent is None or seen.power_w is None:
+            return None
+        if seen.percent == 0:
+            self._idle[gpu].append(seen.power_w)
+        if seen.percent < BUSY:
+            return False
+        near = self._near_idle(gpu, seen.limit_w)
+        return None if near is None else seen.power_w < near
+
+    def _near_idle(self, gpu: tuple[Rank, int], limit_w: float | None) -> float | None:
+        """Return below how many watts it is near idle. The median: a sensor that averages lags behind the work."""
+        idle = self._idle[gpu]
+        near = [NEAR_IDLE * median_low(idle)] if len(idle) >= _IDLE_SAMPLES else []
+        return max((*near, *([] if limit_w is None else [OF_LIMIT * limit_w])), default=None)
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    @property
+    def in_words(self) -> str:
+        """For how long, and at which draw, as the end of a sentence."""
+        return f"busy for {format_seconds(timedelta(seconds=self.seconds))} {self.draw}"
+
+    @property
+    def draw(self) -> str:
+        """At which draw they are busy, as the end of a sentence."""
+        watts = [seen.power_w for sample in self._latest.values() for seen in sample.gpus if seen.power_w is not None]
+        low, high = min(watts, default=0.0), max(watts, default=0.0)
+        draw = f"{high:.0f} W" if round(low) == round(high) else f"{low:.0f} to {high:.0f} W"
+        limits = {seen.limit_w for sample in self._latest.values() for seen in sample.gpus if seen.limit_w is not None}
+        of_limit = f" of {max(limits):.0f} W" if limits else ""
+        return f"at a draw near that of idle ones ({draw}{of_limit} each)"
+
+    @property
+    def details(self) -> list[dict[str, Any]]:
+        """What each GPU reported last, for an error: GPUS_KEPT of them at most."""
+        each = [
+            {
+                "rank": rank,
+                "gpu": gpu,
+                "percent": seen.percent,
+                "power_w": seen.power_w,
+                "power_limit_w": seen.limit_w,
+            }
+            for rank, sample in self._latest.items()
+            for gpu, seen in enumerate(sample.gpus)
+        ]
+        return each[:GPUS_KEPT]

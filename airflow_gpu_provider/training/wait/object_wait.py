@@ -1,6 +1,7 @@
-"""ObjectWait, ObjectSnapshot: what the waits for a gang and for a workload have in common; a gang's phases. Pure.
+"""What the waits for a gang and for a workload have in common: ObjectWait, ObjectSnapshot, and a gang's phases. Pure.
 
-WorkloadState is what the JSON of a workload, or of a gang's Job, says about its life.
+WorkloadState is what the JSON of a workload, or of a gang's Job, says about its life. Of several ranks that failed, the
+error of the first is the whole's, since the others mostly failed because of it.
 """
 
 from __future__ import annotations
@@ -8,21 +9,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import RANK_ANNOTATION
-from airflow_gpu_provider.errors import GpuError, PodPreempted
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, phase
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd, WorkloadKind
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.end import unseen_end
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Snapshot, because
+from airflow_gpu_provider.training.wait.end import KILLED, RAISE_DEADLINE, unseen_end, why_disrupted
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, timeline
 from airflow_gpu_provider.training.wait.start_advice import Refusal
 
@@ -114,46 +114,41 @@ def rank_of(pod: Json) -> int | None:
 
 RETRY = "Retry the task: the next try waits for new capacity."
 
+ENDS_REPORTED_WITHIN = timedelta(seconds=2)
+"""How long after a rank's end it counts as the first to end, as kubelets report within a second or two; and how long to
+wait for the pods' own ends after a workload has failed: the two come by different watches."""
+
 R = TypeVar("R", int, str)
-"""How its pods are told apart: see first_failure.Rank."""
+"""How its pods are told apart: see Rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectSnapshot(Generic[R]):
+class ObjectSnapshot(Snapshot, Generic[R]):
     """An object, its pods and their surroundings at present.
 
     Attributes:
         object: The object as last seen; None before it was seen.
-        gone: It no longer exists.
-        is_unseen: It went while nobody watched it.
         pods: The newest pod of each rank, if there is one.
         ended_at: When its end was first seen.
-        queued: Why it is not admitted, as text; empty if unknown.
         is_queued: A gang for which the pool has as many nodes as it needs: it waits for other pods to end, or its turn.
         queued_at: When `is_queued` was last true while a gang was suspended, and now, while the nodes are not known
             yet; when another workload was last suspended.
         evicted: Why its queue has evicted it after admitting it; empty if it has not.
-        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
-        to_widen: As PodSnapshot has it.
         refused: Why the API server refuses some of its pods; None if it does not.
-        silence: For how long no rank has printed anything; None if unknown.
-        notes: Other remarks on the present state, as text.
     """
 
     object: WorkloadState | None = None
-    gone: bool = False
-    is_unseen: bool = False
     pods: Mapping[R, PodSnapshot] = field(default_factory=dict)
     ended_at: datetime | None = None
-    queued: str = ""
     is_queued: bool = False
     queued_at: datetime | None = None
     evicted: str = ""
-    no_capacity: NoCapacity | None = None
-    to_widen: str = PodSnapshot.to_widen
     refused: Refusal | None = None
-    silence: Silence | None = None
-    notes: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is said of its present state, besides how many pods run."""
+        return (*((self.refused.in_words,) if self.refused else ()), *self.notes)
 
     @property
     def states(self) -> dict[R, PodState]:
@@ -207,6 +202,14 @@ class ObjectWait(AttemptWait, Generic[R]):
         """Return whether the wait is over, and how, by the object and its pods alone."""
         seen = {rank: PodSnapshot(pod=pod) for rank, pod in pods.items()}
         return self.step(ObjectSnapshot(object=self.parsed(raw), pods=seen), now)
+
+    def _overdue(self, now: datetime, stood: Sequence[str]) -> PodDeadline | None:
+        """Return the error at its deadline; `stood` is how it stood then."""
+        if now < self.deadline:
+            return None
+        waited = format_seconds(now - self.started)
+        what = f"{self.what} had not finished at its deadline, {waited} after it was created{because(stood)}."
+        return PodDeadline(what, RAISE_DEADLINE, **self.named)
 
     def _deleted(self, snapshot: ObjectSnapshot[R]) -> GpuError | None:
         """Return the error of an object that went, or is going, before it had finished."""
@@ -272,3 +275,60 @@ def gang_timeline(created_at: datetime | None, ranks: Sequence[PodSnapshot]) -> 
     if ends:
         phases.append(phase("ran", max(starts), max(ends)))
     return phases
+
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How a rank failed: its error, and the pod as it was last seen."""
+
+    error: GpuError
+    pod: PodState | None = None
+
+
+def first_failure(ends: Mapping[R, RankEnd]) -> R:
+    """Return the rank that failed first.
+
+    Times are in whole seconds. Within the same second, a preempted rank counts before one that failed, and a killed one
+    comes after these: a rank that loses its peer mostly ends with an exit code. A pod that was deleted for an unknown
+    reason comes after one that failed: controllers delete the peers of a failed pod. One whose end nobody saw comes
+    last. If everything is equal, the lowest rank wins.
+    """
+    return min(ends, key=lambda rank: (ended_at(ends[rank]) or _NEVER, _weight(ends[rank]), rank))
+
+
+def ended_at(end: RankEnd) -> datetime | None:
+    """Return when the rank began to end; None if its pod does not say."""
+    pod = end.pod
+    if pod is None:
+        return None
+    finished = pod.base.finished_at if pod.base else None
+    if not isinstance(end.error, PodPreempted):
+        return finished
+    times = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at, finished]
+    return min((at for at in times if at), default=None)
+
+
+def _weight(end: RankEnd) -> int:
+    if isinstance(end.error, PodPreempted):
+        return 3 if end.pod is not None and end.pod.deletion_asked_at and not why_disrupted(end.pod) else 0
+    if isinstance(end.error, EndUnknown):
+        return 5
+    if isinstance(end.error, PodOutOfMemory):
+        return 1
+    return 4 if end.error.details.get("exit_code") in KILLED else 2
+
+
+def rank_in_words(rank: Rank) -> str:
+    return f"rank {rank}" if isinstance(rank, int) else rank
+
+
+def of_rank(error: GpuError, rank: Rank) -> GpuError:
+    """Return a rank's error as the gang's: it names the rank, unless the rank is identified by its pod's name."""
+    if error.details.get("rank") == rank:
+        return error
+    who = rank_in_words(rank)
+    what = error.what if error.details.get("pod") == rank else f"{who[:1].upper()}{who[1:]}: {error.what}"
+    return type(error)(what, error.fix, **{**error.details, "rank": rank})

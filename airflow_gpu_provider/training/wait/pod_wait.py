@@ -26,7 +26,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Snapshot, because
 from airflow_gpu_provider.training.wait.end import (
     KILLED,
     RAISE_DEADLINE,
@@ -39,7 +39,6 @@ from airflow_gpu_provider.training.wait.end import (
     released_with_node,
     why_disrupted,
 )
-from airflow_gpu_provider.training.wait.hang import RAISE_HANG_TIMEOUT, Silence
 from airflow_gpu_provider.training.wait.pull import cannot_start, final_at
 from airflow_gpu_provider.training.wait.start_advice import how_to_start
 
@@ -50,13 +49,11 @@ _EVENTS_IN_ERROR = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodSnapshot:
+class PodSnapshot(Snapshot):
     """A pod and its surroundings at present.
 
     Attributes:
         pod: The pod as last seen; None before it was seen.
-        gone: The pod no longer exists.
-        is_unseen: It went while nobody watched it.
         node_gone: The pod's node existed and no longer does; Kubernetes deletes its pods a minute later.
         released_by: Who of this package has cordoned the pod's node to release it, and when; empty for nobody.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
@@ -68,17 +65,10 @@ class PodSnapshot:
         passed_over: The pool has a usable node that the scheduler excludes for a reason other than its pods.
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty if one has all.
         too_large: Why the pod can never get a node of the pool, while it waits for one.
-        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
-        to_widen: What would let the pool have more machines; see `how_to_widen`.
         admitted_at: When its queue admitted it; None if unknown, or if it is in no queue.
-        queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
-        silence: For how long it has printed nothing; None if unknown.
-        notes: Other remarks on the present state, as text: a stock-out, an API server that does not answer.
     """
 
     pod: PodState | None = None
-    gone: bool = False
-    is_unseen: bool = False
     node_gone: bool = False
     released_by: str = ""
     machine: str = ""
@@ -89,12 +79,7 @@ class PodSnapshot:
     passed_over: bool = False
     no_node_has: str = ""
     too_large: GpuError | None = None
-    no_capacity: GpuError | None = None
-    to_widen: str = "Let the pool have more machines"
     admitted_at: datetime | None = None
-    queued: str = ""
-    silence: Silence | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,17 +196,11 @@ class PodWait(AttemptWait):
         return None
 
     def _hung(self, pod: PodState, snapshot: PodSnapshot, now: datetime) -> GpuHung | None:
-        silence, started_at = snapshot.silence, pod.base.started_at if pod.base and not pod.gone_by else None
-        hangs_at = self._hangs_at(silence, started_at, now)
-        if hangs_at is None or now < hangs_at or silence is None or started_at is None:
-            return None
-        lasts = format_seconds(silence.since(started_at, now))
-        return self.hung(f"Pod {self.name} has printed nothing for {lasts}.", RAISE_HANG_TIMEOUT, silence)
+        started_at = pod.base.started_at if pod.base and not pod.gone_by else None
+        return self._silent_too_long(f"Pod {self.name} has printed nothing", snapshot.silence, started_at, now)
 
     def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
-        why = _why_late(snapshot)
-        because = f" ({'; '.join(why)})" if why else ""
-        return PodDeadline(f"Pod {self.name} {what}{because}.", fix, pod=self.name)
+        return PodDeadline(f"Pod {self.name} {what}{because(_why_late(snapshot))}.", fix, pod=self.name)
 
     # -- words -----------------------------------------------------------------------------------------------
 

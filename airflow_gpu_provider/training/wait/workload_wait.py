@@ -17,21 +17,22 @@ from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
+from airflow_gpu_provider.training.wait.attempt_wait import because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
-from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank
 from airflow_gpu_provider.training.wait.gang_wait import pod_in_words, state_of
 from airflow_gpu_provider.training.wait.object_wait import (
+    ENDS_REPORTED_WITHIN,
     RETRY,
     ObjectSnapshot,
     ObjectWait,
+    RankEnd,
     WorkloadState,
+    first_failure,
     gang_timeline,
     main_container,
+    of_rank,
 )
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-
-ENDS_REPORTED_WITHIN = timedelta(seconds=2)
-"""How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""
 
 _TOLD = 4
 _BY_POLICY = "PodFailurePolicy"  # JobReasonPodFailurePolicy of batch/v1; its message says which condition matched
@@ -88,8 +89,7 @@ class WorkloadWait(ObjectWait[str]):
 
     def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
         workload = snapshot.object
-        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
-        lines = (*_lines(snapshot), *refused, *snapshot.notes)
+        lines = (*_lines(snapshot), *snapshot.remarks)
         error = self._error(snapshot, now)
         has_succeeded = workload is not None and workload.end is not None and workload.end.succeeded
         is_done = error is None and has_succeeded and _has_settled(snapshot, now)
@@ -114,13 +114,9 @@ class WorkloadWait(ObjectWait[str]):
         if snapshot.evicted:
             what = f"{self.kind} {self.name} was evicted from its queue: {snapshot.evicted}."
             return PodPreempted(what, RETRY, workload=self.name)
-        if now >= self.deadline:
-            waited = format_seconds(now - self.started)
-            what = f"{self.kind} {self.name} had not finished at its deadline, {waited} after it was created"
-            return PodDeadline(f"{what}{_because(snapshot)}.", RAISE_DEADLINE, workload=self.name)
-        if workload is None or workload.is_suspended:
-            return None
-        return self._stuck(snapshot, now)
+        if overdue := self._overdue(now, [*_lines(snapshot), *snapshot.notes]):
+            return overdue
+        return None if workload is None or workload.is_suspended else self._stuck(snapshot, now)
 
     def _stuck(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
         """Return why it will never start, or has not in time. Lost pods are left to its controller."""
@@ -128,7 +124,7 @@ class WorkloadWait(ObjectWait[str]):
             return error
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
             waited = format_seconds(timedelta(seconds=self.schedule_seconds))
-            what = f"{self.kind} {self.name} has no pod after {waited}{_because(snapshot)}."
+            what = f"{self.kind} {self.name} has no pod after {waited}{because([*_lines(snapshot), *snapshot.notes])}."
             return PodDeadline(what, "Check that its controller runs, and the object's status.", workload=self.name)
         for title, seen in sorted(snapshot.pods.items()):
             if seen.pod is None or seen.gone or seen.pod.deletion_asked_at or end_of(seen.pod):
@@ -213,11 +209,6 @@ def _lines(snapshot: WorkloadSnapshot) -> list[str]:
 def _named(titles: list[str]) -> str:
     more = f" and {len(titles) - _TOLD} more" if len(titles) > _TOLD else ""
     return f"{', '.join(titles[:_TOLD])}{more}"
-
-
-def _because(snapshot: WorkloadSnapshot) -> str:
-    text = "; ".join([*_lines(snapshot), *snapshot.notes])
-    return f" ({text})" if text else ""
 
 
 def _result(snapshot: WorkloadSnapshot) -> dict[str, Any]:

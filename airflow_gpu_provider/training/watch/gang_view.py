@@ -25,9 +25,8 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
-from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.object_view import ObjectView, OneObject
 from airflow_gpu_provider.training.watch.view import OnPod
 

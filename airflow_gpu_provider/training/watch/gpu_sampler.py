@@ -17,10 +17,17 @@ import aiohttp
 from airflow_gpu_provider.cluster.pods import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.gpu_use import QUERY, QUERY_ON_GKE, GpuUse, Idleness, Sample, parse
-from airflow_gpu_provider.training.wait.hang import Silence, Spinning
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
+from airflow_gpu_provider.training.wait.gpu_use import (
+    QUERY,
+    QUERY_ON_GKE,
+    GpuUse,
+    Idleness,
+    Rank,
+    Sample,
+    Spinning,
+    parse,
+)
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.async_api import AsyncApi

@@ -28,9 +28,8 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs
 from airflow_gpu_provider.training.log.trigger_log import Log
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.wait.object_wait import ObjectSnapshot, ObjectWait, R, WorkloadState
 from airflow_gpu_provider.training.wait.start_advice import RefusedPods
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait

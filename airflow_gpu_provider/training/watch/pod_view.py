@@ -20,8 +20,7 @@ from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, Po
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View, Wanted
 

@@ -25,10 +25,9 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
-from airflow_gpu_provider.training.wait.first_failure import Rank
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.watch.surroundings import AFTER_FAILURE, NEW, DirectReads, KueueQueue, NodesSeen
 

@@ -22,10 +22,9 @@ from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.first_failure import Rank
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch.gang_view import OneGang

@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.cluster.api_errors import mapped
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
-from airflow_gpu_provider.training.life import creation
+from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.hook import PoolHook
 
 
@@ -105,9 +105,9 @@ def check(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] | GpuError, 
             raise missing
         return missing
 
-    monkeypatch.setattr(creation, "verbs_missing_for_exec", ask)
+    monkeypatch.setattr(collect, "verbs_missing_for_exec", ask)
     run: Any = SimpleNamespace(cluster=SimpleNamespace(api=None), settings=SimpleNamespace(has_result=has_result))
-    creation.check_exec(run, "ml")
+    collect.check_exec(run, "ml")
 
 
 def test_no_pod_is_created_whose_result_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

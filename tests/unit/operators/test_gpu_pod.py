@@ -22,7 +22,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.wait.records import handed_back
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord
+from airflow_gpu_provider.training.life.run import AttemptRecord
 from tests.sandbox.running import context_of
 from tests.unit.training.manifests import a
 from tests.unit.training.test_pod_placement import a_pool, limits

@@ -19,12 +19,10 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
-from airflow_gpu_provider.training.life import creation, pod_attempt, pod_try, preemptions, task_attempt
-from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life import collect, pod_attempt, pod_try, run, task_attempt
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
-from airflow_gpu_provider.training.life.run import PodSettings, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings, Preemptions, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
@@ -197,11 +195,11 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The pods whose nodes were released; no demand covers any."""
     released: list[set[str]] = []
     monkeypatch.setattr(pod_attempt, "PodState", SimpleNamespace(parse=lambda raw, _: raw[STATE]))
-    monkeypatch.setattr(creation, "verbs_missing_for_exec", lambda *_: ())
+    monkeypatch.setattr(collect, "verbs_missing_for_exec", lambda *_: ())
     for what in ("check_pods", "placement_of"):
         monkeypatch.setattr(task_attempt, what, lambda *_, **__: None)
     monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
-    monkeypatch.setattr(preemptions, "list_demand", lambda *_: ())
+    monkeypatch.setattr(run, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
     monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: object())
     monkeypatch.setattr(giving_back, "release_now", lambda *_, own, **__: released.append(own))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.training.wait.end import end_of
-from airflow_gpu_provider.training.wait.first_failure import RankEnd, first_failure, of_rank
+from airflow_gpu_provider.training.wait.object_wait import RankEnd, first_failure, of_rank
 from tests.unit.training.test_pod_end import disrupted, ended, pod
 
 

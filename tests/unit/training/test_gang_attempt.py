@@ -16,11 +16,9 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted, ReferenceNotFound
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
-from airflow_gpu_provider.training.life import gang_attempt, object_attempt
-from airflow_gpu_provider.training.life.gang_attempt import GangAttempt
-from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord
-from airflow_gpu_provider.training.life.run import PodSettings
+from airflow_gpu_provider.training.life import object_attempt
+from airflow_gpu_provider.training.life.object_attempt import GangAttempt
+from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from tests.unit.training import test_gang_wait
@@ -102,7 +100,7 @@ class Gang:
         monkeypatch.setattr(object_attempt, "PodState", parse)
         monkeypatch.setattr(object_attempt, "write_rest", self._step("read the logs"))
         monkeypatch.setattr(object_attempt, "explained", lambda error, *_: error)
-        monkeypatch.setattr(gang_attempt, "lost_peer", lambda *_: None)
+        monkeypatch.setattr(object_attempt, "lost_peer", lambda *_: None)
 
     def collect(self, error: GpuError | None = None, *, saw_end: bool = True) -> Any:
         watched = WaitOutcome(
@@ -141,7 +139,7 @@ def test_a_gang_asks_for_its_namespace_before_it_wants_nodes(monkeypatch: pytest
     monkeypatch.setattr(GangAttempt, "placed", lambda _, pod: pod)
     monkeypatch.setattr(GangAttempt, "owns_demand", True)
     monkeypatch.setattr(GangAttempt, "_want_nodes", gang._step("want nodes"))
-    monkeypatch.setattr(gang_attempt, "check_namespace", missing)
+    monkeypatch.setattr(object_attempt, "check_namespace", missing)
     with pytest.raises(ReferenceNotFound):
         gang.attempt.start()
     assert gang.steps == []
@@ -199,7 +197,7 @@ def test_kept_pods_hold_no_node_and_no_rank_runs_on(monkeypatch: pytest.MonkeyPa
 def test_the_loss_of_a_peer_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gang = Gang(monkeypatch, RUNS, FAILED)
     lost = PodPreempted("Rank 0: its machine ended.", rank=0)
-    monkeypatch.setattr(gang_attempt, "lost_peer", lambda *_: lost)
+    monkeypatch.setattr(object_attempt, "lost_peer", lambda *_: lost)
     with pytest.raises(PodPreempted, match="Rank 0"):
         gang.collect(RANK_1)
 

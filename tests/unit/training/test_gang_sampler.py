@@ -14,9 +14,9 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.errors import GangHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.wait.hang import Silence
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from tests.unit.scaling.pools import NOW
 

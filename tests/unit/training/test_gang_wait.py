@@ -15,9 +15,9 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
-from airflow_gpu_provider.training.wait.gang_wait import ENDS_REPORTED_WITHIN, GangSnapshot, GangWait, ranks_in_words
-from airflow_gpu_provider.training.wait.hang import Silence
-from airflow_gpu_provider.training.wait.object_wait import WorkloadState
+from airflow_gpu_provider.training.wait.attempt_wait import Silence
+from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait, ranks_in_words
+from airflow_gpu_provider.training.wait.object_wait import ENDS_REPORTED_WITHIN, WorkloadState
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, waiting
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.training.wait.gpu_use import Reading, Sample
-from airflow_gpu_provider.training.wait.hang import LEAST_SAMPLES, Spinning
+from airflow_gpu_provider.training.wait.gpu_use import LEAST_SAMPLES, Reading, Sample, Spinning
 
 EVERY = 60.0
 WINDOW = 20 * 60.0

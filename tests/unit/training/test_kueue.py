@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
-from airflow_gpu_provider.training.place.queue_name import queue_of
+from airflow_gpu_provider.training.place.pod_placement import queue_of
 from airflow_gpu_provider.training.watch.surroundings import KueueQueue, evicted_in_words, queued_in_words
 
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 2 more"

@@ -13,8 +13,8 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
 from airflow_gpu_provider.training.life import larger_gpu
-from airflow_gpu_provider.training.life.creation import placement_of
 from airflow_gpu_provider.training.life.larger_gpu import used, with_larger_gpu
+from airflow_gpu_provider.training.life.task_attempt import placement_of
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, node, pool, snapshot
 from tests.unit.training.pod_life import OWNER, Life
 from tests.unit.training.pod_life import nodes as nodes

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_gpu_provider.errors import ClusterUnreachable, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd
-from airflow_gpu_provider.training.life import gang_attempt as module
-from airflow_gpu_provider.training.life.gang_attempt import lost_peer
+from airflow_gpu_provider.training.life import diagnosis as module
+from airflow_gpu_provider.training.life.diagnosis import lost_peer
 from tests.unit.training.test_pod_end import ended, pod, running
 
 FAILED = pod(ended(1), phase="Failed", spec={"nodeName": "n0"})

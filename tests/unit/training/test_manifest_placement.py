@@ -9,7 +9,7 @@ import pytest
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.training.place.gpu_requests import nodes_needed
+from airflow_gpu_provider.training.place.fit import nodes_needed
 from airflow_gpu_provider.training.place.kinds import KINDS, Manifest, PodTemplate, templates_of
 from airflow_gpu_provider.training.place.manifest import named, place_workload
 from airflow_gpu_provider.training.place.pod_placement import Placement

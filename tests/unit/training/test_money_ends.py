@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pools.run_budget import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.training.life import preemptions
+from airflow_gpu_provider.training.life import run as life_run
 from tests.fakes.clock import START
 from tests.unit.training.pod_life import FAILED, LATER, Life, event
 from tests.unit.training.pod_life import nodes as nodes
@@ -37,7 +37,7 @@ def resume(life: Life, error: Any) -> None:
 
 @pytest.mark.parametrize("error", [LATE, PodPreempted(LATE.what, pod="train-x")])
 def test_the_end_of_the_money_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch, error: PodFailed) -> None:
-    monkeypatch.setattr(preemptions, "list_demand", lambda *_: (lease(LATER),))
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER),))
     said = "max_cost of 50 USD for pool train-gpu is used at the latest by now"
     with pytest.raises(BudgetExceeded, match=said) as ended:
         resume(Life(FAILED), error)
@@ -56,13 +56,13 @@ def test_the_end_of_the_money_is_an_error_of_its_own(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_another_end_of_its_time_is_not(monkeypatch: pytest.MonkeyPatch, of_run: DemandLease) -> None:
-    monkeypatch.setattr(preemptions, "list_demand", lambda *_: (of_run,))
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (of_run,))
     with pytest.raises(PodDeadline):
         resume(Life(FAILED), LATE)
 
 
 def test_nor_a_failure_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemptions, "list_demand", lambda *_: (lease(LATER),))
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER),))
     with pytest.raises(PodFailed, match="It failed"):
         resume(Life(FAILED), PodFailed("It failed.", exit_code=3))
 
@@ -71,7 +71,7 @@ def test_a_cluster_that_does_not_answer_leaves_the_pods_own_error(monkeypatch: p
     def away(*_: Any) -> Any:
         raise ClusterUnreachable("The API server was away.")
 
-    monkeypatch.setattr(preemptions, "list_demand", away)
+    monkeypatch.setattr(life_run, "list_demand", away)
     with pytest.raises(PodDeadline):
         resume(Life(FAILED), LATE)
 

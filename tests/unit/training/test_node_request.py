@@ -8,7 +8,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import ObjectRejected
-from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import Ownership
 from airflow_gpu_provider.training.life.store import TaskGangs
 from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job, node_request
 from tests.fakes.api_server import ApiServer

@@ -11,7 +11,7 @@ from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import GpuPodOperator
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.training.place.environment import LARGEST, check_environment
+from airflow_gpu_provider.training.place.pod_placement import LARGEST, check_environment
 from tests.unit.training.test_pod_placement import a_pool
 
 FITS, TOO_LARGE = "x" * (LARGEST - len("A=\0")), "x" * (LARGEST - len("A=\0") + 1)

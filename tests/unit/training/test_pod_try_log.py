@@ -12,7 +12,7 @@ from kubernetes.client import V1Container
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodPreempted
-from airflow_gpu_provider.training.life.preemptions import Preemptions
+from airflow_gpu_provider.training.life.run import Preemptions
 from airflow_gpu_provider.training.log import task_log
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from tests.unit.training.pod_life import AWAY, ENDED_WELL, EVICTED, PHASES, UNSEEN, Life

@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import Taint
-from airflow_gpu_provider.training.wait.hang import Silence
+from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 

@@ -10,7 +10,7 @@ import pytest
 from kubernetes.client import V1Container, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.training.life.creation import check_pods
+from airflow_gpu_provider.training.life.task_attempt import check_pods
 from tests.unit.pools.test_eks import pool as eks
 from tests.unit.pools.test_gke import pool as gke
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.training.life.preemptions import AttemptRecord, Preemptions
+from airflow_gpu_provider.training.life.run import AttemptRecord, Preemptions
 
 NOW = datetime(2026, 1, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

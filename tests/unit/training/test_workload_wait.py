@@ -10,9 +10,9 @@ from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd
-from airflow_gpu_provider.training.wait.object_wait import WorkloadState, main_container
+from airflow_gpu_provider.training.wait.object_wait import ENDS_REPORTED_WITHIN, WorkloadState, main_container
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.wait.workload_wait import ENDS_REPORTED_WITHIN, WorkloadSnapshot, WorkloadWait
+from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WAIT = WorkloadWait(
