@@ -64,8 +64,9 @@ def read_manifest(manifest: object) -> Manifest:
         raise PoolSpecError(f"{what}.", "Give a dict, YAML, or the name of a .yaml file.")
     read = dict(manifest)
     kind_of(read)
-    check_metadata(read)
-    check_templates(read, templates_of(copy.deepcopy(read)))
+    _check_metadata(read)
+    for each in templates_of(copy.deepcopy(read)):
+        _check_template(read, each)
     return read
 
 
@@ -137,87 +138,56 @@ def _parsed(text: str) -> Any:
 # -- its shape, where this package reads it: the API server refuses another too, but only when the nodes are there ----
 
 
-def check_metadata(manifest: Manifest) -> None:
-    """Check the object's own metadata.
-
-    Raises:
-        PoolSpecError: It, its labels or its annotations are not a mapping, or its name or namespace is invalid.
-    """
-    metadata = manifest.get("metadata")
-    _refuse(manifest, _of_metadata("metadata", metadata))
-    _refuse(manifest, _of_names(metadata or {}))
-
-
-def check_templates(manifest: Manifest, templates: tuple[PodTemplate, ...]) -> None:
-    """Check the pod templates of an object.
-
-    Raises:
-        PoolSpecError: One is not a valid pod template, or a container has no name.
-    """
-    for each in templates:
-        where = f"pod template {each.role}".rstrip()
-        _refuse(manifest, _of_template(where, each.template))
-        if manifest["kind"] == "Job":  # its validation has no default for this; a JobSet's webhook sets one
-            _refuse(manifest, _of_restart(where, each.template))
-
-
-def _refuse(manifest: Manifest, wrong: Iterator[str]) -> None:
-    for words in wrong:
-        kind = kind_of(manifest)
-        raise PoolSpecError(f"The {kind.kind}'s {words}.", f"See {kind.source}.")
-
-
-def _of_restart(where: str, template: Manifest) -> Iterator[str]:
-    policy = (template.get("spec") or {}).get("restartPolicy")
-    if policy not in ("Never", "OnFailure") and not is_template(policy):
-        yield f"{where}.spec.restartPolicy is {policy!r}, and has to be 'Never' or 'OnFailure'"
-
-
-def _of_template(where: str, template: Any) -> Iterator[str]:
-    if not isinstance(template, Mapping):
-        yield f"{where} is not a mapping"
-        return
-    yield from _of_metadata(f"{where}.metadata", template.get("metadata"))
-    spec = template.get("spec") or {}
-    if not isinstance(spec, Mapping):
-        yield f"{where}.spec is not a mapping"
-        return
-    containers = spec.get("containers") or []
-    if not isinstance(containers, list):
-        yield f"{where}.spec.containers is not a list"
-        return
-    for index, container in enumerate(containers):
-        yield from _of_container(f"{where}.spec.containers[{index}]", container)
-
-
-def _of_container(where: str, container: Any) -> Iterator[str]:
-    if not isinstance(container, Mapping):
-        yield f"{where} is not a mapping"
-        return
-    if not isinstance(container.get("name"), str):
-        yield f"{where} has no name"
-    resources = container.get("resources") or {}
-    if not isinstance(resources, Mapping):
-        yield f"{where}.resources is not a mapping"
-    elif not isinstance(resources.get("limits") or {}, Mapping):
-        yield f"{where}.resources.limits is not a mapping"
-
-
-def _of_names(metadata: Mapping[str, Any]) -> Iterator[str]:
+def _check_metadata(manifest: Manifest) -> None:
+    metadata = _metadata(manifest, "metadata", manifest.get("metadata"))
     name, namespace = metadata.get("name"), metadata.get("namespace")
     if namespace is not None and not is_template(namespace) and not is_dns_label(namespace):
-        yield f"metadata.namespace is {namespace!r}, which is not a DNS label"
+        raise _wrong(manifest, f"metadata.namespace is {namespace!r}, which is not a DNS label")
     if name is not None and not is_template(name) and not is_dns_subdomain(name):
-        yield f"metadata.name is {name!r}, which is not a valid name for a Kubernetes object"
+        raise _wrong(manifest, f"metadata.name is {name!r}, which is not a valid name for a Kubernetes object")
 
 
-def _of_metadata(where: str, metadata: Any) -> Iterator[str]:
-    if not isinstance(metadata or {}, Mapping):
-        yield f"{where} is not a mapping"
-        return
+def _check_template(manifest: Manifest, each: PodTemplate) -> None:
+    where = f"pod template {each.role}".rstrip()
+    if not isinstance(each.template, Mapping):
+        raise _wrong(manifest, f"{where} is not a mapping")
+    _metadata(manifest, f"{where}.metadata", each.template.get("metadata"))
+    spec = _mapping(manifest, f"{where}.spec", each.template.get("spec"))
+    containers = spec.get("containers") or []
+    if not isinstance(containers, list):
+        raise _wrong(manifest, f"{where}.spec.containers is not a list")
+    for index, container in enumerate(containers):
+        its = f"{where}.spec.containers[{index}]"
+        if not isinstance(container, Mapping):
+            raise _wrong(manifest, f"{its} is not a mapping")
+        if not isinstance(container.get("name"), str):
+            raise _wrong(manifest, f"{its} has no name")
+        resources = _mapping(manifest, f"{its}.resources", container.get("resources"))
+        _mapping(manifest, f"{its}.resources.limits", resources.get("limits"))
+    policy = spec.get("restartPolicy")
+    if manifest["kind"] == "Job" and policy not in ("Never", "OnFailure") and not is_template(policy):
+        # A Job's validation has no default for this; a JobSet's webhook sets one.
+        has_to_be = "and has to be 'Never' or 'OnFailure'"
+        raise _wrong(manifest, f"{where}.spec.restartPolicy is {policy!r}, {has_to_be}")
+
+
+def _metadata(manifest: Manifest, where: str, given: Any) -> Mapping[str, Any]:
+    metadata = _mapping(manifest, where, given)
     for key in ("labels", "annotations"):
-        if not isinstance((metadata or {}).get(key) or {}, Mapping):
-            yield f"{where}.{key} is not a mapping"
+        _mapping(manifest, f"{where}.{key}", metadata.get(key))
+    return metadata
+
+
+def _mapping(manifest: Manifest, where: str, given: Any) -> Mapping[str, Any]:
+    """Return a part of the manifest that is a mapping, or left out; raise PoolSpecError for another."""
+    if not isinstance(given or {}, Mapping):
+        raise _wrong(manifest, f"{where} is not a mapping")
+    return given or {}
+
+
+def _wrong(manifest: Manifest, words: str) -> PoolSpecError:
+    kind = kind_of(manifest)
+    return PoolSpecError(f"The {kind.kind}'s {words}.", f"See {kind.source}.")
 
 
 _API = ApiClient()
