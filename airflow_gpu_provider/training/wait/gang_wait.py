@@ -7,7 +7,7 @@ one line per change of the whole, not one per rank and event.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -26,6 +26,7 @@ from airflow_gpu_provider.training.wait.object_wait import (
     RETRY,
     ObjectSnapshot,
     ObjectWait,
+    R,
     RankEnd,
     WorkloadState,
     ended_at,
@@ -276,18 +277,31 @@ def gang_lines(job: WorkloadState | None, ranks: Mapping[int, PodSnapshot], node
         return [f"the gang of {nodes} waits to be admitted{f': {queued}' if queued else ''}"]
     if job.is_deleting:
         return ["the gang's Job is being deleted"]
-    states = defaultdict(list)
-    for rank in range(nodes):
-        states[pod_in_words(ranks.get(rank))].append(rank)
-    running, well = len(states.pop("runs", ())), len(states.pop("has finished", ()))
-    if not states and well == nodes:
+    seen = {rank: ranks.get(rank) for rank in range(nodes)}
+    if all(pod_in_words(each) == "has finished" for each in seen.values()):
         return []
+    return [in_groups(seen, "ranks", told=_TOLD, named=ranks_in_words)]
+
+
+def in_groups(
+    pods: Mapping[R, PodSnapshot | None], what: str, *, told: int, named: Callable[[Sequence[R]], str]
+) -> str:
+    """Return how many of the pods run, and what the others wait for, those of one state together.
+
+    Args:
+        pods: In their order.
+        what: What they are called.
+        told: Of how many states the pods are named.
+        named: Names some of them.
+    """
+    groups: defaultdict[str, list[R]] = defaultdict(list)
+    for rank, seen in pods.items():
+        groups[pod_in_words(seen)].append(rank)
+    running, well = len(groups.pop("runs", ())), len(groups.pop("has finished", ()))
     finished = f", {well} {'has' if well == 1 else 'have'} finished" if well else ""
-    in_order = sorted(states.items(), key=lambda item: item[1])
-    others = [f"{ranks_in_words(each)} {state_of(state, len(each))}" for state, each in in_order]
-    if len(others) > _TOLD:
-        others = [*others[:_TOLD], f"{len(others) - _TOLD} more groups of ranks wait"]
-    return ["; ".join([f"{running} of {nodes} ranks run{finished}", *others])]
+    others: list[str] = [f"{named(each)} {_state_of(state, len(each))}" for state, each in groups.items()]
+    more: list[str] = [f"{len(others) - told} more groups of {what} wait"] if len(others) > told else []
+    return "; ".join([f"{running} of {len(pods)} {what} run{finished}", *others[:told], *more])
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -303,7 +317,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
 
 
-def state_of(state: str, pods: int) -> str:
+def _state_of(state: str, pods: int) -> str:
     """Return what `pod_in_words` says, for this many pods."""
     if pods == 1:
         return state

@@ -6,7 +6,6 @@ and why it has failed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,7 +18,7 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
-from airflow_gpu_provider.training.wait.gang_wait import pod_in_words, state_of
+from airflow_gpu_provider.training.wait.gang_wait import in_groups
 from airflow_gpu_provider.training.wait.object_wait import (
     ENDS_REPORTED_WITHIN,
     RETRY,
@@ -196,17 +195,10 @@ def _lines(snapshot: WorkloadSnapshot) -> list[str]:
         return [f"{workload} waits to be admitted{f': {snapshot.queued}' if snapshot.queued else ''}"]
     if not snapshot.pods:
         return [f"{workload} has no pod yet"]
-    states: dict[str, list[str]] = {}
-    for title, seen in sorted(snapshot.pods.items()):
-        states.setdefault(pod_in_words(seen), []).append(title)
-    counts = Counter({state: len(titles) for state, titles in states.items()})
-    running, well = counts.pop("runs", 0), counts.pop("has finished", 0)
-    parts = [f"{running} of {len(snapshot.pods)} pods run" + (f", {well} have finished" if well else "")]
-    parts += [f"{_named(states[state])} {state_of(state, len(states[state]))}" for state in [*counts][:_TOLD]]
-    return ["; ".join([*parts, *([f"{len(counts) - _TOLD} more groups of pods wait"] if len(counts) > _TOLD else [])])]
+    return [in_groups(dict(sorted(snapshot.pods.items())), "pods", told=_TOLD, named=_named)]
 
 
-def _named(titles: list[str]) -> str:
+def _named(titles: Sequence[str]) -> str:
     more = f" and {len(titles) - _TOLD} more" if len(titles) > _TOLD else ""
     return f"{', '.join(titles[:_TOLD])}{more}"
 

@@ -190,6 +190,8 @@ def test_one_line_says_how_all_pods_stand() -> None:
     pods = {f"workers {n}": a_pod(f"w{n}", RUNS) for n in range(3)}
     pods["workers 3"] = a_pod("w3", None, node=None, phase="Pending")
     assert WAIT.step(seen(pods=pods), at(20)).lines == ("3 of 4 pods run; workers 3 waits for its node",)
+    pods["workers 3"] = a_pod("w3", ended(0, 15))
+    assert WAIT.step(seen(pods=pods), at(20)).lines == ("3 of 4 pods run, 1 has finished",)
 
 
 def test_a_pod_without_a_node_hears_who_brings_nodes() -> None:
