@@ -33,7 +33,7 @@ from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.store import as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
-from airflow_gpu_provider.training.wait.end import end_of, why_disrupted
+from airflow_gpu_provider.training.wait.end import RETRY, end_of, why_disrupted
 from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
@@ -65,11 +65,6 @@ def check_exec(run: Run, namespace: str) -> None:
 def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
     """Return the result in a result file; None if it is empty.
 
-    Args:
-        text: The file's.
-        pod: The pod's name, for the error.
-        succeeded: Whether the pod has, for the error.
-
     Raises:
         PodResultInvalid: It is not JSON.
     """
@@ -99,20 +94,12 @@ class ResultUnread(ClusterUnreachable):
 def unread(
     state: PodState | None, error: Exception, *, pod: str, node_is_there: bool, succeeded: bool = True
 ) -> GpuError:
-    """Return what it means that the result of a pod could not be read.
-
-    Args:
-        state: The pod as it is now; None if it is gone.
-        error: The error of the attempt to read it.
-        pod: Its name.
-        node_is_there: Its node is in the cluster and answers.
-        succeeded: Whether it has succeeded, as errors say.
-    """
+    """Return what it means that a pod's result could not be read; `state` is as it is now, None if it is gone."""
     why = _why_lost(state, node_is_there)
     if why:
         return PodPreempted(
             f"Pod {pod} had finished, but {why} before its result was read.",
-            "Retry the task: the next try waits for new capacity.",
+            RETRY,
             pod=pod,
             node=(state.node if state else "") or "",
         )

@@ -30,7 +30,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, end_of
+from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, RETRY, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.object_wait import of_rank
 from airflow_gpu_provider.training.wait.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
@@ -113,12 +113,7 @@ _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": 
 def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: str, bad_gpu: str) -> PodFailed:
     """Return the failure with its last log lines, and with the type that these or the node's state imply.
 
-    Args:
-        error: How the pod ended, by its exit code.
-        lines: The last lines of its log.
-        pool: Where it ran; what is known about its GPUs goes into the message.
-        node: The node that it ran on.
-        bad_gpu: Why that node's GPUs cannot be trusted; empty if they can.
+    `bad_gpu` is why the node's GPUs cannot be trusted; empty if they can.
     """
     details = {**error.details, "node": node, "last_lines": _last(lines)} if lines else error.details
     lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
@@ -252,7 +247,7 @@ class PodMachine:
 def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreempted:
     return PodPreempted(
         f"Pod {pod} was preempted: its container {ended} when its machine {machine} was terminated ({end.why}).",
-        "Retry the task: the next try waits for new capacity.",
+        RETRY,
         pod=pod,
         machine=machine,
     )
@@ -263,11 +258,6 @@ def lost_peer(states: Mapping[int, PodState], failed: int, cluster: PoolHook) ->
 
     A spot machine may be gone minutes before Kubernetes reports it on the node, and its peers fail on a broken
     connection within a second. So the cloud is asked about the machines of the ranks that have not succeeded.
-
-    Args:
-        states: Each rank's pod.
-        failed: The rank that has failed by itself, on its own machine.
-        cluster: Where they run.
     """
 
     def preempted(rank: int) -> GpuError | None:
@@ -276,12 +266,9 @@ def lost_peer(states: Mapping[int, PodState], failed: int, cluster: PoolHook) ->
         end = cluster.platform.machine_end(machine) if machine else None
         if end is None:
             return None
-        what = (
-            f"Pod {pod.name} was preempted: its machine {machine} was terminated ({end.why}) before the pod had"
-            " finished."
-        )
-        fix = "Retry the task: the next try waits for new capacity."
-        return of_rank(PodPreempted(what, fix, pod=pod.name, node=pod.node, machine=machine), rank)
+        gone = f"its machine {machine} was terminated ({end.why}) before the pod had finished"
+        what = f"Pod {pod.name} was preempted: {gone}."
+        return of_rank(PodPreempted(what, RETRY, pod=pod.name, node=pod.node, machine=machine), rank)
 
     try:
         found = in_parallel(

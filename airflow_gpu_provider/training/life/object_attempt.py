@@ -164,13 +164,8 @@ def write_rest(
 ) -> None:
     """Write the part of each rank's log that was not followed, as TaskLog.write_rest does for one pod.
 
-    Args:
-        log: The task's; how far it is written is kept by pod name.
-        pods, states: Each rank's pod, as it is now, the lowest rank first.
-        error: How the whole ended; lines that its rank's own log may lack because of that are left out.
-        ranks: The ranks whose logs are wanted; None for all.
-        api: The cluster.
-        setbacks: As for TaskLog.write_rest.
+    How far each is written is kept by pod name. `error` is how the whole ended: lines that its rank's own log may lack
+    because of that are left out. `ranks` are those whose logs are wanted; None for all.
 
     Raises:
         GpuError: A log could not be read, but may be later.

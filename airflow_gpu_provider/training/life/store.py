@@ -36,13 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskObjects:
-    """Reads and writes a task's objects of one kind.
-
-    Args:
-        api: The cluster.
-        kind: What they are called.
-        path: The collection's path, with "{namespace}".
-    """
+    """Reads and writes a task's objects of one kind; `path` is the collection's, with "{namespace}"."""
 
     _free_the_name = "Delete it, or leave random_name_suffix=True."
     _only = ""
@@ -61,11 +55,7 @@ class TaskObjects:
         return [*list_items(self._api, path, resource=self._resource, labelSelector=selector)]
 
     def read(self, name: str, namespace: str, *, uid: str | None) -> Json | None:
-        """Return the object as it is now; None if it is not there, or another one has its name.
-
-        Raises:
-            GpuError: It cannot be read.
-        """
+        """Return the object as it is now; None if it is not there, or another one has its name."""
         path = f"{self._path.format(namespace=namespace)}/{name}"
         try:
             found = call(self._api, "get", path, resource=self._resource)
@@ -135,9 +125,6 @@ class TaskPods(TaskObjects):
         """Wait until none of these deleted pods can still run: two pods of one task would write the same checkpoint.
 
         It takes at most a pod's grace period, and half a minute more if its node does not answer.
-
-        Raises:
-            GpuError: A pod or its node cannot be read.
         """
         for pod in pods:
             is_logged = False
@@ -350,13 +337,7 @@ def _finalizers_of_ended(deleted: Json) -> str:
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:
-    """Return True if a container of a deleted pod may still run.
-
-    Args:
-        pod: The pod.
-        node_is_ready: Whether its node's kubelet reports; None if the node has left the cluster.
-        now: By the cluster's clock.
-    """
+    """Return True if a container of a deleted pod may still run; `node_is_ready` is None if its node has left."""
     if pod.phase in ("Succeeded", "Failed") or pod.node is None or node_is_ready is None:
         return False
     if pod.gone_by is None:

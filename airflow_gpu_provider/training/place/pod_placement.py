@@ -92,7 +92,8 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     base = _base_container(pod, placement)
     _select_nodes(pod.spec, placement)
     _set_metadata(pod, placement)
-    pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerations(placement.pool)]
+    tolerated = [k8s.V1Toleration(**each) for each in tolerations_of(placement.pool)]
+    pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerated]
     _avoid(pod.spec, placement.avoid)
     _give_gpus(pod.spec, base, placement)
     if placement.efa:
@@ -106,7 +107,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _limit_time(pod, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
     check_environment((*pod.spec.containers, *(pod.spec.init_containers or ())))
-    check_pod(pod, placement.pool)
+    check_fits(requests_of(pod.spec.to_dict()), placement.pool.node_sizes, pool=placement.pool.name)
     return pod
 
 
@@ -164,11 +165,6 @@ def check_resources(given: Arguments, pool: GpuPool) -> None:
         check_fits(requests_of(spec), pool.node_sizes, pool=pool.name)
 
 
-def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
-    """Raise PodUnschedulable if no machine of the pool is as large as the pod."""
-    check_fits(requests_of(pod.spec.to_dict()), pool.node_sizes, pool=pool.name)
-
-
 def _gpus_asked(container: k8s.V1Container, part: str) -> Decimal | None:
     """Return the GPUs in the container's limits or requests; None if they have none."""
     asked = (getattr(container.resources, part, None) or {}).get(GPU_RESOURCE)
@@ -219,11 +215,6 @@ def _select_nodes(spec: k8s.V1PodSpec, placement: Placement) -> None:
             )
     of_type = {INSTANCE_TYPE_LABEL: placement.instance_type} if placement.instance_type else {}
     spec.node_selector = {**selector, **own, **of_type}
-
-
-def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
-    """Return the tolerations that a pod needs on the pool's nodes."""
-    return [k8s.V1Toleration(**each) for each in tolerations_of(pool)]
 
 
 def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement) -> None:

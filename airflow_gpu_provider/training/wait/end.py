@@ -103,7 +103,7 @@ CORRECT_PROGRAM = "Correct the program by what its log says, and clear the task.
 RAISE_DEADLINE = "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout."
 """What to do if a pod's deadline came too soon."""
 
-_RETRY = "Retry the task: the next try waits for new capacity."
+RETRY = "Retry the task: the next try waits for new capacity."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> 
     was_going = pod is not None and (pod.deletion_asked_at is not None or bool(why))
     if is_unseen and not was_going:
         return PodEnd(error=unseen_end(f"Pod {name}", pod=name))
-    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", _RETRY, pod=name))
+    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", RETRY, pod=name))
 
 
 def unseen_end(what: str, **details: str) -> EndUnknown:
@@ -188,7 +188,7 @@ def unseen_end(what: str, **details: str) -> EndUnknown:
 def lost_with_node(pod: PodState, why: str) -> PodEnd:
     """Return the end of a pod whose node will never report how it ended."""
     what = f"Pod {pod.name} was lost before it had finished: its node {pod.node} {why}."
-    return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
+    return PodEnd(error=PodPreempted(what, RETRY, pod=pod.name, node=pod.node))
 
 
 def released_with_node(pod: PodState, by: str) -> PodEnd:
@@ -306,7 +306,7 @@ def _pod_error(pod: PodState) -> GpuError:
 def _preempted(pod: PodState) -> PodPreempted:
     why = why_disrupted(pod) or "it was deleted"
     return PodPreempted(
-        f"Pod {pod.name} was preempted before it had finished: {why}.", _RETRY, pod=pod.name, node=pod.node
+        f"Pod {pod.name} was preempted before it had finished: {why}.", RETRY, pod=pod.name, node=pod.node
     )
 
 

@@ -20,10 +20,9 @@ from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFail
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import Silence, because
-from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, end_of, why_disrupted
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, end_of, why_disrupted
 from airflow_gpu_provider.training.wait.object_wait import (
     ENDS_REPORTED_WITHIN,
-    RETRY,
     ObjectSnapshot,
     ObjectWait,
     R,

@@ -21,7 +21,7 @@ from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Snapshot, because
-from airflow_gpu_provider.training.wait.end import KILLED, RAISE_DEADLINE, unseen_end, why_disrupted
+from airflow_gpu_provider.training.wait.end import KILLED, RAISE_DEADLINE, RETRY, unseen_end, why_disrupted
 from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, timeline
 from airflow_gpu_provider.training.wait.start_advice import Refusal
@@ -91,13 +91,9 @@ def main_container(pod: Json) -> str:
     names = [each["name"] for each in containers]
     if named in names:
         return str(named)
-    with_gpus = [each["name"] for each in containers if GPU_RESOURCE in _limits(each)]
+    limits = {each["name"]: (each.get("resources") or {}).get("limits") or {} for each in containers}
+    with_gpus = [name for name in names if GPU_RESOURCE in limits[name]]
     return str((with_gpus or names or [""])[0])
-
-
-def _limits(container: Json) -> Json:
-    limits: Json = (container.get("resources") or {}).get("limits") or {}
-    return limits
 
 
 def _indexes(text: str) -> frozenset[int]:
@@ -111,8 +107,6 @@ def rank_of(pod: Json) -> int | None:
     index = (pod["metadata"].get("annotations") or {}).get(RANK_ANNOTATION)
     return int(index) if index is not None else None
 
-
-RETRY = "Retry the task: the next try waits for new capacity."
 
 ENDS_REPORTED_WITHIN = timedelta(seconds=2)
 """How long after a rank's end it counts as the first to end, as kubelets report within a second or two; and how long to

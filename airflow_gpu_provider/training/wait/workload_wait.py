@@ -17,11 +17,10 @@ from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, 
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import because
-from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
+from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, before_restart, end_of, why_disrupted
 from airflow_gpu_provider.training.wait.gang_wait import in_groups
 from airflow_gpu_provider.training.wait.object_wait import (
     ENDS_REPORTED_WITHIN,
-    RETRY,
     ObjectSnapshot,
     ObjectWait,
     RankEnd,
