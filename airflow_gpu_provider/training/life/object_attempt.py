@@ -16,7 +16,6 @@ from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.access_review import check_namespace
-from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
 from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
@@ -232,17 +231,14 @@ class WorkloadAttempt(ObjectAttempt[str]):
         return {"containers": containers, "with_name": log.with_name, **log.to_resume()}
 
     def wait(self) -> WorkloadWait:
-        meta, owner = self._meta, self.owner
+        owner = self.owner
         return WorkloadWait(
             kind=self._kind.kind,
-            namespace=meta["namespace"],
-            name=meta["name"],
-            uid=meta["uid"],
             task=owner.task,
             try_id=owner.try_id,
             attempt=owner.attempt,
-            **self._limits(parse_time(meta.get("creationTimestamp"))),
-            queue=(meta.get("labels") or {}).get(QUEUE_LABEL, ""),
+            queue=(self._meta.get("labels") or {}).get(QUEUE_LABEL, ""),
+            **self._of_wait(),
         )
 
     def why_not_again(self, error: GpuError) -> str:
@@ -320,15 +316,11 @@ class GangAttempt(ObjectAttempt[int]):
         return None if wanted is None else {**wanted, "ranks": self._settings.log_ranks}
 
     def wait(self) -> GangWait:
-        meta = self._meta
         return GangWait(
-            namespace=meta["namespace"],
-            name=meta["name"],
-            uid=meta["uid"],
             nodes=self._settings.nodes,
             base_container=self._settings.placement.base_container,
-            **self._limits(parse_time(meta.get("creationTimestamp"))),
             queue=self._settings.placement.queue,
+            **self._of_wait(),
         )
 
     # -- its end ---------------------------------------------------------------------------------------------

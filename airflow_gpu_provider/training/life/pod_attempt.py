@@ -7,7 +7,6 @@ from typing import Literal
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
@@ -49,15 +48,11 @@ class PodAttempt(TaskAttempt):
         return self._run.pod_log.to_stream(self.pod)
 
     def wait(self, until: Literal["started", "ended"] = "ended") -> PodWait:
-        meta = self._meta
         return PodWait(
-            namespace=meta["namespace"],
-            name=meta["name"],
-            uid=meta["uid"],
             base_container=self._settings.placement.base_container,
             until=until,
             queue=self._settings.placement.queue,
-            **self._limits(parse_time(meta.get("creationTimestamp"))),
+            **self._of_wait(),
         )
 
     def watch_here(self) -> WaitOutcome:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache, cached_property, partial
 from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
@@ -225,9 +226,7 @@ class TaskAttempt(ABC):
     def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
         """Decide how it ended, collect what it left, release it, then return its result or raise.
 
-        Args:
-            watched: The wait for it.
-            setbacks: The try's, including this one if it fails.
+        `setbacks` are the try's, including this one if it fails.
 
         Raises:
             GpuError: How it ended; or it may still run, or could not be collected: then it is left untouched.
@@ -286,12 +285,16 @@ class TaskAttempt(ABC):
         self._host.show_pod(shown)
         return shown
 
-    def _limits(self, created_at: datetime | None) -> dict[str, Any]:
-        """Return the task's limits for the wait for what was created at that time; note its deadline."""
-        started = created_at or self._cluster.clock.now()
+    def _of_wait(self) -> dict[str, Any]:
+        """Return what all waits have: for what was created, and the task's limits; note its deadline."""
+        meta = self._meta
+        started = parse_time(meta.get("creationTimestamp")) or self._cluster.clock.now()
         deadline = self.deadlines.of_pod(started)
         self.record = self.record.until(deadline)
         return {
+            "namespace": meta["namespace"],
+            "name": meta["name"],
+            "uid": meta["uid"],
             "started": started,
             "schedule_seconds": self._settings.schedule_seconds,
             "start_seconds": self._settings.start_seconds,
@@ -355,9 +358,6 @@ def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wante
     """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
 
     Each comes with the name of the container that has the GPUs, and their number; None if unknown.
-
-    Raises:
-        GpuError: They cannot, or it cannot be determined.
     """
     cluster, pool, checkpoint = run.cluster, run.cluster.pool, run.settings.checkpoint
     groups = cache(cluster.platform.observe)

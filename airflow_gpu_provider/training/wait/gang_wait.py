@@ -61,10 +61,6 @@ class GangWait(ObjectWait[int]):
     base_container: str
 
     @property
-    def what(self) -> str:
-        return f"Job {self.name}"
-
-    @property
     def named(self) -> dict[str, str]:
         return {"job": self.name}
 
@@ -103,7 +99,7 @@ class GangWait(ObjectWait[int]):
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
         if snapshot.evicted:
-            what = f"Job {self.name} was evicted from queue {self.queue}: {snapshot.evicted}."
+            what = f"{self.what} was evicted from queue {self.queue}: {snapshot.evicted}."
             return Progress(error=PodPreempted(what, RETRY, job=self.name), lines=lines, result=look.result())
         if ends := look.ends:
             return self._failed(ends, look, lines)
@@ -113,7 +109,7 @@ class GangWait(ObjectWait[int]):
             error: GpuError | None = self._job_error(job.failed)
         else:
             refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
-            started_at, what = self._all_started_at(snapshot), f"No rank of Job {self.name} has printed anything"
+            started_at, what = self._all_started_at(snapshot), f"No rank of {self.what} has printed anything"
             hung = self._silent_too_long(what, snapshot.silence, started_at, now)
             error = refused_too_long or self._overdue(now, lines) or self._not_admitted(snapshot, now) or hung
         return Progress(error=error, lines=lines, result=look.result() if error else None)
@@ -140,7 +136,7 @@ class GangWait(ObjectWait[int]):
 
     def _job_error(self, failed: str) -> GpuError:
         """Return the error of a Job that has failed, if no rank's pod says why."""
-        what = f"Job {self.name} has failed ({failed})."
+        what = f"{self.what} has failed ({failed})."
         if failed.startswith("DeadlineExceeded"):
             return PodDeadline(what, RAISE_DEADLINE, job=self.name)
         fix = "Correct it by what this task's log has of its ranks, whose pods are gone, and clear the task."
@@ -167,7 +163,7 @@ class GangWait(ObjectWait[int]):
         if job is None or not job.is_suspended or snapshot.is_queued or now < self._admission_deadline(job, snapshot):
             return None
         waited = format_seconds(timedelta(seconds=self.schedule_seconds))
-        what = f"Job {self.name} got no {self.nodes} nodes in {waited}"
+        what = f"{self.what} got no {self.nodes} nodes in {waited}"
         if why := snapshot.no_capacity:
             return type(why)(f"{what}. {why.what}", why.fix, **why.details, job=self.name)
         fix = f"{snapshot.to_widen}, or raise schedule_timeout_seconds."
@@ -212,7 +208,7 @@ class _Look:
             for rank, progress in self.progress.items()
             if progress.error is not None and rank not in self.completed and not self._is_due(progress.error)
         }
-        what = f"Its pod of Job {self.wait.name} was deleted before it had finished."
+        what = f"Its pod of {self.wait.what} was deleted before it had finished."
         deleted = RankEnd(error=PodPreempted(what, RETRY, job=self.wait.name))
         return {**dict.fromkeys(self._lost_unseen, deleted), **seen}
 

@@ -185,6 +185,10 @@ class ObjectWait(AttemptWait, Generic[R]):
         """Return when `step` may return something else although nothing has changed."""
 
     @property
+    def what(self) -> str:
+        return f"{self.row.kind} {self.name}"
+
+    @property
     def path(self) -> str:
         return f"{self.row.path.format(namespace=self.namespace)}/{self.name}"
 

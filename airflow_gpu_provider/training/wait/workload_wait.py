@@ -58,10 +58,6 @@ class WorkloadWait(ObjectWait[str]):
     attempt: int
 
     @property
-    def what(self) -> str:
-        return f"{self.kind} {self.name}"
-
-    @property
     def named(self) -> dict[str, str]:
         return {"workload": self.name}
 
@@ -110,7 +106,7 @@ class WorkloadWait(ObjectWait[str]):
         if deleted := self._deleted(snapshot):
             return deleted
         if snapshot.evicted:
-            what = f"{self.kind} {self.name} was evicted from its queue: {snapshot.evicted}."
+            what = f"{self.what} was evicted from its queue: {snapshot.evicted}."
             return PodPreempted(what, RETRY, workload=self.name)
         if overdue := self._overdue(now, [*_lines(snapshot), *snapshot.notes]):
             return overdue
@@ -122,7 +118,7 @@ class WorkloadWait(ObjectWait[str]):
             return error
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
             waited = format_seconds(timedelta(seconds=self.schedule_seconds))
-            what = f"{self.kind} {self.name} has no pod after {waited}{because([*_lines(snapshot), *snapshot.notes])}."
+            what = f"{self.what} has no pod after {waited}{because([*_lines(snapshot), *snapshot.notes])}."
             return PodDeadline(what, "Check that its controller runs, and the object's status.", workload=self.name)
         for title, seen in sorted(snapshot.pods.items()):
             if seen.pod is None or seen.gone or seen.pod.deletion_asked_at or end_of(seen.pod):
