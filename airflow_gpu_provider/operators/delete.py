@@ -61,9 +61,8 @@ class DeleteGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.end.deletion import delete_pool, delete_pool_records
-        from airflow_gpu_provider.tasks.run_identity import pool_opener
 
-        reconciler = pool_opener(context, self.log.info)(self.gpu_pool)
+        reconciler = self._open(context, self.gpu_pool)
         groups = delete_pool(reconciler, force=bool(self.force), report=self.log.info)
         self._wait(reconciler, groups)
         delete_pool_records(reconciler, self.log.info)

@@ -185,7 +185,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         counts.fewest()
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return _bring_nothing(self.log, self.gpu_pool.name)
-        reconciler = self._call_with_retries(lambda: self._open(context))
+        reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
         plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
@@ -234,11 +234,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         if any(change.action == "upgrade" for change in plan.changes):
             self._call_with_retries(lambda: reconciler.upgrade(self.log.info))
-
-    def _open(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.tasks.run_identity import pool_opener
-
-        return pool_opener(context, self.log.info)(self.gpu_pool)
 
     def _wait(
         self,
@@ -299,14 +294,9 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord
 
         record = PoolRecord(pool=self.gpu_pool.serialize(), owner=owner, holder=holder, wait=wait.to_record())
-        what = "node groups" if wait.wait_for == "groups" else "nodes"
-        self.log.info(
-            "Waiting in the triggerer for the pool's %s, until %s at the latest",
-            what,
-            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
-        )
-        left = wait.deadline - reconciler.clock.now()
-        self.defer(trigger=NodesTrigger(record.to_record()), method_name="resume", timeout=left + _DEFER_MARGIN)
+        what = "the pool's node groups" if wait.wait_for == "groups" else "the pool's nodes"
+        within = wait.deadline - reconciler.clock.now() + _DEFER_MARGIN
+        self._defer_to(NodesTrigger(record.to_record()), what, until=wait.deadline, timeout=within)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
@@ -317,7 +307,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event: return its result, or withdraw the demand and raise its error."""
         if event["status"] == "done":
-            return self._finish(lambda: self._open(context), event["result"], context)
+            return self._finish(lambda: self._open(context, self.gpu_pool), event["result"], context)
         with self._giving_up(context):
             raise GpuError.from_record(event["error"])
 
@@ -333,7 +323,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.tasks.run_identity import run_key
 
         key = run_key(context, self.gpu_pool.name, self.block_id)
-        return giving_up_on_failure(self, lambda: self._open(context), key, context)
+        return giving_up_on_failure(self, lambda: self._open(context, self.gpu_pool), key, context)
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.cost.ledger import quietly

@@ -89,11 +89,11 @@ class ExtendGpuPoolOperator(PoolOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
         from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
-        from airflow_gpu_provider.tasks.run_identity import pool_opener, run_is_over
+        from airflow_gpu_provider.tasks.run_identity import run_is_over
 
         pool = self._chosen()
         done = extend_demand(
-            pool_opener(context, self.log.info)(pool),
+            self._open(context, pool),
             dag_id=self.dag_id_of_run,
             run_id=self.run_id,
             run_is_over=partial(run_is_over, context),

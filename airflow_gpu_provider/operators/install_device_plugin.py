@@ -201,13 +201,8 @@ class InstallDevicePluginOperator(PoolOperator):
         record = PluginRecord(
             pool=self.gpu_pool.serialize(), wait=wait.to_record(), namespace=self.namespace, result=result
         )
-        self.log.info(
-            "Waiting in the triggerer for allocatable GPUs, until %s at the latest",
-            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
-        )
-        self.defer(
-            trigger=GpusTrigger(record.to_record()), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN
-        )
+        trigger, within = GpusTrigger(record.to_record()), self.wait_timeout + _DEFER_MARGIN
+        self._defer_to(trigger, "allocatable GPUs", until=wait.deadline, timeout=within)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event."""

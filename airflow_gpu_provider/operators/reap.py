@@ -80,13 +80,14 @@ class ReapGpuPoolsOperator(PoolOperator):
             report=self.log.info,
         )
         self._tell(reaped)
-        context["ti"].xcom_push(key="reaped", value=[each.to_json() for each in reaped])
+        records = [each.to_json() for each in reaped]
+        context["ti"].xcom_push(key="reaped", value=records)
         if not self.plan_only:
             self._check(reaped)
         for each in reaped:
             if each.error:
                 raise each.error
-        return [each.to_json() for each in reaped]
+        return records
 
     def _tell(self, reaped: Sequence[Reaped]) -> None:
         from airflow_gpu_provider.cost.amounts import in_words

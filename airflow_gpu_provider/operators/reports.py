@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.reports.status import PoolStatus
-    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
 class _ReportOperator(PoolOperator):
@@ -27,11 +26,6 @@ class _ReportOperator(PoolOperator):
         super().__init__(**kwargs)
         self.gpu_pools = gpu_pools
         check_pools(self.task_id, gpu_pools)
-
-    def _open(self, context: Context, pool: GpuPool) -> Reconciler:
-        from airflow_gpu_provider.tasks.run_identity import pool_opener
-
-        return pool_opener(context, self.log.info)(pool)
 
 
 class GpuPoolStatusOperator(_ReportOperator):
@@ -122,7 +116,8 @@ class GpuPoolDoctorOperator(_ReportOperator):
         for each in findings:
             log = self.log.info if each.result == "ok" else self.log.warning
             log("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.message, each.fix)
-        context["ti"].xcom_push(key="findings", value=[each.to_json() for each in findings])
+        records = [each.to_json() for each in findings]
+        context["ti"].xcom_push(key="findings", value=records)
         problems = [each for each in findings if each.result == "problem"]
         if problems:
             raise PoolNotUsable(
@@ -130,4 +125,4 @@ class GpuPoolDoctorOperator(_ReportOperator):
                 problems[0].fix,
                 findings=[each.to_json() for each in problems],
             )
-        return [each.to_json() for each in findings]
+        return records

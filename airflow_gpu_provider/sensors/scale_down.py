@@ -223,12 +223,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             holder=lock_holder(context),
             wait=wait.to_record(),
         )
-        self.log.info(
-            "Waiting in the triggerer for the machines to go, until %s at the latest",
-            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
-        )
-        within = self.release_timeout + _AIRFLOW_MARGIN
-        self.defer(trigger=ReleaseTrigger(record.to_record()), method_name="resume", timeout=within)
+        trigger, within = ReleaseTrigger(record.to_record()), self.release_timeout + _AIRFLOW_MARGIN
+        self._defer_to(trigger, "the machines to go", until=wait.deadline, timeout=within)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or raise its error."""

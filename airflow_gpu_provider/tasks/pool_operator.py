@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache, cached_property, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from airflow.providers.common.compat.sdk import redact
 from airflow.sdk import BaseOperator
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
+    from airflow.triggers.base import BaseTrigger
 
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.wait.stopping import Stop
     from airflow_gpu_provider.tasks.telemetry import Lineage
 
@@ -170,6 +172,16 @@ class PoolOperator(BaseOperator):
             raise
         finally:
             self._is_ending = False
+
+    def _open(self, context: Context, pool: GpuPool) -> Reconciler:
+        """Connect to a pool in the task's name."""
+        from airflow_gpu_provider.tasks.run_identity import pool_opener
+
+        return pool_opener(context, self.log.info)(pool)
+
+    def _defer_to(self, trigger: BaseTrigger, what: str, *, until: datetime, timeout: timedelta) -> NoReturn:
+        self.log.info("Waiting in the triggerer for %s, until %s at the latest", what, f"{until:%Y-%m-%d %H:%M:%SZ}")
+        self.defer(trigger=trigger, method_name="resume", timeout=timeout)
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""

@@ -98,7 +98,7 @@ def test_a_namespace_that_takes_no_pods_is_an_error(says: tuple[int, str], cls: 
 def test_ensure_asks_before_it_plans_and_wants_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     ensure, pool = ensure_of(nightly(namespace="ml")), Pool()
     pool.api = Api(*NONE_THERE)  # type: ignore[assignment]
-    monkeypatch.setattr(EnsureGpuPoolOperator, "_open", lambda self, context: pool)
+    monkeypatch.setattr(EnsureGpuPoolOperator, "_open", lambda self, context, _: pool)
     monkeypatch.setattr("airflow_gpu_provider.operators.ensure.check_scale_down_is_to_come", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.operators.ensure.work_is_to_come", lambda *_: True)
     with pytest.raises(ReferenceNotFound):
