@@ -103,7 +103,7 @@ class GpuHealth:
         """Return what keeps a new pod off the pool's nodes with a broken GPU; None where there is none. Log why.
 
         Such a node is labelled, unless it has the label: its conditions may be all that speaks against it, or the mark
-        may be an earlier release's. A label that nothing speaks for any more is taken off.
+        may be a person's. A label that nothing speaks for any more is taken off.
         """
         try:
             nodes = list_items(

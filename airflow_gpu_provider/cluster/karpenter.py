@@ -241,7 +241,6 @@ class Launch:
 
     Attributes:
         reason: The event's, NO_CAPACITY say; empty where it worked.
-        message: Why it failed.
     """
 
     claim: str

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, delete, find, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, find, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -63,7 +63,11 @@ def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] |
 
 def delete_lease(api: ApiClient, name: str) -> bool:
     """Delete a Lease; False where there is none."""
-    return delete(api, f"{LEASES}/{name}", resource="leases")
+    try:
+        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,6 @@ class NodeImage:
     Attributes:
         system: What the operating system calls itself; empty where the kubelet has not said.
         driver: Who brings NVIDIA's driver, in words; empty where nobody does, or nothing says.
-        has_plugin: The image brings a device plugin.
         fix: What brings the driver to a node with this image; empty where somebody does already.
     """
 
@@ -148,7 +147,6 @@ class Node:
         do_not_disrupt: It carries the annotation by which Karpenter removes it for no reason of its own.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
-        system: What its operating system calls itself.
         labelled: It carries the labels that the pool's pods select. One that joins without gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """

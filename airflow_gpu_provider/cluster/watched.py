@@ -20,8 +20,6 @@ class Resource:
 
     Attributes:
         path: The collection, like "api/v1/nodes".
-        label_selector: Only objects with these labels.
-        field_selector: Only objects with these fields.
         key: Says which key an object has; a feed asks for one key.
         is_optional: No wait depends on it: where it is refused or not there, it is asked for once a minute.
         versions: Those of its API group that this package can read, the best first; the path then has "{version}", for

@@ -93,7 +93,6 @@ class RunUsage:
 
     Attributes:
         wanted: When it wanted nodes. The last span ends at the demand's `until` while it still wants them.
-        open: Whether it still wants them.
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
         prices: What the cloud listed each time that it asked for nodes.

@@ -268,7 +268,6 @@ class GangUpdate:
         errors: What the cluster refused, such as a missing permission; by the gang's "namespace/name", "" for all
             gangs. Also that a gang's ProvisioningRequest brings no nodes any more.
         short: Why a gang's ProvisioningRequest has brought no nodes yet, likewise.
-        log_lines: What was done, for the log.
     """
 
     why: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -54,7 +54,6 @@ class Outcome:
 
     Attributes:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
-        decision: What was decided from it.
         log_lines: What was done and why, for the task's log.
         gangs: The update for waits for gangs; None if gangs were not checked.
     """
@@ -239,16 +238,13 @@ class Writes:
         return gone
 
     def _not_joined(self, machines: Sequence[Machine]) -> list[Machine]:
-        joined = self._joined({machine.id for machine in machines})
-        self._log_lines += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
-        return [machine for machine in machines if machine.id not in joined]
-
-    def _joined(self, machines: Collection[str]) -> set[str]:
-        """Return those of the machines that have a node by now, in the pool or not."""
+        ids = {machine.id for machine in machines}
         nodes = list_nodes(self._on.api, self._on.pool.node_selector)
         if self._on.pool.nodes_join_unlabelled:
-            nodes += list_unlabelled_nodes(self._on.api, self._on.pool.name, machines)
-        return {node.machine for node in nodes} & set(machines)
+            nodes += list_unlabelled_nodes(self._on.api, self._on.pool.name, ids)
+        joined = ids & {node.machine for node in nodes}
+        self._log_lines += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
+        return [machine for machine in machines if machine.id not in joined]
 
     def _still_idle(self, machines: Sequence[Machine], nodes: Mapping[str, Node]) -> list[Machine]:
         """Return those whose nodes are still unused; log why the others stay."""

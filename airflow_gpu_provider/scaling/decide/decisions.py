@@ -51,9 +51,7 @@ class Decision:
         shrink: Groups that are to stop requesting machines that do not exist.
         grow: New absolute sizes, each at least the number of existing machines.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
-        release: Machines to remove.
         later: Machines to remove once their group has been updated; nothing is done about them now.
-        delete_demand: Expired demand to delete.
         notes: Why, as text, for the task's log.
     """
 

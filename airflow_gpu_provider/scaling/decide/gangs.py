@@ -112,9 +112,7 @@ class _Share:
     """Nodes of a run's demand that come together: a gang's, or those that a task needs of a larger type.
 
     Attributes:
-        key: Its own.
         run: The hash of the demand's, which the pods have.
-        size: How many nodes.
         instance_type: What they have to be; empty for any.
     """
 

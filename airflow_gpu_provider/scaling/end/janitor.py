@@ -40,7 +40,6 @@ class Leftover:
 
     Attributes:
         kind: "size": machines that a group requests and that have not come.
-        why: As text.
         age_seconds: Since its creation; None if unknown.
         cost: What a machine has cost so far, by the spec's price; None if unknown, or if nothing is paid.
     """
@@ -138,7 +137,6 @@ class Reaped:
         price_source: Whose prices these are: `cost.price_source`.
         where: The account, the cluster and the identity used for them.
         named: The caller named it; else it was found in the cluster of a pool that the caller named.
-        leftovers: What was found.
         left: What is still there; all of it in a dry run.
         error: Why the check or the removal stopped.
     """

@@ -36,8 +36,6 @@ class NodesWait(Record):
         key: Whose demand it is.
         wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too. "groups": an autoscaler
             can use the node groups; nodes come when pods are pending.
-        started: When the wait began.
-        deadline: When it fails.
         nodes: How many nodes the run wants; None: as many as its Lease says.
         at_least: How few nodes suffice when the others do not come. None: no fewer.
         all_or_nothing: Release the nodes that came when not all come together, and try again later.

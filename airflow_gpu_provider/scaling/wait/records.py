@@ -53,9 +53,7 @@ class TriggerRecord(Record):
     """What the row of each trigger of this package has.
 
     Attributes:
-        version: The record's; see above.
         pool: The rendered spec, as JSON.
-        wait: The wait's own record.
         deferred_at: When the task was deferred, in seconds since the epoch by the worker's clock.
     """
 

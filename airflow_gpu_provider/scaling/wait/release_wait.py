@@ -15,7 +15,7 @@ from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural, wanted_nodes
 from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, round_seconds
+from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 
@@ -26,7 +26,6 @@ class ReleaseWait(Record):
 
     Attributes:
         started, deadline: By this machine's clock until `release` has succeeded, and by the cluster's from then on.
-        begun: `release` has succeeded.
     """
 
     key: DemandKey
@@ -107,7 +106,7 @@ class ReleaseWait(Record):
             "nodes": len(snapshot.nodes),
             "desired": sum(group.desired for group in snapshot.groups),
             "kept": list(kept),
-            "seconds": round_seconds(snapshot.now - self.started),
+            "seconds": round((snapshot.now - self.started).total_seconds(), 1),
         }
 
 

@@ -81,7 +81,6 @@ class Setbacks(Record):
 
     Attributes:
         since: When the first one was; None before that.
-        last: When the last one was.
     """
 
     times: int = 0

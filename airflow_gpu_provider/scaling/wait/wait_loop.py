@@ -29,9 +29,7 @@ class Progress:
     """The state of a wait.
 
     Attributes:
-        done: There is nothing left to wait for.
         lines: The present state, as text; the waiting process logs each new line.
-        error: The error that ends the wait.
         ask: What the run wants from now on; the waiting process writes it, and steps again.
         result: What the task returns, once done.
     """
@@ -50,11 +48,6 @@ def format_seconds(duration: timedelta) -> str:
         return f"{seconds} s"
     minutes, seconds = divmod(seconds, 60)
     return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def round_seconds(duration: timedelta) -> float:
-    """Return a duration in seconds, as in results."""
-    return round(duration.total_seconds(), 1)
 
 
 def phase(name: str, start: datetime, end: datetime, **more: Any) -> dict[str, Any]:
