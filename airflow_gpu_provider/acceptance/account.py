@@ -12,18 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.acceptance.pools import CloudPool
 from airflow_gpu_provider.cluster.leases import LEASES
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 _LOOKS = 3
 _LOOK_SECONDS = 2.0

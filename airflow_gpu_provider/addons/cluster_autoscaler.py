@@ -11,18 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_status
 from airflow_gpu_provider.cluster.leases import PART_OF
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, list_items
 from airflow_gpu_provider.errors import AutoscalerConflict, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 NAME = "cluster-autoscaler"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
@@ -15,15 +15,11 @@ from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_nod
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
 from airflow_gpu_provider.cluster.nodes import NodeImage
-from airflow_gpu_provider.cluster.rest import label_selector, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
 from airflow_gpu_provider.pools.efa import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]
 

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.addons.device_plugin import daemon_set
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, PART_OF, read_lease
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.rest import label_selector, list_items, server_side_apply
+from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items, server_side_apply
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.wait_loop import phase
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
     from airflow_gpu_provider.cluster.demand_key import DemandKey
 
 _PODS = f"/api/v1/namespaces/{DEMAND_NAMESPACE}/pods"

@@ -11,12 +11,11 @@ from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS
 from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
     from airflow_gpu_provider.pools import GpuPool
 
 _PLUGIN_NAMESPACE = "kube-system"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, plugin_labels
@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.cluster.rest import label_selector, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     ConnectionNotFound,
@@ -43,10 +43,6 @@ from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
 from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural, supply
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 LATELY = timedelta(days=1)
 """How far back failed launches are reported."""

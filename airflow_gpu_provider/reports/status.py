@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.events import ImagePull, PodEvent
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
@@ -32,9 +32,6 @@ from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 
 def slow_pulls(api: ApiClient, pool: GpuPool, namespace: str) -> Iterator[tuple[str, str]]:

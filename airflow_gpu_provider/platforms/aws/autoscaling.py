@@ -7,18 +7,15 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.leases import create_lease, delete_lease, lease_manifest, list_leases
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws.group_state import OVER, ending_cause, is_launching, machine_state, machines
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)

@@ -8,22 +8,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
-from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
+from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Report
 from airflow_gpu_provider.platforms.external.kubeconfig import Kubeconfig, load_entries, load_file
 from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
-
 
 _NODES = "/api/v1/nodes"
 
