@@ -120,7 +120,6 @@ def _listed(what: str, look: Callable[[], Iterator[str]], *, costs: bool = True)
 
 
 def _account(pools: Sequence[CloudPool]) -> _Eks | _Gke:
-    """Return the account of pools of one cluster."""
     first, prefixes = pools[0], tuple(f"{pool.name}-" for pool in pools)
     return _Eks(first, prefixes) if isinstance(first, EksGpuPool) else _Gke(first, prefixes)
 
@@ -220,7 +219,6 @@ class _Gke:
         self._gke = GkeCluster(pool)
 
     def marks(self) -> dict[str, str | None]:
-        """Return the mark of each group that may be the pool's, by name; None where it has none."""
         from airflow_gpu_provider.platforms.google.spec import POOL_LABEL
 
         return {name: labels.get(POOL_LABEL) for name, labels in self._labels().items()}

@@ -26,11 +26,7 @@ _LONGEST = 24  # of 40: the names of groups are made of it, and those have limit
 
 
 def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
-    """Return the pool that is tried: the same groups as the spec's, named otherwise, for one node and one night.
-
-    Raises:
-        PoolSpecError: The spec is of a pool whose machines this package does not bring.
-    """
+    """Return the pool that is tried: the same groups as the spec's, named otherwise, for one node and one night."""
     if not isinstance(pool, EksGpuPool | GkeGpuPool):
         raise PoolSpecError(
             f"Pool {pool.name} is a {type(pool).__name__}, whose nodes this package does not create.",
@@ -86,14 +82,7 @@ GOING = timedelta(minutes=20)
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What `nights` nights of one node cost at the most.
-
-    Attributes:
-        nights: How often a node comes, at the most; a night that fails does not come again.
-        night: How long a night's demand lives.
-        price: What one node costs an hour.
-        currency: The currency of that price.
-    """
+    """What `nights` nights of one node cost at the most, at `price` an hour; a night that fails does not come again."""
 
     nights: int
     night: timedelta
@@ -114,7 +103,6 @@ class Budget:
         return self.price * self.minutes / 60
 
     def in_words(self) -> str:
-        """Return the bound and how it comes about, for people."""
         return (
             f"At most {self.bound:.2f} {self.currency}:"
             f" {self.nights} nights of one node, each {self.minutes_of_a_night:.0f} minutes in"
@@ -126,11 +114,7 @@ class Budget:
 
 
 def price_of(pool: GpuPool, given: float | None) -> float:
-    """Return what a node of the pool costs an hour at the most: what was given, else the spec's dearest market.
-
-    Raises:
-        PoolSpecError: Nobody says the price, or it is not a positive number; without it there is no bound.
-    """
+    """Return what a node of the pool costs an hour at the most: what was given, else the spec's dearest market."""
     markets = getattr(pool, "capacity_types", ())
     prices = [given] if given is not None else [pool.price(market) for market in markets]
     if given is not None and not 0 < given < float("inf"):

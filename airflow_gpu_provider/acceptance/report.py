@@ -168,10 +168,8 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
 def redacted(text: str, names: Mapping[str, str] | None = None) -> str:
     """Return the text with a word in angle brackets in place of each secret.
 
-    Args:
-        text: Any text.
-        names: What each known name is, by the name: `{"k8s-ml": "cluster"}`. Names shorter than three characters are
-            left alone: they would stand in every second word.
+    `names` is what each known name is, by the name: `{"k8s-ml": "cluster"}`. Names shorter than three characters are
+    left alone: they would stand in every second word.
     """
     for name in sorted(names or {}, key=len, reverse=True):
         if len(name) >= 3:
@@ -203,7 +201,6 @@ class Expected:
 
     @classmethod
     def on(cls, kind: str) -> Expected:
-        """Return what is recorded of a cloud ("eks", "gke")."""
         data = json.loads(files(__package__).joinpath("as_the_sandbox_shows.json").read_text())
         return cls.of(data.get(kind, {}))
 
@@ -213,7 +210,6 @@ class Expected:
 
     @classmethod
     def seen(cls, steps: Sequence[StepReport], calls: Mapping[ApiCall, int]) -> Expected:
-        """Return what one acceptance has shown."""
         return cls(
             calls=frozenset(f"{each.api} {each.operation}" for each in calls),
             errors=frozenset(f"{each.api} {each.operation}: {each.error}" for each in calls if each.error),
@@ -247,9 +243,7 @@ def report_of_run(
     """Return the report of a DAG run, and whether all of it has passed.
 
     Args:
-        ti: The reporting task's instance.
         pools: The pools that were tried, rendered; the first one gives the report its name.
-        image: The pods' image.
         budget: The bound that was said first.
         steps: The ids of each step's tasks, by the step's name.
     """

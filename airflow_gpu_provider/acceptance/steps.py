@@ -56,10 +56,8 @@ class StepReport:
     """How one step went.
 
     Attributes:
-        name: The step.
         outcome: "skipped" where a step that it builds on has failed.
-        lines: What was seen, a line each.
-        seconds: How long it took.
+        lines: What was seen.
         phases: Times to each phase of its tasks, "task: phase" and seconds.
     """
 
@@ -89,7 +87,6 @@ class Acceptance:
 
     @property
     def has_passed(self) -> bool:
-        """Whether each step has."""
         return not self._is_stopped and all(step.outcome == "passed" for step in self.steps)
 
     def run(self) -> None:

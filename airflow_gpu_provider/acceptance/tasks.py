@@ -59,18 +59,12 @@ class TaskInstance:
 
 @dataclass(frozen=True)
 class Done:
-    """What a task returned, and the XComs that it pushed."""
-
     result: dict[str, Any]
     xcoms: dict[str, Any]
 
 
 class Tasks:
-    """Runs tasks of one DAG run, one after the other.
-
-    Args:
-        run_id: The run's id; what the run wants of a pool is known by it.
-    """
+    """Runs tasks of one DAG run, one after the other; what the run wants of a pool is known by its id."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -78,12 +72,7 @@ class Tasks:
         self._executing: Any = None
 
     def run(self, operator: Any) -> Done:
-        """Execute a task to its end.
-
-        Raises:
-            GpuError: What the task failed with.
-            TaskKilled: `stop` was called.
-        """
+        """Execute a task to its end; raises what it failed with, or TaskKilled where `stop` was called."""
         context = self.context_of(operator)
         result = self.begin(operator, context)
         while isinstance(result, TaskDeferred):
@@ -91,7 +80,6 @@ class Tasks:
         return Done(result or {}, context["ti"].xcoms)
 
     def context_of(self, operator: Any) -> dict[str, Any]:
-        """Return the context of a task's first try."""
         ti = TaskInstance(task_id=operator.task_id, run_id=self.run_id)
         return {"ti": ti, "task_instance": ti, "run_id": self.run_id, "dag": None, "task": operator}
 
@@ -100,7 +88,6 @@ class Tasks:
         return self._leg(operator, lambda: operator.execute(context))
 
     def event_of(self, deferral: TaskDeferred) -> Any:
-        """Wait as a triggerer does, and return the trigger's event."""
         return self._stop.run(first_event(rebuilt(self.row(deferral))))
 
     def row(self, deferral: TaskDeferred) -> tuple[str, dict[str, Any]]:
@@ -168,8 +155,6 @@ class NotAsExpected(Exception):
 
 
 class WaitingProcess:
-    """A process that waits as a triggerer does."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 

@@ -135,13 +135,11 @@ class ClusterAutoscaler:
 
     @property
     def whole_image(self) -> str:
-        """The image with its tag."""
         of_cluster = release_for(self.kubernetes) if self.kubernetes else NEWEST
         return self.image or f"{IMAGE}:{self.version or of_cluster}"
 
     @property
     def arguments(self) -> list[str]:
-        """The command line's arguments."""
         assert isinstance(self.pool, EksGpuPool)
         discovery = f"asg:tag=k8s.io/cluster-autoscaler/enabled,k8s.io/cluster-autoscaler/{self.pool.cluster_name}"
         own = ["--cloud-provider=aws", f"--node-group-auto-discovery={discovery}", f"--namespace={STATUS_NAMESPACE}"]
@@ -254,7 +252,6 @@ def _object(api_version: str, kind: str, *, name: str = NAME) -> dict[str, Any]:
 
 
 def _of_account(role: str) -> dict[str, Any]:
-    """Return what in a binding gives a role of this name's to the service account."""
     return {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME},
         "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": STATUS_NAMESPACE}],
@@ -302,11 +299,7 @@ def release_for(kubernetes: str) -> str:
 
 
 def check_release(image: str, kubernetes: str) -> None:
-    """Refuse an image, with its tag, that cannot work in a cluster; a tag that says no version is let through.
-
-    Raises:
-        PoolSpecError: It is of 1.35 or later, and the cluster's Kubernetes of 1.33 or earlier.
-    """
+    """Refuse an image, with its tag, that cannot work in a cluster; a tag that says no version is let through."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     release, cluster = _minor(tag), _minor(kubernetes)
     if release is None or cluster is None or release < _WATCHES_RESOURCE_V1 or cluster >= _HAS_RESOURCE_V1:
@@ -334,11 +327,7 @@ _DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 
 def check_no_other(api: ApiClient, now: datetime) -> None:
-    """Check that there is no cluster-autoscaler but one that this package installed.
-
-    Raises:
-        AutoscalerConflict: There is one; the message names it.
-    """
+    """Check that there is no cluster-autoscaler but one that this package installed; else raise AutoscalerConflict."""
     found = [raw for raw in list_items(api, _DEPLOYMENTS, resource="deployments") if _is_autoscaler(raw)]
     others = [raw for raw in found if not _is_ours(raw)]
     if others:

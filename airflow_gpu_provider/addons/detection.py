@@ -81,7 +81,6 @@ def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
 
 
 def _read(api: ApiClient, pool: GpuPool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the cluster's DaemonSets, and the pool's nodes."""
     sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
     nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=label_selector(pool.node_selector))
     return list(sets), list(nodes)
@@ -162,11 +161,7 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
 
 
 def look_for_efa(api: ApiClient, pool: GpuPool) -> Server | None:
-    """Return what hands out the EFA interfaces of a pool's nodes already; None where our plugin is wanted.
-
-    Raises:
-        DevicePluginConflict: A DRA driver does, or whether a plugin does is not known before there is a node.
-    """
+    """Return what hands out the EFA interfaces of a pool's nodes already; None where our plugin is wanted."""
     return efa_served_by(pool, *_read(api, pool))
 
 
@@ -226,7 +221,6 @@ def _kind_of(daemon_set: Mapping[str, Any]) -> Kind | None:
 
 
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
-    """Return True if it is this package's plugin for the pool."""
     return _is_by_us(daemon_set, pool) and _kind_of(daemon_set) == "device plugin"
 
 

@@ -86,19 +86,14 @@ class DevicePlugin:
 
     @property
     def config_name(self) -> str:
-        """The ConfigMap's name."""
         return f"{self.name}-config"
 
     def manifests(self) -> list[Manifest]:
-        """Return all objects, in the order in which they are applied; what `manifest` refuses is refused."""
+        """Return all objects, in the order in which they are applied."""
         return [each for each in (self.config_map(), self.manifest()) if each]
 
     def config_map(self) -> Manifest | None:
-        """Return the ConfigMap with the plugin's configuration file, or None where there is no configuration.
-
-        Raises:
-            PoolSpecError: The configuration would hand out something else than nvidia.com/gpu, or needs a daemon.
-        """
+        """Return the ConfigMap with the plugin's configuration file, or None where there is no configuration."""
         if not self.config:
             return None
         self._check_config(self.config)
@@ -135,11 +130,7 @@ class DevicePlugin:
             )
 
     def manifest(self) -> Manifest:
-        """Return the DaemonSet, for server-side apply.
-
-        Raises:
-            PoolSpecError: An option's value is not a text.
-        """
+        """Return the DaemonSet, for server-side apply."""
         annotations = {}
         if self.config:
             # The plugin reads its file when it starts: another file has to mean another pod.
@@ -272,12 +263,10 @@ _EFA_MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}
 
 
 def wants_efa(pool: GpuPool) -> bool:
-    """Return True if the pool's nodes have EFA interfaces."""
     return pool.kind == "eks" and getattr(pool, "network", None) == "efa"
 
 
 def efa_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest:
-    """Return the DaemonSet for the nodes of one pool, for server-side apply."""
     container = {
         "name": _EFA_NAME,
         "image": image or EFA_IMAGE,

@@ -97,7 +97,6 @@ def has_failed(pod: PodState) -> bool:
 
 
 def plugin_state(pod: PodState) -> str:
-    """Say in words what a pod of the plugin does."""
     base = pod.base
     if base is None:
         return f"plugin pod {pod.name} is {pod.phase}"
@@ -123,11 +122,7 @@ def _pool(raw: Json) -> str:
 async def watch_plugin(
     pool: GpuPool, wait: GpusWait, *, namespace: str, report: Report, until: datetime | None = None
 ) -> Progress:
-    """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`.
-
-    Raises:
-        GpuError: The cluster, or credentials for it, cannot be found; or its nodes may not be read.
-    """
+    """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`."""
     pods = plugin_pods(namespace)
     narrator = Narrator(report, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
@@ -165,8 +160,6 @@ def _unseen(pool: GpuPool) -> ClusterUnreachable:
 
 
 class _View:
-    """What the feed has told so far."""
-
     def __init__(self, wants: Collection[Resource], pods: Resource, patience: Tolerance) -> None:
         self._wants = wants
         self._pods_resource = pods
@@ -178,7 +171,6 @@ class _View:
 
     @property
     def troubles(self) -> list[str]:
-        """Why nothing is heard, in words."""
         return troubles_in_words(self._troubles.values())
 
     @property

@@ -119,8 +119,7 @@ def _container(number: int, image: str, arch: str) -> dict[str, Any]:
 def prefetch(api: ApiClient, pool: GpuPool, key: DemandKey, images: Sequence[str], secrets: Sequence[str] = ()) -> None:
     """Have the pool's nodes pull the images, those to come too, as long as the demand's Lease is there.
 
-    Raises:
-        GpuError: An error of the cluster; what was written so far goes with the Lease.
+    Where the cluster refuses some of it, what was written goes with the Lease.
     """
     lease = read_lease(api, key.lease_name)
     if lease is None:

@@ -82,7 +82,6 @@ def _command(run: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
 
 @_command
 def pools(args: Namespace) -> None:
-    """List the pools, and which DAGs name them."""
     rows = [
         {
             "pool": each.name,
@@ -99,8 +98,6 @@ def pools(args: Namespace) -> None:
 
 @_command
 def plan(args: Namespace) -> None:
-    """Show what the next run would change, for --nodes or as many as the pool may have."""
-
     def rows_of(reconciler: Reconciler, account: str) -> list[Row]:
         pool = reconciler.pool
         nodes = pool.max_nodes if args.nodes is None else pool.nodes_for(gpus=None, nodes=args.nodes)
@@ -128,7 +125,6 @@ def plan(args: Namespace) -> None:
 
 @_command
 def status(args: Namespace) -> None:
-    """Show what is there, who wants it, and what it costs."""
     found, failed = _of_each_pool(args, read_status)
     if args.output in ("json", "yaml"):
         print_rows([each.to_json() for each in found], args.output)
@@ -203,7 +199,6 @@ def reap(args: Namespace) -> None:
 
 @_command
 def extend(args: Namespace) -> None:
-    """Let a run that is still running keep its nodes for longer."""
     if not args.dag_id:
         raise PoolSpecError("--dag-id is missing.", "Name the run whose nodes are to stay: --dag-id and --run-id.")
     pools = _pools(args)
@@ -262,11 +257,7 @@ def accept(args: Namespace) -> None:
 
 
 def since_day(given: str | None, now: datetime) -> datetime:
-    """Read `--since`: a day or a time in ISO 8601, in UTC where it has no zone; default: the first of this month.
-
-    Raises:
-        PoolSpecError: It is neither.
-    """
+    """Read `--since`: a day or a time in ISO 8601, in UTC where it has no zone; default: the first of this month."""
     if not given:
         return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     try:
@@ -279,11 +270,6 @@ def since_day(given: str | None, now: datetime) -> datetime:
 
 
 def _named(args: Namespace) -> list[NamedPool]:
-    """Return the pools that the arguments choose.
-
-    Raises:
-        PoolSpecError: A pool or a DAG that is asked for names none.
-    """
     found = pools_of_file(args.spec) if args.spec else pools_of_dags(args.dag_id)
     unknown = [name for name in args.pools if name not in {each.name for each in found}]
     if unknown:
@@ -298,7 +284,6 @@ def _where(args: Namespace) -> str:
 
 
 def _if_none(args: Namespace) -> str:
-    """Return what to do where there is no pool."""
     stale = stale_dags() if not (args.spec or args.dag_id) else []
     if not stale:
         return _NO_POOLS
@@ -309,11 +294,7 @@ def _if_none(args: Namespace) -> str:
 
 
 def _pools(args: Namespace) -> list[GpuPool]:
-    """Return the pools that the arguments choose, rendered; those that cannot be are reported and left out.
-
-    Raises:
-        PoolSpecError: A pool that the arguments name cannot be rendered, or there is none to look at.
-    """
+    """Return the pools that the arguments choose, rendered; those that cannot be are reported and left out."""
     named = _named(args)
     if not named:
         raise PoolSpecError(f"There is no pool in {_where(args)}.", _if_none(args))
@@ -326,7 +307,6 @@ def _pools(args: Namespace) -> list[GpuPool]:
 
 
 def _unread(args: Namespace, unread: Sequence[NamedPool]) -> PoolSpecError:
-    """Return the error for pools that are needed, and of which none can be read."""
     otherwise = "Write plain values into the file." if args.spec else "Give its values with --spec."
     problems, fixes = [], []
     for each in unread:
@@ -371,7 +351,6 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler, str], Found]) -> 
 
 
 def _end(failed: int) -> None:
-    """End with exit status 1 if any pool could not be read."""
     if failed:
         tell(f"{failed} pool{'s' * (failed != 1)} could not be read.")
         raise SystemExit(1)

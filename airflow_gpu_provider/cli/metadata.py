@@ -77,11 +77,7 @@ def stale_dags() -> list[str]:
 
 
 def pools_of_file(path: str) -> list[NamedPool]:
-    """Return the pools of a JSON or YAML file: one spec or a list of them.
-
-    Raises:
-        PoolSpecError: The file cannot be read, or holds no specs.
-    """
+    """Return the pools of a JSON or YAML file: one spec or a list of them."""
     try:
         data = yaml.safe_load(Path(path).read_text())
     except OSError as error:

@@ -136,7 +136,6 @@ def _rounded(row: dict[str, Any]) -> Row:
 
 
 def cost_row(row: Row) -> Row:
-    """Return a sum as people read it."""
     is_less = bool(row["unknown"] or row["at_least"])
     is_unknown = row["unknown"] == row["bills"]
     by = row["price_source"] or ""
@@ -147,7 +146,6 @@ def cost_row(row: Row) -> Row:
 
 
 def few(names: list[str]) -> str:
-    """Return names, or of many the first and how many there are."""
     if len(names) <= _NAMED:
         return ", ".join(names)
     return f"{', '.join(names[:_NAMED])} and {plural(len(names) - _NAMED, 'more pool')}"

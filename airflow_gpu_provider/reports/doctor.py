@@ -93,7 +93,6 @@ def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
 
 
 def _unless_reported(problem: Finding, before: Iterable[Finding]) -> Finding:
-    """Return a short form of a problem that an earlier check has reported."""
     first = next((each.check for each in before if each.message == problem.message), None)
     return replace(problem, message=f"could not be checked: see {first}", fix="") if first else problem
 

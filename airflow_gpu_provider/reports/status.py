@@ -141,7 +141,6 @@ class PoolStatus:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no nodes and no demand."""
         return not (self.wanted or self.launching or self.machines or self.leases or self.gangs)
 
     def to_json(self) -> dict[str, Any]:
@@ -151,7 +150,6 @@ class PoolStatus:
 
 
 def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:
-    """Return the state of a pool that was read at one moment."""
     machines = supply(snapshot)
     rows = tuple(_machine_row(snapshot, each) for each in machines if each.is_there)
     states = Counter(row.state for row in rows)

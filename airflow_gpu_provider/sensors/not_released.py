@@ -37,11 +37,7 @@ def not_released(
 
 
 def _read(reconciler: Reconciler) -> tuple[PoolSnapshot, list[str]]:
-    """Return the pool, or only its groups where the cluster cannot be read, and what is to be said of that.
-
-    Raises:
-        GpuError: The cloud cannot be read either.
-    """
+    """Return the pool, or only its groups where the cluster cannot be read, and what is to be said of that."""
     try:
         return reconciler.snapshot(), []
     except GpuError as unread:
@@ -53,7 +49,6 @@ def _read(reconciler: Reconciler) -> tuple[PoolSnapshot, list[str]]:
 
 
 def _machines(snapshot: PoolSnapshot) -> str:
-    """Return what is still there or asked for, with what it costs."""
     there = [_of(snapshot, group) for group in snapshot.groups if group.machines or group.desired]
     return f"Still there: {'; '.join(there)}." if there else "No machines are left."
 
@@ -91,7 +86,6 @@ def _cost_since_launch(snapshot: PoolSnapshot) -> str:
 
 
 def _switches(snapshot: PoolSnapshot) -> list[str]:
-    """Return when the cloud itself ends what is there."""
     sentences = []
     for group in snapshot.groups:
         if not group.machines or not group.has_switch:

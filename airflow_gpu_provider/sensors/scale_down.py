@@ -206,7 +206,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         )
 
     def _leave(self, context: Context, bill: Bill) -> dict[str, Any]:
-        """Leave the bill in XCom and for lineage, and return it."""
         usage = bill.to_json()
         context["ti"].xcom_push(key=USAGE, value=usage)
         self._lineage = partial(of_bill, usage, self.gpu_pool.gpus_per_node)
@@ -260,7 +259,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return usage
 
     def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
-        """Release what the run wanted for blocks that its DAG does not have any more, and return their bills."""
         from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
         from airflow_gpu_provider.tasks.run_identity import pool_opener
 

@@ -206,18 +206,13 @@ def leave_error(ti: Any, error: GpuError) -> None:
 
 
 def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:
-    """Return a task's gpu_pool.
-
-    Raises:
-        PoolSpecError: It is no pool, and nothing that Airflow renders before the task runs.
-    """
+    """Return a task's gpu_pool; PoolSpecError if it is no pool, and nothing that Airflow renders before the task."""
     if not hasattr(gpu_pool, "resolve") and not is_template(gpu_pool):  # an XComArg has it, and so has a pool
         raise no_pool(task_id, gpu_pool)
     return gpu_pool
 
 
 def no_pool(task_id: str, gpu_pool: object) -> PoolSpecError:
-    """Return the error of a task whose gpu_pool is something else."""
     return PoolSpecError(f"Task {task_id}: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
 
 
@@ -252,11 +247,7 @@ def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -
 
 
 def duration(task_id: str, argument: str, value: float | timedelta) -> timedelta:
-    """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta.
-
-    Raises:
-        PoolSpecError: It is neither, or negative, or without an end.
-    """
+    """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta."""
     given = value
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < timedelta.max.total_seconds():
         value = timedelta(seconds=value)
@@ -288,7 +279,6 @@ _open: ContextVar[tuple[Block, ...]] = ContextVar("gpu_nodes_blocks", default=()
 
 @contextmanager
 def opened(block: Block) -> Iterator[None]:
-    """Open a block for what is constructed within."""
     token = _open.set((*_open.get(), block))
     try:
         yield

@@ -33,7 +33,6 @@ def count_outcome(operator: BaseOperator, error: BaseException | None) -> None:
 
 
 def record_phases(operator: BaseOperator, phases: Sequence[Json]) -> None:
-    """Record a timeline's phases as metrics and as spans."""
     time_phases(operator, phases)
     span_phases(phases)
 
@@ -91,7 +90,6 @@ PARENT, ROOT_PARENT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"
 
 
 def of_nodes(pool: str, nodes: Iterable[Json]) -> Lineage:
-    """Return the facet of the nodes that an EnsureGpuPoolOperator has brought."""
     machines = [
         {
             "node": each["name"],
