@@ -63,11 +63,7 @@ def check_exec(run: Run, namespace: str) -> None:
 
 
 def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
-    """Return the result in a result file; None if it is empty.
-
-    Raises:
-        PodResultInvalid: It is not JSON.
-    """
+    """Return the result in a result file; None if it is empty."""
     if text.strip() in ("", EMPTY_XCOM_RESULT):
         return None
     try:
@@ -186,11 +182,7 @@ def explained(
 
 
 def result_of_gone(watched: WaitOutcome) -> Any:
-    """Return the result of a pod that succeeded and is gone.
-
-    Raises:
-        GpuError: It was not read in time, or is not JSON.
-    """
+    """Return the result of a pod that succeeded and is gone, if it was read in time."""
     if watched.result is None:
         raise unread(None, LookupError(watched.name), pod=watched.name, node_is_there=True)
     return parsed(watched.result, pod=watched.name)

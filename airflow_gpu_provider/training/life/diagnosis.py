@@ -175,10 +175,7 @@ class PodMachine:
     Args:
         name: The cloud's name for the machine, as the wait for the pod has seen it; empty if the wait was too short.
             Then the name comes from the node, which mostly still exists; otherwise it stays unknown.
-        pool: The rendered spec.
-        platform: Returns its platform.
         machine_of: Returns the machine of the node with this name; empty if there is none.
-        sleep: Waits for so many seconds.
     """
 
     def __init__(

@@ -48,10 +48,7 @@ _ENDS_WITH_ITS_MONEY = timedelta(seconds=5)
 class PodTry:
     """The pods of one try, as seen by this process.
 
-    Args:
-        run: The try.
-        host: The operator.
-        event: The trigger's event, from which it continues; empty for none.
+    `event` is the trigger's, from which it continues; empty for none.
     """
 
     def __init__(self, run: Run, host: Host, event: Json) -> None:
@@ -190,9 +187,7 @@ class PodTry:
     def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:
         """Prepare the pod that follows the lost one; raise `error` if there may be none.
 
-        Args:
-            error: How it was lost.
-            lines: What a triggerer has logged of it, which Airflow clears when the task waits there again.
+        `lines` are what a triggerer has logged of it, which Airflow clears when the task waits there again.
         """
         self._run.stop.check()
         now, record = self._cluster.now(), self.attempt.record

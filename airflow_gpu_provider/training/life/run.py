@@ -217,16 +217,12 @@ class PodSettings:
     Attributes:
         placement: Where they run, without what differs from pod to pod.
         checkpoint: Where the training keeps its checkpoint, or None.
-        preemptions: What to do if a pod is preempted.
         schedule_seconds, start_seconds: See AttemptWait.
         execution_timeout: None for none; counts from the start of the try.
         grace_seconds: The grace period for deleting a pod; None for the pod's own.
         reattaches: Continue with what the try has already created.
-        deferrable: Wait in the triggerer.
         on_finish: KubernetesPodOperator's on_finish_action.
-        is_kept_when_killed: The pod is kept if the task is killed.
         gpus: What to do about GPUs that do not compute; None: they are not sampled.
-        has_result: The pod leaves a result.
         multiple_outputs: A result that is a dictionary becomes one XCom for each key, too.
         trigger_kwargs: More entries for the trigger's event.
         nodes: The number of nodes it runs on, with a pod on each.
@@ -234,7 +230,6 @@ class PodSettings:
         hang_seconds: See AttemptWait.
         gets_larger_gpu: The next try gets a larger GPU if one was too small.
         skips: Exit codes with which a rank skips the task. For several nodes.
-        variables: Further variables of the containers.
     """
 
     placement: Placement

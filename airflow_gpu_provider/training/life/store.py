@@ -306,10 +306,7 @@ def create_once(
 ) -> Json | str:
     """Return the object, created now or earlier by the same attempt; if another one keeps the name, why, as text.
 
-    Args:
-        create: Creates it; raises ObjectChanged if its name is taken.
-        read: Returns the object that has the name now.
-        is_own: Returns whether that belongs to the same attempt.
+    `create` raises ObjectChanged if its name is taken, and `read` returns what has the name then.
     """
     give_up_at = time.monotonic() + NAME_FREED_IN
     while True:

@@ -58,11 +58,7 @@ CREATE_WITHIN = timedelta(minutes=5)
 class TaskAttempt(ABC):
     """What is created, waited for, collected and released once in a try, in this order.
 
-    Args:
-        run: The try.
-        host: The operator.
-        owner: Returns its owner; asks Airflow.
-        record: The attempt's number and what earlier attempts passed on.
+    `owner` returns its owner, and asks Airflow.
 
     Attributes:
         there: What it has created, as last read, or as requested: then it may exist. If another process has created it,

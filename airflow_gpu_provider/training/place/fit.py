@@ -231,11 +231,7 @@ def gpus_asked(manifest: Json) -> list[int]:
 
 
 def container_with_gpus(each: PodTemplate) -> Manifest:
-    """Return the container that has the pod's GPUs.
-
-    Raises:
-        PoolSpecError: Several have.
-    """
+    """Return the container that has the pod's GPUs; raises PoolSpecError if several have."""
     containers = containers_of(each)
     training = [one for one in containers if limit_of(one) != 0] or containers
     if len(training) > 1:

@@ -50,13 +50,9 @@ def job_name(pod_name: str) -> str:
 
 
 def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dict[str, Any]:
-    """Return the suspended Job that runs a placed pod on this many nodes.
+    """Return the suspended Job that runs a placed pod on this many nodes, with so many GPUs on each.
 
-    Args:
-        pod: The pod's JSON, as GpuPodOperator would create it for one node.
-        nodes: How many ranks there are, each on its own node.
-        gpus: GPUs of each rank.
-        base_container: The container that gets the peers' environment.
+    `base_container` gets the peers' environment.
     """
     name, template = job_name(pod["metadata"]["name"]), copy.deepcopy(pod)
     labels = {**(pod["metadata"].get("labels") or {}), GANG_LABEL: str(nodes)}

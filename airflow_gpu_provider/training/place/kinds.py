@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 
-Json = Mapping[str, Any]
 Manifest = dict[str, Any]
 
 TRAINER = "node"
@@ -133,11 +133,7 @@ class WorkloadKind:
 
 
 def kind_of(manifest: Json) -> WorkloadKind:
-    """Return the row for a manifest's kind.
-
-    Raises:
-        PoolSpecError: It is not in the table, or has another version.
-    """
+    """Return the row for a manifest's kind and version; raises PoolSpecError if there is none."""
     name, version = manifest.get("kind"), manifest.get("apiVersion")
     kind = KINDS.get(str(name))
     if kind is None or kind.api_version != version:
@@ -156,11 +152,7 @@ def path_of(manifest: Json) -> str:
 
 
 def templates_of(manifest: Manifest) -> tuple[PodTemplate, ...]:
-    """Return a manifest's pod templates.
-
-    Raises:
-        PoolSpecError: Its kind is unknown, or it has none.
-    """
+    """Return a manifest's pod templates; raises PoolSpecError if its kind is unknown, or it has none."""
     kind = kind_of(manifest)
     try:
         found = tuple(kind.templates(manifest))

@@ -19,6 +19,7 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
@@ -31,7 +32,7 @@ from airflow_gpu_provider.training.place.fit import (
     gpus_asked,
     limit_of,
 )
-from airflow_gpu_provider.training.place.kinds import Json, Manifest, PodTemplate, kind_of, path_of, templates_of
+from airflow_gpu_provider.training.place.kinds import Manifest, PodTemplate, kind_of, path_of, templates_of
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_queue_name, place
 
 FILES = (".yaml", ".yml", ".json")
@@ -101,22 +102,14 @@ def with_queue(manifest: Manifest, queue_name: str | None) -> Manifest:
 
 
 def check_namespace(manifest: Manifest, namespace: str | None) -> None:
-    """Check that the manifest's namespace is the task's; values that are not rendered yet are skipped.
-
-    Raises:
-        PoolSpecError: It is another one.
-    """
+    """Raise PoolSpecError if the manifest's namespace is not the task's; skip values that are not rendered yet."""
     own = (manifest.get("metadata") or {}).get("namespace")
     if namespace and own not in (None, namespace) and not is_template(own) and not is_template(namespace):
         raise PoolSpecError(f"The manifest's namespace is {own}, and namespace={namespace!r}.", "Give one of them.")
 
 
 def named(manifest: Manifest, *, namespace: str | None, prefix: str) -> Manifest:
-    """Return the manifest with a namespace and a name: its own, or one made from `generateName` or `prefix`.
-
-    Raises:
-        PoolSpecError: As `check_namespace`.
-    """
+    """Return the manifest with a namespace and a name: its own, or one made from `generateName` or `prefix`."""
     check_namespace(manifest, namespace)
     metadata = dict(manifest.get("metadata") or {})
     metadata["namespace"] = metadata.get("namespace") or namespace or "default"
@@ -196,9 +189,7 @@ _API = ApiClient()
 def place_workload(manifest: Mapping[str, Any], placement: Placement) -> Manifest:
     """Return a copy of the manifest whose pods run on the pool.
 
-    Args:
-        manifest: Of a known kind, rendered.
-        placement: For the pods; the manifest says how many GPUs, and for which container.
+    The manifest, not `placement`, says how many GPUs, and for which container.
 
     Raises:
         PoolSpecError: As for `gpus_asked`, or the manifest contradicts the placement.

@@ -131,10 +131,7 @@ def check_shm(pool: GpuPool, size: str | None) -> None:
 def resources_of(given: Any, named: str = "container_resources") -> k8s.V1ResourceRequirements | None:
     """Return a container's resources as the client's model; they may be given as a dict in the API's form.
 
-    An error calls them `named`.
-
-    Raises:
-        PoolSpecError: It is something else, or has other keys than Kubernetes'.
+    Other keys than Kubernetes', or something else, are a PoolSpecError, which calls them `named`.
     """
     if given is None or isinstance(given, k8s.V1ResourceRequirements):
         return given
@@ -301,11 +298,7 @@ def check_queue_name(queue_name: str | None, labels: object = None) -> None:
 
 
 def queue_of(queue_name: str | None, labels: Mapping[str, str] | None) -> str:
-    """Return the LocalQueue of an object with these labels, both rendered; empty for none.
-
-    Raises:
-        PoolSpecError: As for `check_queue_name`.
-    """
+    """Return the LocalQueue of an object with these labels, both rendered and checked; empty for none."""
     check_queue_name(queue_name, labels)
     return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
 

@@ -160,13 +160,7 @@ def certain_at(pod: PodState) -> datetime | None:
 
 
 def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> PodEnd:
-    """Return how a pod ended that no longer exists.
-
-    Args:
-        pod: Its last known state.
-        name: Its name.
-        is_unseen: Nobody watched it when it went: it may have ended before that.
-    """
+    """Return how a pod ended that is gone; `is_unseen`: nobody saw it go, so that it may have ended before that."""
     if pod is not None and (end := end_of(pod)):
         return end
     why = f" ({why_disrupted(pod)})" if pod is not None and why_disrupted(pod) else ""

@@ -281,14 +281,7 @@ def gang_lines(job: WorkloadState | None, ranks: Mapping[int, PodSnapshot], node
 def in_groups(
     pods: Mapping[R, PodSnapshot | None], what: str, *, told: int, named: Callable[[Sequence[R]], str]
 ) -> str:
-    """Return how many of the pods run, and what the others wait for, those of one state together.
-
-    Args:
-        pods: In their order.
-        what: What they are called.
-        told: Of how many states the pods are named.
-        named: Names some of them.
-    """
+    """Return how many of the pods run, and what the others wait for: those of one state together, for `told` states."""
     groups: defaultdict[str, list[R]] = defaultdict(list)
     for rank, seen in pods.items():
         groups[pod_in_words(seen)].append(rank)

@@ -197,12 +197,7 @@ _BEFORE = ("waited for a node", "start")
 
 
 def slow_pull(phases: Sequence[Mapping[str, Any]], pool: GpuPool) -> str:
-    """Return what to tell of the slowest pull of an attempt; empty where it was not long.
-
-    Args:
-        phases: The attempt's, as `pod_wait.timeline` has them.
-        pool: Its (rendered) spec.
-    """
+    """Return what to tell of the slowest pull among an attempt's phases; empty where it was not long."""
     pulls = [each for each in phases if "image" in each]
     seconds = sum(each["seconds"] for each in pulls)
     whole = seconds + sum(each["seconds"] for each in phases if each["phase"] in _BEFORE)

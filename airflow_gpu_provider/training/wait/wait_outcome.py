@@ -92,14 +92,10 @@ class WaitOutcome(Record):
         return read_wait(self.kind, self.wait) if self.wait else None
 
     def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:
-        """Return how the pod ended; None if it may still run and could not be watched.
+        """Return how the pod, which is None if it is gone, ended; None if it may still run and could not be watched.
 
         A success that the wait saw stands, whatever happens to the pod's node afterwards, and so does one that only the
         pod shows. Of two failures the wait's counts if it knows more than the pod: it has also seen the node.
-
-        Args:
-            pod: The pod as it is now; None if it is gone.
-            now: By the cluster's clock.
         """
         if self.saw_end and self.error is None:
             return PodEnd()
