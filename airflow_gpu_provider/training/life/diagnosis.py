@@ -264,8 +264,10 @@ def lost_peer(states: Mapping[int, PodState], failed: int, cluster: PoolHook) ->
         if end is None:
             return None
         gone = f"its machine {machine} was terminated ({end.why}) before the pod had finished"
-        what = f"Pod {pod.name} was preempted: {gone}."
-        return of_rank(PodPreempted(what, RETRY, pod=pod.name, node=pod.node, machine=machine), rank)
+        error = PodPreempted(
+            f"Pod {pod.name} was preempted: {gone}.", RETRY, pod=pod.name, node=pod.node, machine=machine
+        )
+        return of_rank(error, rank)
 
     try:
         found = in_parallel(

@@ -275,21 +275,21 @@ def gang_lines(job: WorkloadState | None, ranks: Mapping[int, PodSnapshot], node
     seen = {rank: ranks.get(rank) for rank in range(nodes)}
     if all(pod_in_words(each) == "has finished" for each in seen.values()):
         return []
-    return [in_groups(seen, "ranks", told=_TOLD, named=ranks_in_words)]
+    return [in_groups(seen, "ranks", at_most=_TOLD, named=ranks_in_words)]
 
 
 def in_groups(
-    pods: Mapping[R, PodSnapshot | None], what: str, *, told: int, named: Callable[[Sequence[R]], str]
+    pods: Mapping[R, PodSnapshot | None], what: str, *, at_most: int, named: Callable[[Sequence[R]], str]
 ) -> str:
-    """Return how many of the pods run, and what the others wait for: those of one state together, for `told` states."""
+    """Return how many of the pods run, and what the others wait for: in `at_most` groups, each of one state."""
     groups: defaultdict[str, list[R]] = defaultdict(list)
     for rank, seen in pods.items():
         groups[pod_in_words(seen)].append(rank)
     running, well = len(groups.pop("runs", ())), len(groups.pop("has finished", ()))
     finished = f", {well} {'has' if well == 1 else 'have'} finished" if well else ""
     others: list[str] = [f"{named(each)} {_state_of(state, len(each))}" for state, each in groups.items()]
-    more: list[str] = [f"{len(others) - told} more groups of {what} wait"] if len(others) > told else []
-    return "; ".join([f"{running} of {len(pods)} {what} run{finished}", *others[:told], *more])
+    more: list[str] = [f"{len(others) - at_most} more groups of {what} wait"] if len(others) > at_most else []
+    return "; ".join([f"{running} of {len(pods)} {what} run{finished}", *others[:at_most], *more])
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

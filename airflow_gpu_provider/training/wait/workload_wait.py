@@ -190,7 +190,7 @@ def _lines(snapshot: WorkloadSnapshot) -> list[str]:
         return [f"{workload} waits to be admitted{f': {snapshot.queued}' if snapshot.queued else ''}"]
     if not snapshot.pods:
         return [f"{workload} has no pod yet"]
-    return [in_groups(dict(sorted(snapshot.pods.items())), "pods", told=_TOLD, named=_named)]
+    return [in_groups(dict(sorted(snapshot.pods.items())), "pods", at_most=_TOLD, named=_named)]
 
 
 def _named(titles: Sequence[str]) -> str:
