@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.nodes import NodeImage
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
-from airflow_gpu_provider.pools.efa import EFA_RESOURCE
+from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]

@@ -30,7 +30,7 @@ from sqlalchemy import select
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.from_json import deserialize_pool, pool_as_written
+from airflow_gpu_provider.pools.values import deserialize_pool, pool_as_written
 
 _DAGS_AT_ONCE = 50
 _FIELDS = ("gpu_pool", "gpu_pools")

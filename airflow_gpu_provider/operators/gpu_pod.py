@@ -31,8 +31,8 @@ from airflow_gpu_provider.operators.pod_arguments import (
 )
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.efa import interfaces_of_a_pod
-from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
+from airflow_gpu_provider.pools.eks_machines import interfaces_of_a_pod
+from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.tasks.pool_operator import current_pool, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt

@@ -11,7 +11,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.queued_nodes import check_nodes_come
+from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool
 from airflow_gpu_provider.training.life.hook import PoolHook

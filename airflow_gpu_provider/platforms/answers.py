@@ -1,13 +1,11 @@
-"""What a cloud has answered, by the error of ours that its answer became: AWS's code, or Google's status.
-
-And what it would refuse, as far as it says so without being tried.
-"""
+"""What a cloud answers: errors by its code or status, what it would refuse, does to a group, and reserves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from airflow_gpu_provider.errors import CloudError, GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
@@ -26,6 +24,54 @@ class Refusals:
     refused: tuple[str, ...] = ()
     unasked: str = ""
     fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupUpdate:
+    """What the cloud does to a group whose status is "updating".
+
+    Attributes:
+        name: The operation's name.
+        kind: What it is, in the cloud's word: UPGRADE_NODES, say.
+        since: When it began; None where the cloud does not tell it.
+        what_to_do: For people: how to look at it, and to end it.
+        takes: For how long it may take a machine before it is said to take long.
+    """
+
+    name: str
+    kind: str
+    since: datetime | None = None
+    what_to_do: str = ""
+    takes: timedelta = timedelta(hours=1)
+
+    def is_long(self, now: datetime) -> bool:
+        """Return True if it takes longer than one machine should."""
+        return self.since is not None and now - self.since > self.takes
+
+    def __str__(self) -> str:
+        since = f" since {self.since:%Y-%m-%d %H:%MZ}" if self.since else ""
+        return f"{self.name}, {self.kind}{since}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """The reservation from which alone a group has machines, at one moment.
+
+    Attributes:
+        id: The cloud's name of it.
+        opens_at: When it begins to give machines, while it has not; a cloud may take a while beyond that.
+        ends_at: From when on its machines have to be empty, because the cloud ends them soon; None: it ends none.
+        has_ended: They have to be by now.
+        why_not: Why it gives no machine now, for people; empty where it does.
+        is_over: It never gives one again.
+    """
+
+    id: str
+    opens_at: datetime | None = None
+    ends_at: datetime | None = None
+    has_ended: bool = False
+    why_not: str = ""
+    is_over: bool = False
 
 
 def has_code(error: GpuError, *codes: str) -> bool:

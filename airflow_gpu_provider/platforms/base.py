@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
@@ -15,9 +15,7 @@ from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
-    from airflow_gpu_provider.platforms.answers import Refusals
-    from airflow_gpu_provider.platforms.group_update import GroupUpdate
-    from airflow_gpu_provider.platforms.reserved import Reserved
+    from airflow_gpu_provider.platforms.answers import GroupUpdate, Refusals, Reserved
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
@@ -117,6 +115,11 @@ class LaunchFailure:
     kind: FailureKind = "other"
     quota: str | None = None
     earlier: tuple[datetime, ...] = ()
+
+    @classmethod
+    def newest(cls, in_a_row: Sequence[LaunchFailure]) -> LaunchFailure | None:
+        """Return the last of failures, which come the oldest first, as one that remembers the others."""
+        return replace(in_a_row[-1], earlier=tuple(each.at for each in in_a_row[:-1])) if in_a_row else None
 
     @property
     def out_of_stock(self) -> bool:
@@ -303,8 +306,6 @@ class Platform(ABC):
         """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`.
 
         Args:
-            plan: What to change.
-            report: Takes a line about each change.
             over_quota: Groups that are not created, as they could not grow: what `groups_over_quota` returned.
         """
 

@@ -24,9 +24,6 @@ class FromConnection(Generic[T]):
     """What one client has from its Airflow connection; thread-safe.
 
     Its lock is reentrant: a signal handler, which may interrupt a reading, makes calls too.
-
-    Args:
-        read: Reads the connection; may take a while.
     """
 
     def __init__(self, read: Callable[[], T]) -> None:

@@ -51,12 +51,7 @@ class GroupSource(ABC):
 
 
 class CloudPlatform(Platform):
-    """A pool on a cloud, whose groups are its source's to plan, create, read and delete.
-
-    Args:
-        pool: The rendered spec.
-        source: Its groups.
-    """
+    """A pool on a cloud, whose groups are its source's to plan, create, read and delete."""
 
     quotas_of: ClassVar[str]
     """Whose the cloud's quotas are, for people."""

@@ -87,8 +87,6 @@ def judge_all(pool: GpuPool, missing: int, limited: Sequence[Limited], *, whose:
     Where no quota has room for all of them, those that have room for some are used together.
 
     Args:
-        pool: The pool.
-        missing: How many nodes.
         limited: Its candidates, the most preferred first; none where external groups do not exist, which a plan names.
         whose: Whose quotas they are, for people.
 
@@ -132,8 +130,6 @@ def pass_over(
     """Pass over the candidates without room for all missing nodes; where none has, those without room for one.
 
     Args:
-        candidates: Where machines can come from.
-        missing: How many nodes.
         room: For how many nodes of each candidate its quotas have room, by its group's name.
         words: Returns, for people, what a candidate's quota is, how much is used and how much is needed.
     """

@@ -2,10 +2,9 @@
 
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.eks import EksGpuPool
-from airflow_gpu_provider.pools.from_json import deserialize_pool
 from airflow_gpu_provider.pools.gke import GkeGpuPool
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
-from airflow_gpu_provider.pools.values import Taint
+from airflow_gpu_provider.pools.values import Taint, deserialize_pool
 
 __all__ = ["Candidate", "EksGpuPool", "GkeGpuPool", "GpuPool", "KubernetesGpuPool", "Taint", "deserialize_pool"]

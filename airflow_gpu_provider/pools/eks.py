@@ -13,11 +13,9 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
-from airflow_gpu_provider.pools.eks_reservations import problems as reservation_problems
+from airflow_gpu_provider.pools.eks_machines import IN_TEMPLATES, reservation_problems, template_problems
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.template_needs import IN_TEMPLATES
-from airflow_gpu_provider.pools.template_needs import problems as template_problems
-from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, is_template
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, as_whole, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
 _CONSOLES = {
@@ -232,9 +230,7 @@ class EksGpuPool(GpuPool):
         for name in ("instance_types", "reservations", "zones", "subnets", "node_groups", "asg_names"):
             self._set(name, as_tuple(getattr(self, name)))
         self._set("capacity_types", as_constants(self.capacity_types))
-        for name in ("disk_size", "disk_throughput", "disk_iops"):
-            if (value := getattr(self, name)) is not None:
-                self._set(name, self._as_int(name, value))
+        self._convert(as_whole, "disk_size", "disk_throughput", "disk_iops")
         self._set("user_data", as_plain(self.user_data))
 
     def _validate(self) -> None:

@@ -14,14 +14,15 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools import gke_machines
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.queued_nodes import QUEUED_TAINT
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_some_of,
     as_bool,
     as_constant,
     as_constants,
+    as_duration,
     as_tuple,
+    as_whole,
     is_template,
 )
 
@@ -208,7 +209,7 @@ class GkeGpuPool(GpuPool):
     @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         own = super().parsed_taints
-        gkes = (GPU_TAINT, QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
+        gkes = (GPU_TAINT, gke_machines.QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
         return (*(taint for taint in gkes if taint not in own), *own)
 
     @property
@@ -277,11 +278,8 @@ class GkeGpuPool(GpuPool):
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
             self._set("impersonation_chain", as_tuple(self.impersonation_chain))
         self._set("capacity_types", as_constants(self.capacity_types))
-        for name in ("disk_size", "accelerator_count"):
-            if getattr(self, name) is not None:
-                self._set(name, self._as_int(name, getattr(self, name)))
-        if self.max_run_duration is not None:
-            self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
+        self._convert(as_whole, "disk_size", "accelerator_count")
+        self._convert(as_duration, "max_run_duration")
         if self.reservation_affinity and not is_template(self.reservation_affinity):
             self._set("reservation_affinity", _affinity(self.reservation_affinity))
         if isinstance(self.shielded_instance_config, dict):
@@ -302,25 +300,10 @@ class GkeGpuPool(GpuPool):
         self._check_manage(shape=SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
-        self._refuse(gke_machines.node_problems(self.image_type, self.disk_type, self.disk_size, self.tags))
-        self._refuse(
-            gke_machines.start_problems(self.image_streaming, self.secondary_boot_disks, image=self.image_type)
-        )
-        self._refuse(gke_machines.placement_problems(self.placement, self.machine_types))
-        self._refuse(gke_machines.label_problems(self.node_labels if self.manage == "full" else ()))
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
-        self._check_machine_types()
         self._check_zones()
-        self._refuse(gke_machines.driver_problems(self.driver, self.image_type))
-        self._check_sharing()
-        self._check_lifetime()
-        self._check_capacity()
+        self._refuse(gke_machines.problems(self))
         self._check_taints()
-
-    def _check_machine_types(self) -> None:
-        machine = (self.machine_types, self.accelerator_type, self.accelerator_count)
-        if not is_template(machine):
-            self._refuse(gke_machines.machine_problems(*machine))
 
     def _check_zones(self) -> None:
         if is_template(self.node_locations) or is_template(self.location):
@@ -329,46 +312,6 @@ class GkeGpuPool(GpuPool):
             match = _LOCATION.fullmatch(zone)
             if not match or not match[2] or match[1] != self.region:
                 raise self._error(f"{zone!r} in node_locations is not a zone of {self.region}")
-
-    def _check_sharing(self) -> None:
-        self._check_partition()
-        if self.gpu_sharing and not is_template(self.gpu_sharing):
-            self._refuse(gke_machines.sharing_problems(self.gpu_sharing))
-
-    def _check_partition(self) -> None:
-        size = self.gpu_partition_size
-        if not size:
-            return
-        if self.driver == "daemonset":
-            raise self._error('gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver.")
-        if is_template(size) or is_template(self.machine_types) or is_template(self.accelerator_type):
-            return
-        accelerator_by_type = {name: self.accelerator_of(name)[0] for name in self.machine_types}
-        self._refuse(gke_machines.partition_problems(size, accelerator_by_type))
-
-    def _check_lifetime(self) -> None:
-        lifetime = (self.max_run_duration, self.max_runtime, self.capacity_types)
-        if not is_template(lifetime):
-            self._refuse(gke_machines.lifetime_problems(*lifetime))
-
-    def _check_capacity(self) -> None:
-        if self.queued_provisioning and not is_template([self.queued_provisioning, self.flex_start]):
-            self._refuse(gke_machines.queued_problems(self.flex_start, self.gpu_sharing, self.placement))
-        if not is_template(self.shielded_instance_config):
-            self._refuse(gke_machines.shielded_problems(self.shielded_instance_config))
-        if is_template(self.reservation_affinity) or is_template(self.capacity_types):
-            return
-        self._refuse(gke_machines.reservation_problems(self.reservation_affinity, self.capacity_types))
-        if self.flex_start and not is_template([self.flex_start, self.scaling, self.location_policy]):
-            self._refuse(
-                gke_machines.flex_start_problems(
-                    capacity_types=self.capacity_types,
-                    scaling=self.scaling,
-                    location_policy=self.location_policy,
-                    affinity=self.reservation_affinity,
-                    lifetime=self.node_lifetime,
-                )
-            )
 
     def _check_taints(self) -> None:
         if is_template(self.taints):

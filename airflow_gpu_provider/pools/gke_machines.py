@@ -1,24 +1,40 @@
-"""Which machine types, GPUs and shares of GPUs a GKE pool can have, and how and how long it has machines. No I/O."""
+"""Which machine types, GPUs and shares of GPUs a GKE pool can have, and how and how long it has machines. No I/O.
+
+The rules are those of GKE's API (container v1: NodeConfig) and of the pages that they name. The last part is about
+pools whose nodes come only by ProvisioningRequests, for all pods of a gang at once.
+"""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import Taint, is_template
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.pools.gke import GkeGpuPool
+    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 _GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
 _MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
 _SHARING = ("TIME_SHARING", "MPS")
 
 
-def machine_problems(types: Sequence[str], attached: str | None, count: int | None) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pool's machine types and accelerator, and what to do about it."""
+def problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what of a pool cannot work, each with its fix; a rule waits until its fields are rendered."""
+    for rule, names in _RULES.items():
+        if not is_template([getattr(pool, name) for name in names]):
+            yield from rule(pool)
+
+
+def _machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    types, attached, count = pool.machine_types, pool.accelerator_type, pool.accelerator_count
     if len(set(types)) < len(types):
         yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
     if attached is not None and None not in map(accelerators.gce_machine_type, types):
@@ -39,8 +55,10 @@ def machine_problems(types: Sequence[str], attached: str | None, count: int | No
             yield f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT
 
 
-def sharing_problems(sharing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pool's gpu_sharing, and what to do about it."""
+def _sharing_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    sharing = pool.gpu_sharing
+    if not sharing:
+        return
     clients = sharing.get("max_shared_clients")
     if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
         example = '{"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}'
@@ -49,15 +67,10 @@ def sharing_problems(sharing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48", "Correct the pool's spec."
 
 
-def partition_problems(size: str, accelerator_by_type: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield which machine types' GPUs have no partition of that size, and what to do about it.
-
-    Args:
-        size: The pool's gpu_partition_size.
-        accelerator_by_type: The accelerator of each machine type.
-    """
-    for name, accelerator in accelerator_by_type.items():
-        gpu = accelerators.gpu_of_accelerator(accelerator)
+def _partition_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    size = pool.gpu_partition_size
+    for name in pool.machine_types if size else ():
+        gpu = accelerators.gpu_of_accelerator(pool.accelerator_of(name)[0])
         if gpu and size not in accelerators.partitions_of(gpu):
             parts = ", ".join(accelerators.partitions_of(gpu))
             hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
@@ -125,21 +138,18 @@ def node_pool_name(pool: str, region: str, zone: str, machine_type: str, market:
     return f"{pool[:room].rstrip('-')}-{digest}-{suffix}"
 
 
-def placement_problems(placement: str | None, types: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pool's placement: Compute Engine, "Placement policies overview", has no N1."""
-    if placement is None or is_template(placement):
-        return
-    if placement != "compact":
-        yield f"placement={placement!r}", 'It is "compact", or left out.'
-    for name in () if is_template(types) else types:
+def _placement_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Compute Engine, "Placement policies overview", has no N1."""
+    if pool.placement not in (None, "compact"):
+        yield f"placement={pool.placement!r}", 'It is "compact", or left out.'
+    for name in () if pool.placement is None or is_template(pool.machine_types) else pool.machine_types:
         if name.startswith("n1-"):
             yield f'placement="compact" is not for {name}', "Leave placement out, or take a G2, A2, A3 or A4 type."
 
 
 # -- how machines are obtained besides on demand: from a reservation, or by flex-start -----------------------
 
-# The rules are those of GKE's API (container v1: NodeConfig.reservation_affinity, flex_start, shielded_instance_config)
-# and of its pages "Consume reserved zonal resources" and "About flex-start provisioning".
+# "Consume reserved zonal resources" and "About flex-start provisioning".
 
 LONGEST_RUN = timedelta(days=120)
 LONGEST_PREEMPTIBLE = timedelta(hours=24)
@@ -152,23 +162,32 @@ _AFFINITY = ("consume_reservation_type", "key", "values")
 _SHIELDED = ("enable_secure_boot", "enable_integrity_monitoring")
 
 
-# "Node images", and container_v1's NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
+# "Node images", and NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
 _IMAGES = ("COS_CONTAINERD", "UBUNTU_CONTAINERD")
 _DISKS = ("pd-balanced", "pd-ssd", "pd-standard")
 _SMALLEST_DISK = 10
 _NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine, "Add network tags"
 
 
-def node_problems(image: str, disk: str | None, size: int | None, tags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what GKE would refuse of a node pool's image, boot disk or network tags, and what to do about it."""
-    if not is_template(image) and image.upper() not in _IMAGES:
-        yield f"image_type={image!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
-    if disk and not is_template(disk) and disk not in _DISKS and not disk.startswith("hyperdisk-"):
+def _image_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.image_type.upper() not in _IMAGES:
+        yield f"image_type={pool.image_type!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
+
+
+def _disk_type_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    disk = pool.disk_type
+    if disk and disk not in _DISKS and not disk.startswith("hyperdisk-"):
         yield f"disk_type={disk!r} is no type of boot disk", f"Give one of {', '.join(_DISKS)}, or a hyperdisk type."
-    if size is not None and not is_template(size) and size < _SMALLEST_DISK:
-        yield f"disk_size={size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
-    for tag in () if is_template(tags) else tags:
-        if not is_template(tag) and not _NETWORK_TAG.fullmatch(tag):
+
+
+def _disk_size_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.disk_size is not None and pool.disk_size < _SMALLEST_DISK:
+        yield f"disk_size={pool.disk_size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
+
+
+def _tag_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    for tag in pool.tags:
+        if not _NETWORK_TAG.fullmatch(tag):
             yield f"tags: {tag!r} is no network tag", "Use lower-case letters, digits and '-', a letter first."
 
 
@@ -178,39 +197,41 @@ _DISK_IMAGE = re.compile(
 )
 
 
-def label_problems(labels: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _label_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     """Yield which labels GKE keeps for itself: it would refuse the node pool at night."""
-    for key in labels:
+    for key in pool.node_labels if pool.manage == "full" else ():
         if key.startswith(_RESERVED_LABELS):
             yield f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own."
 
 
-def start_problems(streaming: bool, disks: Sequence[str], *, image: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with what makes images be there sooner, and what to do about it.
+def _start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with what makes images be there sooner.
 
     GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
     container images": both are for COS, and the disks are read by what streams images.
     """
+    streaming, disks, image = pool.image_streaming, pool.secondary_boot_disks, pool.image_type
     if disks and streaming is False:
         yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
     if (streaming is True or disks) and not is_template(image) and not image.upper().startswith("COS"):
         yield f"image_type={image!r} streams no images", 'Leave image_type out, or use "COS_CONTAINERD".'
     for disk in () if is_template(disks) else disks:
-        if not is_template(disk) and not _DISK_IMAGE.fullmatch(disk):
+        if not _DISK_IMAGE.fullmatch(disk):
             yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
 
 
-def driver_problems(driver: str, image: str) -> Iterator[tuple[str, str]]:
-    """Yield that GKE does not install a pool's driver on its image."""
-    if driver == "latest" and str(image).upper().startswith("UBUNTU"):
+def _driver_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.driver == "latest" and str(pool.image_type).upper().startswith("UBUNTU"):
         yield (
-            f'driver="latest" does not work with image_type={image!r}: GKE installs it on COS alone',
+            f'driver="latest" does not work with image_type={pool.image_type!r}: GKE installs it on COS alone',
             'Leave driver out, or use image_type="COS_CONTAINERD".',
         )
+    if pool.driver == "daemonset" and pool.gpu_partition_size:
+        yield 'gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver."
 
 
-def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pool's reservation_affinity, and what to do about it."""
+def _reservation_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    affinity = pool.reservation_affinity
     if not affinity:
         return
     kind = affinity.get("consume_reservation_type")
@@ -222,24 +243,23 @@ def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[s
         yield "reservation_affinity names no reservation", f"Add {example}."
     elif kind != "SPECIFIC_RESERVATION" and len(affinity) > 1:
         yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
-    elif kind in RESERVED_ONLY and set(capacity_types) != {"ON_DEMAND"}:
+    elif kind in RESERVED_ONLY and set(pool.capacity_types) != {"ON_DEMAND"}:
         yield "spot and preemptible machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
 
 
-def lifetime_problems(
-    limit: timedelta | None, max_runtime: timedelta, capacity_types: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield how a pool's max_run_duration (`limit`) and its max_runtime contradict Google's limits, or each other.
+def _lifetime_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield how a pool's max_run_duration and its max_runtime contradict Google's limits, or each other.
 
     Compute Engine takes no limit for a preemptible VM of the older kind, and ends each after 24 hours ("Limit the run
     time of a VM", "Preemptible VM instances"); a spot VM, at the same price, takes one.
     """
-    if "PREEMPTIBLE" in capacity_types and limit is not None:
+    limit, max_runtime, is_preemptible = pool.max_run_duration, pool.max_runtime, "PREEMPTIBLE" in pool.capacity_types
+    if is_preemptible and limit is not None:
         yield (
             "preemptible machines take no max_run_duration: Google ends each after 24 hours",
             'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or leave max_run_duration out.',
         )
-    if "PREEMPTIBLE" in capacity_types and max_runtime > LONGEST_PREEMPTIBLE:
+    if is_preemptible and max_runtime > LONGEST_PREEMPTIBLE:
         yield (
             f"max_runtime={max_runtime} is longer than a preemptible machine lives, which is 24 hours",
             'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or lower max_runtime.',
@@ -253,26 +273,21 @@ def lifetime_problems(
         )
 
 
-def shielded_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pool's shielded_instance_config, and what to do about it."""
+def _shielded_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    config = pool.shielded_instance_config
     if not set(config) <= set(_SHIELDED) or not all(isinstance(value, bool) for value in config.values()):
         yield f"shielded_instance_config={dict(config)!r}", f"Give True or False for {' and '.join(_SHIELDED)}."
 
 
-def flex_start_problems(
-    *,
-    capacity_types: Sequence[str],
-    scaling: str,
-    location_policy: str,
-    affinity: Mapping[str, Any],
-    lifetime: timedelta | None,
-) -> Iterator[tuple[str, str]]:
-    """Yield what does not work with flex-start in a pool, and what to do about it. `lifetime`: None is unlimited."""
-    if set(capacity_types) != {"ON_DEMAND"}:
+def _flex_start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    affinity, lifetime = pool.reservation_affinity, pool.node_lifetime
+    if not pool.flex_start:
+        return
+    if set(pool.capacity_types) != {"ON_DEMAND"}:
         yield "flex-start machines are neither spot nor preemptible", 'Set capacity_types=["ON_DEMAND"].'
-    if scaling != "autoscaler":
+    if pool.scaling != "autoscaler":
         yield "only GKE's autoscaler requests flex-start machines", 'Set scaling="autoscaler".'
-    if location_policy != "any":
+    if pool.location_policy != "any":
         yield 'flex_start needs location_policy="any"', "Leave location_policy out."
     if affinity.get("consume_reservation_type", "NO_RESERVATION") != "NO_RESERVATION":
         yield (
@@ -286,15 +301,87 @@ def flex_start_problems(
         )
 
 
-def queued_problems(flex_start: bool, sharing: Mapping[str, Any], placement: str | None) -> Iterator[tuple[str, str]]:
-    """Yield what does not work with queued provisioning, and what to do about it; the rest is flex-start's.
+def _queued_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what does not work with queued provisioning; the rest is flex-start's.
 
     GKE, "Run a large-scale workload with flex-start with queued provisioning"; that there is no compact placement:
     GoogleCloudPlatform/cluster-toolkit, modules/compute/gke-node-pool/main.tf.
     """
-    if not flex_start:
+    if not pool.queued_provisioning:
+        return
+    if not pool.flex_start:
         yield "queued_provisioning is a kind of flex-start", "Set flex_start=True."
-    if sharing:
+    if pool.gpu_sharing:
         yield "with queued_provisioning each rank of a gang takes a whole node", "Leave gpu_sharing out."
-    if placement:
+    if pool.placement:
         yield "GKE takes no compact placement with queued_provisioning", "Leave placement out."
+
+
+_RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ...]] = {
+    _image_problems: ("image_type",),
+    _disk_type_problems: ("disk_type",),
+    _disk_size_problems: ("disk_size",),
+    _tag_problems: ("tags",),
+    _start_problems: (),
+    _placement_problems: ("placement",),
+    _label_problems: (),
+    _machine_problems: ("machine_types", "accelerator_type", "accelerator_count"),
+    _driver_problems: ("driver",),
+    _partition_problems: ("gpu_partition_size", "machine_types", "accelerator_type"),
+    _sharing_problems: ("gpu_sharing",),
+    _lifetime_problems: ("max_run_duration", "max_runtime", "capacity_types"),
+    _queued_problems: ("queued_provisioning", "flex_start"),
+    _shielded_problems: ("shielded_instance_config",),
+    _reservation_problems: ("reservation_affinity", "capacity_types"),
+    _flex_start_problems: (
+        *("flex_start", "scaling", "location_policy", "reservation_affinity", "capacity_types"),
+        *("max_run_duration", "max_runtime"),
+    ),
+}
+"""What is judged, in this order, and the fields that have to be rendered for it."""
+
+# -- nodes that come only by ProvisioningRequests: GKE, "... with flex-start with queued provisioning" ------------
+
+QUEUED_CLASS = "queued-provisioning.gke.io"
+QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="NoSchedule")
+"""GKE adds it to node pools with queued provisioning."""
+
+
+def provisioning_class(pool: GpuPool) -> str:
+    """Return the class of the ProvisioningRequests by which a pool's nodes come; empty where they come otherwise.
+
+    Empty, too, where only a rendered spec says which.
+    """
+    return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) is True else ""
+
+
+def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
+    """Check that a task's pods get nodes where these come only by ProvisioningRequests.
+
+    GKE does not look at anti-affinity between pods when it counts a request's nodes, so each rank has to fill its node.
+
+    Args:
+        nodes: How many ranks there are; 1 for what is no gang.
+        gpus: GPUs of each pod.
+        queue: The Kueue LocalQueue that admits them; there Kueue makes the request.
+
+    Raises:
+        PoolSpecError: No request is made for them, or it would bring fewer nodes than there are ranks.
+    """
+    if not provisioning_class(pool) or queue:
+        return
+    if nodes < 2:
+        raise PoolSpecError(
+            f"The nodes of pool {pool.name} come only by ProvisioningRequests (queued_provisioning), which are made for"
+            " GpuPodOperator with nodes=2 or more.",
+            "Give nodes=, use a pool with flex_start alone, or give queue_name=, a queue of Kueue that makes requests.",
+            pool=pool.name,
+        )
+    offered = {size.gpus for size in pool.node_sizes.values() if size is not None and size.gpus}
+    if others := sorted(offered - {gpus}):
+        raise PoolSpecError(
+            f"gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with queued_provisioning each rank takes a"
+            " whole one.",
+            f"Give gpus={others[-1]}, and the pool machine types with as many each.",
+            pool=pool.name,
+        )

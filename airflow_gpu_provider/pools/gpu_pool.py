@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from decimal import Decimal
@@ -28,7 +28,9 @@ from airflow_gpu_provider.pools.values import (
     are_strings,
     as_bool,
     as_constant,
+    as_duration,
     as_tuple,
+    as_whole,
     is_currency_code,
     is_dns_label,
     is_template,
@@ -42,6 +44,11 @@ POOL_LABEL = "airflow-gpu-provider/pool"
 _VERSION = 1
 _MANAGE = ("full", "scale")
 _PRICES = f'a price of 0 or more, one for each capacity type ({", ".join(MARKETS)}), or "{LIST}"'
+_NONE_OF: Mapping[Callable[[Any], Any], str] = {
+    as_whole: "not a whole number",
+    as_duration: "neither a timedelta nor seconds",
+    float: "not a number",
+}
 # The fields that shape no group.
 _OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
 # The fields that name external groups; empty where this package creates the pool's groups.
@@ -264,19 +271,17 @@ class GpuPool(ABC):
 
     def _coerce(self) -> None:
         self._set("taints", as_tuple(type(self).taints if self.taints is None else self.taints))
-        for name in ("max_nodes", "min_nodes"):
-            self._set(name, self._as_int(name, getattr(self, name)))
+        self._convert(as_whole, "max_nodes", "min_nodes")
         for name in (each.name for each in fields(self) if each.type == "bool"):
             self._set(name, as_bool(getattr(self, name)))
-        self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
+        self._convert(as_duration, "max_runtime")
         prices = self.price_per_hour
         if isinstance(prices, str | Decimal) and prices != LIST:
-            self._set("price_per_hour", self._as_float("price_per_hour", prices))
+            self._convert(float, "price_per_hour")
         if isinstance(prices, dict):
-            by_market = {as_constant(key): self._as_float("price_per_hour", price) for key, price in prices.items()}
+            by_market = {as_constant(key): self._as(float, "price_per_hour", price) for key, price in prices.items()}
             self._set("price_per_hour", by_market)
-        if self.max_price_per_hour is not None:
-            self._set("max_price_per_hour", self._as_float("max_price_per_hour", self.max_price_per_hour))
+        self._convert(float, "max_price_per_hour")
 
     def _validate(self) -> None:
         self._check("name", partial(is_dns_label, at_most=40), "a DNS label: a-z, 0-9 and '-', at most 40 characters")
@@ -349,31 +354,19 @@ class GpuPool(ABC):
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _as_int(self, name: str, value: Any) -> Any:
+    def _convert(self, kind: Callable[[Any], Any], *names: str) -> None:
+        """Convert the values of fields; one that is None by default may be None."""
+        for name in names:
+            if (value := getattr(self, name)) is not None or getattr(type(self), name, MISSING) is not None:
+                self._set(name, self._as(kind, name, value))
+
+    def _as(self, kind: Callable[[Any], Any], name: str, value: Any) -> Any:
         if is_template(value):
             return value
         try:
-            if isinstance(value, bool) or int(value) != float(value):
-                raise ValueError(value)
-            return int(value)
+            return kind(value)
         except (TypeError, ValueError) as error:
-            raise self._error(f"{name}={value!r} is not a whole number") from error
-
-    def _as_float(self, name: str, value: Any) -> Any:
-        if is_template(value):
-            return value
-        try:
-            return float(value)
-        except (TypeError, ValueError) as error:
-            raise self._error(f"{name}={value!r} is not a number") from error
-
-    def _as_timedelta(self, name: str, value: Any) -> Any:
-        if isinstance(value, timedelta) or is_template(value):
-            return value
-        try:
-            return timedelta(seconds=float(value))
-        except (TypeError, ValueError) as error:
-            raise self._error(f"{name}={value!r} is neither a timedelta nor seconds") from error
+            raise self._error(f"{name}={value!r} is {_NONE_OF[kind]}") from error
 
 
 def _are_prices(prices: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
-from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_dns_subdomain, is_template
+from airflow_gpu_provider.pools.values import are_labels, as_tuple, as_whole, is_dns_subdomain, is_template
 
 COMPUTE_CLASS = "compute-class"
 """The provisioner of a pool whose nodes GKE adds by a ComputeClass."""
@@ -115,8 +115,7 @@ class KubernetesGpuPool(GpuPool):
         if self.provisioner == COMPUTE_CLASS and (name := labels.get(COMPUTE_CLASS_LABEL)):
             own = f"{COMPUTE_CLASS_LABEL}={name}:NoSchedule"  # what GKE taints the nodes of a class with
             self._set("taints", tuple(dict.fromkeys((*self.taints, own))))
-        if self.gpus_per_node is not None:
-            self._set("gpus_per_node", self._as_int("gpus_per_node", self.gpus_per_node))
+        self._convert(as_whole, "gpus_per_node")
 
     def _validate(self) -> None:
         super()._validate()

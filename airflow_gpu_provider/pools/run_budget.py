@@ -97,12 +97,7 @@ def budget_of(
     """Reckon a run's budget.
 
     Args:
-        pool: The pool.
-        limit: What the run may cost.
-        nodes: How many nodes it wants.
         spent: What it has cost so far; None: not known.
-        at: The time.
-        listed: What the cloud lists, if the pool goes by that.
 
     Raises:
         PriceUnknown: What nodes cost, or have cost, is not known.

@@ -1,14 +1,19 @@
-"""The values of a spec's fields: templates, their form as JSON, and which of them Kubernetes accepts."""
+"""The values of a spec's fields: templates, which of them Kubernetes accepts, and specs from their form as JSON."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from airflow_gpu_provider.errors import PoolSpecError
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 _PLAIN = "Use plain values; for a value that is known only at run time, use a Jinja expression."
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -70,6 +75,18 @@ def as_plain(value: Any) -> Any:
 def as_bool(value: Any) -> Any:
     """Return what a word for true or false means, as a rendered template or a Variable gives it; all else stays."""
     return {"true": True, "false": False}.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def as_whole(value: Any) -> int:
+    """Return a whole number; raises TypeError or ValueError for what is none."""
+    if isinstance(value, bool) or int(value) != float(value):
+        raise ValueError(value)
+    return int(value)
+
+
+def as_duration(value: Any) -> timedelta:
+    """Return a duration that may be given in seconds; raises TypeError or ValueError for what is none."""
+    return value if isinstance(value, timedelta) else timedelta(seconds=float(value))
 
 
 def as_tuple(value: Any) -> Any:
@@ -150,10 +167,10 @@ def _is_label(key: Any, value: Any) -> bool:
 
 # -- taints, in kubectl's notation and in that of the clouds' APIs --------------------------------------------------
 
-CLOUD_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
+_CLOUD_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
 """The effects of taints, and how EKS and GKE spell them."""
 
-_EFFECTS = {cloud: ours for ours, cloud in CLOUD_EFFECTS.items()}
+_EFFECTS = {cloud: ours for ours, cloud in _CLOUD_EFFECTS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +186,8 @@ class Taint:
         """Read `key=value:Effect` or `key:Effect`; raises PoolSpecError."""
         head, colon, effect = text.rpartition(":")
         key, _, value = head.partition("=")
-        if not colon or effect not in CLOUD_EFFECTS or not key:
-            known = tuple(CLOUD_EFFECTS)
+        if not colon or effect not in _CLOUD_EFFECTS or not key:
+            known = tuple(_CLOUD_EFFECTS)
             raise PoolSpecError(
                 f"{text!r} is not a taint.", f"Write it as key=value:Effect, the effect one of {known}."
             )
@@ -181,6 +198,11 @@ class Taint:
         """Read a taint as Kubernetes' objects have it."""
         return cls(key=raw["key"], value=raw.get("value") or "", effect=raw["effect"])
 
+    @property
+    def in_the_cloud(self) -> dict[str, str]:
+        """The taint as EKS and GKE spell it."""
+        return {"key": self.key, "value": self.value, "effect": _CLOUD_EFFECTS[self.effect]}
+
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}"
 
@@ -190,3 +212,51 @@ def taints_from_cloud(taints: Iterable[Mapping[str, Any]]) -> Iterator[Taint]:
     for taint in taints:
         if taint["effect"] in _EFFECTS:
             yield Taint(key=taint["key"], value=taint.get("value") or "", effect=_EFFECTS[taint["effect"]])
+
+
+# -- specs from JSON: those that `GpuPool.serialize` wrote, and those that people write in that form ---------------
+
+_KINDS = {
+    "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
+    "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
+    "kubernetes": "airflow_gpu_provider.pools.kubernetes:KubernetesGpuPool",
+}
+
+
+def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
+    """Build the spec that `GpuPool.serialize` wrote, whatever its kind.
+
+    Raises:
+        PoolSpecError: The kind is unknown: the record is from a newer release.
+    """
+    return _class_of(data).deserialize(data)
+
+
+def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
+    """Build the spec that a user wrote in the form of `GpuPool.serialize`: an unknown field is an error.
+
+    Raises:
+        PoolSpecError: The kind is unknown, a field is unknown or missing, or a value cannot work.
+    """
+    cls, name = _class_of(data), str(data.get("name", ""))
+    known = {f.name for f in fields(cls)}
+    if unknown := [str(key) for key in data if key not in {*known, "kind", "version"}]:
+        near = {key: get_close_matches(key, known, n=1) for key in unknown}
+        fixes = [f"write {match[0]} for {key}" if match else f"leave {key} out" for key, match in near.items()]
+        what = f"Pool {name!r}: {cls.__name__} has no field {', '.join(unknown)}."
+        fix = ", and ".join(fixes)
+        raise PoolSpecError(what, f"{fix[0].upper()}{fix[1:]}.", pool=name)
+    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [key for key in needed if key not in data]:
+        what = f"Pool {name!r}: {', '.join(missing)} of {cls.__name__} is not given."
+        raise PoolSpecError(what, "Add it to the spec.", pool=name)
+    return cls.deserialize(data)
+
+
+def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
+    path = _KINDS.get(data.get("kind", ""))
+    if path is None:
+        known = ", ".join(sorted(_KINDS))
+        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
+    module, name = path.split(":")
+    return cast("type[GpuPool]", getattr(import_module(module), name))

@@ -12,8 +12,8 @@ from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, ST
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS
-from airflow_gpu_provider.pools.queued_nodes import provisioning_class
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool

@@ -12,9 +12,10 @@ from typing import Any
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.leases import create_lease, delete_lease, lease_manifest, list_leases
 from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.answers import has_code, message_of
-from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.group_state import OVER, ending_cause, is_launching, machine_state, machines
 
 SWITCH = "airflow-gpu-provider-switch"

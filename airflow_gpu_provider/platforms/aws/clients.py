@@ -23,7 +23,6 @@ from botocore.signers import RequestSigner
 from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws, unlogged
 from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.cluster.threads import AT_ONCE
-from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.platforms.aws.errors import mapped_errors
 from airflow_gpu_provider.platforms.from_connection import FromConnection
@@ -120,7 +119,6 @@ class AwsService:
     """One AWS service. `call` takes boto3's method name, `items` yields the items of a paginated one.
 
     Args:
-        sessions: What the connection gives.
         service: Its prefix in IAM.
         client: Returns boto3's client for it.
         connection: Where the credentials come from, for messages.

@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import tag_change
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling, SuspensionMarks
-from airflow_gpu_provider.platforms.aws.clients import AwsClients, in_parallel
+from airflow_gpu_provider.platforms.aws.clients import AwsClients
 from airflow_gpu_provider.platforms.aws.group_state import (
     failures,
     has_machines,
@@ -21,8 +22,8 @@ from airflow_gpu_provider.platforms.aws.group_state import (
     launch_failure,
     machines,
 )
+from airflow_gpu_provider.platforms.aws.launch_templates import OwnedTemplates
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
-from airflow_gpu_provider.platforms.aws.owned_templates import OwnedTemplates
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.spec import issues
 from airflow_gpu_provider.platforms.base import Group, GroupStatus
@@ -52,9 +53,6 @@ class AsgState:
 
 class EksCluster:
     """The cluster of one pool. Nothing is cached but clients, what cannot change, and for `look` what it last saw.
-
-    Args:
-        pool: The rendered spec.
 
     Attributes:
         behind: The Auto Scaling groups behind node groups, as last observed: EKS may not know a new one at the next

@@ -13,15 +13,15 @@ from airflow_gpu_provider.platforms.aws import reservations
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.instance_types import require_visible_gpus
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.reservations import Reservation, target_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, issues
-from airflow_gpu_provider.platforms.aws.type_notes import require_visible_gpus
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Report
+from airflow_gpu_provider.platforms.group_checks import NamedGroup, candidates_with_room, check_named
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.candidates import Market
 from airflow_gpu_provider.pools.eks import GPU_FAMILY
@@ -32,23 +32,27 @@ _UNREAD = "capacity reservations are not read: ec2:DescribeCapacityReservations 
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """One of the pool's groups, as AWS describes it; `node_group` is None for a self-managed Auto Scaling group."""
+    """One of the pool's groups, as AWS describes it; `node_group` is None for a self-managed Auto Scaling group.
+
+    `template` is the data of its launch template; empty where that is not known.
+    """
 
     name: str
     node_group: Mapping[str, Any] | None
     state: AsgState
+    template: Mapping[str, Any]
 
     @property
     def asg(self) -> Mapping[str, Any]:
         return self.state.asg
 
+    @property
+    def candidate(self) -> Candidate:
+        return candidate(self.name, self.asg, self.node_group, self.template)
+
 
 class ExternalGroups(GroupSource):
-    """The managed node groups and Auto Scaling groups that a pool names: `manage="scale"`.
-
-    Args:
-        eks: The pool's cluster.
-    """
+    """The managed node groups and Auto Scaling groups that a pool names: `manage="scale"`."""
 
     def __init__(self, eks: EksCluster) -> None:
         self._eks = eks
@@ -60,10 +64,7 @@ class ExternalGroups(GroupSource):
         """The reservation that each group's template targets, by group, as last seen."""
 
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(map(self._candidate, self._read()))
-
-    def _candidate(self, named: _Named) -> Candidate:
-        return candidate(named.name, named.asg, named.node_group, self._template(named.asg))
+        return tuple(each.candidate for each in self._read())
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
@@ -79,10 +80,10 @@ class ExternalGroups(GroupSource):
         named = self._read()
         self._check_there(named)
         self._check_once(named)
-        read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
-        notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
+        read = [read_group(each.name, each.asg, each.node_group, each.template) for each in named]
+        notes = check_named(self._pool, nodes, read, known_types=self._pool.instance_types)
         self._check_tags(named)
-        self._targets = self._targets_of(named)
+        self._targets = _targets_of(named)
         reserved = self._read_reservations()
         groups = self._judged(named, reserved)
         affordable = candidates_with_room([group for group in groups if group.name not in left_out])
@@ -139,11 +140,10 @@ class ExternalGroups(GroupSource):
         if not self._pool.is_autoscaled:
             return
         lacking = {}
-        untagged = [self._candidate(each).instance_type for each in named if not has_gpus_tag(each.asg)]
+        untagged = [each.candidate.instance_type for each in named if not has_gpus_tag(each.asg)]
         require_visible_gpus(self._eks.clients.ec2, self._pool, untagged)
         for each in named:
-            instance_type = self._candidate(each).instance_type
-            if tags := missing_tags(self._pool, instance_type, each.asg):
+            if tags := missing_tags(self._pool, each.candidate.instance_type, each.asg):
                 lacking[each.asg["AutoScalingGroupName"]] = (each.name, tags)
         if lacking:
             names = [name for name, _ in lacking.values()]
@@ -162,12 +162,8 @@ class ExternalGroups(GroupSource):
         # Reservations before groups: an instance that is launched in between is not missed in both.
         before, known = self._targets, self._read_reservations()
         named = self._read()
-        self._targets = self._targets_of(named)
+        self._targets = _targets_of(named)
         return self._judged(named, known if before == self._targets else self._read_reservations())
-
-    def _targets_of(self, named: Sequence[_Named]) -> dict[str, str]:
-        found = {each.name: target_of(self._template(each.asg)) for each in named}
-        return {group: id_ for group, id_ in found.items() if id_}
 
     def _read_reservations(self) -> dict[str, Reservation] | None:
         """Return the reservations that groups target; None where the account may not read them: EC2 then says no."""
@@ -177,7 +173,7 @@ class ExternalGroups(GroupSource):
             return None
 
     def _judged(self, named: Sequence[_Named], found: Mapping[str, Reservation] | None) -> tuple[Group, ...]:
-        groups = tuple(map(self._group, named))
+        groups = tuple(replace(group_of(each.candidate, each.node_group, each.state), owned=False) for each in named)
         return groups if found is None else reservations.judge(groups, self._targets, found, self._eks.scaling.now())
 
     def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
@@ -202,13 +198,10 @@ class ExternalGroups(GroupSource):
         self._eks.behind = dict(behind)
         behind |= {name: name for name in self._pool.asg_names}
         return [
-            _Named(name=name, node_group=managed.get(name), state=states[asg])
+            _Named(name=name, node_group=managed.get(name), state=states[asg], template=self._template(states[asg].asg))
             for name, asg in behind.items()
             if states[asg].asg
         ]
-
-    def _group(self, named: _Named) -> Group:
-        return replace(group_of(self._candidate(named), named.node_group, named.state), owned=False)
 
     def _template(self, asg: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the data of a group's launch template; a version of one never changes, so it is read once."""
@@ -223,6 +216,12 @@ class ExternalGroups(GroupSource):
 
 
 # -- a group that others own, read from AWS's answers. Pure. --------------------------------------------------
+
+
+def _targets_of(named: Iterable[_Named]) -> dict[str, str]:
+    found = {each.name: target_of(each.template) for each in named}
+    return {group: id_ for group, id_ in found.items() if id_}
+
 
 TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
 """The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""

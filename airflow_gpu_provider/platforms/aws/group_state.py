@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -140,10 +139,7 @@ def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = 
         (a for a in activities if _is_launch(a) and (a["StatusCode"] == "Successful" or _has_failed(a))), key=_started
     )
     worked = max((n for n, a in enumerate(over, 1) if a["StatusCode"] == "Successful"), default=0)
-    in_a_row = failures(over[worked:], quota)
-    if not in_a_row:
-        return None
-    return replace(in_a_row[-1], earlier=tuple(each.at for each in in_a_row[:-1]))
+    return LaunchFailure.newest(failures(over[worked:], quota))
 
 
 def last_end(activities: Iterable[Mapping[str, Any]]) -> datetime | None:
@@ -234,10 +230,10 @@ def lives(
     launches: dict[str, Mapping[str, Any]] = {}
     ends: dict[str, Mapping[str, Any]] = {}
     for activity in activities:
-        what, instance_id = str(activity.get("Description", "")), instance_of(activity)
-        if instance_id and what.startswith("Launching"):
+        instance_id = instance_of(activity)
+        if instance_id and _is_launch(activity):
             launches[instance_id] = activity
-        elif instance_id and what.startswith("Terminating"):
+        elif instance_id and _is_end(activity):
             ends[instance_id] = activity
     found = []
     for each in dict.fromkeys((*launches, *ends, *instances)):

@@ -1,25 +1,31 @@
-"""EC2 launch templates: what nodes are made from, and whether the one that a pool names will do; and placement groups.
+"""EC2 launch templates: whether the one that a pool names will do, and those that this package makes for node groups.
 
-A placement group has the name of its node group's launch template, which names it, and tags by which it is found when a
-killed process has left it. It costs nothing, and its machines are near each other.
+One of ours has the name of its group, and tags by which it is found when a killed process has left it. It is made
+before its group, after the placement group that it may name, which has its name and such tags too; it gets a version
+for each change, and is deleted once its group is gone. A placement group costs nothing, and its machines are near each
+other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.answers import has_code, message_of, unless_answered
+from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, tags_of
 from airflow_gpu_provider.platforms.aws.spec import (
     CLUSTER_TAG,
     GROUP_TAG,
     POOL_TAG,
+    GroupSpec,
     launch_template,
     template_is_pinned,
 )
+from airflow_gpu_provider.platforms.aws.template_data import differences, mark, template_name
 from airflow_gpu_provider.platforms.base import Report
+from airflow_gpu_provider.platforms.group_checks import Difference
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
 
@@ -126,7 +132,6 @@ def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str,
     """Return what a launch template says; {} where it is gone or may not be read.
 
     Args:
-        ec2: The service.
         reference: In EKS's words: "id" or "name", and "version" where it is not the default one.
     """
     try:
@@ -144,58 +149,164 @@ def _read(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
     return found
 
 
-_TAKEN, _GONE = "InvalidPlacementGroup.Duplicate", "InvalidPlacementGroup.Unknown"  # "Error codes" of the EC2 API
+# -- the launch templates, and placement groups, that this package makes ---------------------------------------
+
+# "Error codes for the Amazon EC2 API"
+_TAKEN = ("InvalidLaunchTemplateName.AlreadyExistsException", "InvalidPlacementGroup.Duplicate")
+_GONE = (
+    "InvalidLaunchTemplateId.NotFound",
+    "InvalidLaunchTemplateName.NotFoundException",
+    "InvalidPlacementGroup.Unknown",
+)
+_REFUSED = (
+    "InvalidBlockDeviceMapping",
+    "InvalidParameterCombination",
+    "InvalidParameterValue",
+    "InvalidUserData.Malformed",
+)
 
 
-class PlacementGroups:
-    """The placement groups of one pool's node groups. Every method makes fresh calls."""
+class OwnedTemplates:
+    """The launch templates of one pool's node groups, and their placement groups. Every method makes fresh calls."""
 
     def __init__(self, ec2: AwsService, pool: EksGpuPool) -> None:
         self._ec2 = ec2
         self._pool = pool
 
-    def ensure(self, name: str, tags: Mapping[str, str], report: Report) -> None:
-        """Make a placement group of this name where there is none.
+    def ensure(self, spec: GroupSpec, report: Report, group: Mapping[str, Any] | None = None) -> dict[str, str] | None:
+        """Return the version that a group is to be made from, in EKS's words; it is made where there is none.
+
+        Returns:
+            Its id and number; None where the group needs no template of ours.
 
         Raises:
-            PoolDrift: Somebody else has one.
+            PoolDrift: Somebody else has a template of that name.
+            PoolSpecError: EC2 refuses what it is to say.
         """
-        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
-        for found in self._described({"group-name": name}):
-            if tags_of(found).get(POOL_TAG) == self._pool.name:
-                return
+        data = spec.template_data(group)
+        if data is None:
+            return None
+        with refusals_of("EC2", self._pool, f"make the launch template of {spec.candidate.group}", *_REFUSED):
+            return self._make(spec, data, report)
+
+    def _make(self, spec: GroupSpec, data: Mapping[str, Any], report: Report) -> dict[str, str]:
+        name = template_name(self._pool, spec.candidate.group)
+        ours = {POOL_TAG: self._pool.name, CLUSTER_TAG: self._pool.cluster_name, GROUP_TAG: spec.candidate.group}
+        tags = [{"Key": key, "Value": value} for key, value in {**self._pool.tags, **ours}.items()]
+        if "Placement" in data:
+            self._ensure_placement_group(name, tags, report)
+        found, content = self._find(name), {"VersionDescription": mark(data), "LaunchTemplateData": data}
+        if found is None:
+            with unless_answered(*_TAKEN):  # by another run, just now
+                tagged = [{"ResourceType": "launch-template", "Tags": tags}]
+                answer = self._ec2.call(
+                    "create_launch_template", LaunchTemplateName=name, TagSpecifications=tagged, **content
+                )
+                report(f"created launch template {name}")
+                return {"id": answer["LaunchTemplate"]["LaunchTemplateId"], "version": "1"}
+            found = self._find(name)
+        if found is None:
+            raise CloudError(f"EC2 has a launch template {name}, and does not show it yet.", "Try again.")
+        reference = {"id": found["LaunchTemplateId"]}
+        newest = _read(self._ec2, {**reference, "version": "$Latest"})
+        if newest.get("VersionDescription") != mark(data):
+            answer = self._ec2.call("create_launch_template_version", LaunchTemplateId=reference["id"], **content)
+            newest = answer["LaunchTemplateVersion"]
+            report(f"created version {newest['VersionNumber']} of launch template {name}")
+        return {**reference, "version": str(newest["VersionNumber"])}
+
+    def _find(self, name: str) -> Mapping[str, Any] | None:
+        """Return the template of this name; by a filter, which is no error where there is none."""
+        found = next(self._templates({"launch-template-name": name}), None)
+        if found is not None and tags_of(found).get(POOL_TAG) != self._pool.name:
+            raise PoolDrift(
+                f"EC2 has a launch template {name} that this package did not make for pool {self._pool.name}.",
+                "Delete that template, or give the pool another name.",
+                launch_template=name,
+            )
+        return found
+
+    def _ensure_placement_group(self, name: str, tags: Collection[Mapping[str, str]], report: Report) -> None:
+        found = next(self._placement_groups({"group-name": name}), None)
+        if found is None:
+            with unless_answered(*_TAKEN):  # by another run, just now
+                tagged = [{"ResourceType": "placement-group", "Tags": tags}]
+                self._ec2.call("create_placement_group", GroupName=name, Strategy="cluster", TagSpecifications=tagged)
+                report(f"created placement group {name}")
+        elif tags_of(found).get(POOL_TAG) != self._pool.name:
             raise PoolDrift(
                 f"EC2 has a placement group {name} that this package did not make for pool {self._pool.name}.",
                 "Delete that placement group, or give the pool another name.",
                 placement_group=name,
             )
-        with unless_answered(_TAKEN):  # by another run, just now
-            self._ec2.call(
-                "create_placement_group",
-                GroupName=name,
-                Strategy="cluster",
-                TagSpecifications=[{"ResourceType": "placement-group", "Tags": listed}],
-            )
-            report(f"created placement group {name}")
 
-    def delete_all_but(self, groups: Collection[str], report: Report) -> None:
-        """Delete the pool's placement groups whose node groups are not among these; fine if one is gone.
+    def compare(
+        self, specs: Iterable[GroupSpec], groups: Iterable[Mapping[str, Any]]
+    ) -> tuple[dict[str, list[Difference]], tuple[str, ...]]:
+        """Return `differences` of those groups that have a spec, and why they are unknown, if so."""
+        named = {str(group["nodegroupName"]): group for group in groups}
+        try:
+            pairs = [(spec, named[spec.candidate.group]) for spec in specs if spec.candidate.group in named]
+            return self.differences(pairs), ()
+        except PermissionDenied as error:
+            return {}, (f"launch templates are not compared: {error.details.get('action', error.what)} is not allowed",)
+
+    def differences(self, specs: Collection[tuple[GroupSpec, Mapping[str, Any]]]) -> dict[str, list[Difference]]:
+        """Return in what groups with a template of ours were made from another, by group; those alike are left out.
+
+        What no update corrects is a template that is gone: EKS updates a group to no other than it was made from.
 
         Raises:
-            CloudError: Machines of it are not gone yet: InvalidPlacementGroup.InUse.
+            PermissionDenied: ec2:DescribeLaunchTemplateVersions is not allowed.
         """
-        wanted = {f"tag:{POOL_TAG}": self._pool.name, f"tag:{CLUSTER_TAG}": self._pool.cluster_name}
-        try:
-            found = self._described(wanted)
-        except PermissionDenied:
-            return  # who may not list them never made one
-        for each in found:
-            if tags_of(each).get(GROUP_TAG) not in groups:
-                with unless_answered(_GONE):
-                    self._ec2.call("delete_placement_group", GroupName=each["GroupName"])
-                    report(f"deleted placement group {each['GroupName']}")
+        with_ours = [(spec, group) for spec, group in specs if spec.has_own_template(group)]
+        found = in_parallel(lambda each: self._differences(*each), with_ours)
+        return {spec.candidate.group: each for (spec, _), each in zip(with_ours, found, strict=True) if each}
 
-    def _described(self, filters: Mapping[str, str]) -> list[Mapping[str, Any]]:
-        listed = [{"Name": name, "Values": [value]} for name, value in filters.items()]
-        found = self._ec2.call("describe_placement_groups", Filters=listed)["PlacementGroups"]
-        return [each for each in found if each.get("State") != "deleted"]
+    def _differences(self, spec: GroupSpec, group: Mapping[str, Any]) -> list[Difference]:
+        template, wanted = group["launchTemplate"], spec.template_data(group)
+        try:
+            found = _read(self._ec2, {"id": template["id"], "version": str(template["version"])})
+        except CloudError as error:
+            if has_code(error, *_GONE):
+                return [Difference(field="launch template", found="gone", wanted=template["name"])]
+            if not has_code(error, "InvalidLaunchTemplateId.VersionNotFound"):
+                raise
+            return [Difference(field="launch template version", found="gone", wanted="a new one", update={})]
+        return differences(found, wanted or {})
+
+    def delete_all_but(self, groups: Collection[str], report: Report) -> None:
+        """Delete the pool's templates, and placement groups, whose groups are not among these; fine if one is gone.
+
+        Raises:
+            CloudError: Machines of a placement group are not gone yet: InvalidPlacementGroup.InUse.
+        """
+        for each in self._remains(self._templates, groups):
+            with unless_answered(*_GONE):
+                self._ec2.call("delete_launch_template", LaunchTemplateId=each["LaunchTemplateId"])
+                report(f"deleted launch template {each['LaunchTemplateName']}")
+        for each in self._remains(self._placement_groups, groups):
+            with unless_answered(*_GONE):
+                self._ec2.call("delete_placement_group", GroupName=each["GroupName"])
+                report(f"deleted placement group {each['GroupName']}")
+
+    def _remains(
+        self, read: Callable[[Mapping[str, str]], Iterator[Mapping[str, Any]]], groups: Collection[str]
+    ) -> list[Mapping[str, Any]]:
+        """Return what is the pool's, and not of these groups; who may not list such things never made one."""
+        try:
+            found = [*read({f"tag:{POOL_TAG}": self._pool.name, f"tag:{CLUSTER_TAG}": self._pool.cluster_name})]
+        except PermissionDenied:
+            return []
+        return [each for each in found if tags_of(each).get(GROUP_TAG) not in groups]
+
+    def _templates(self, filters: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        return self._ec2.items("describe_launch_templates", "LaunchTemplates", Filters=_listed(filters))
+
+    def _placement_groups(self, filters: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        found = self._ec2.call("describe_placement_groups", Filters=_listed(filters))["PlacementGroups"]
+        return (each for each in found if each.get("State") != "deleted")
+
+
+def _listed(filters: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"Name": name, "Values": [value]} for name, value in filters.items()]

@@ -69,8 +69,6 @@ def zone_subnets(
     Zones are in the pool's order, or by name.
 
     Args:
-        ec2: The service.
-        pool: The rendered spec.
         of_nodes: Subnets of the cluster's other node groups.
         of_cluster: Subnets that the cluster itself names.
         has_ipv6_pods: The cluster's IP family is IPv6.
@@ -109,38 +107,27 @@ def choose(subnets: Iterable[Subnet], pool: EksGpuPool) -> dict[str, Subnet]:
 def subnet_notes(subnets: Iterable[Subnet], pool: EksGpuPool) -> tuple[str, ...]:
     """Return what to know of the subnets that were chosen. Pure."""
     chosen = [subnet for subnet in subnets if not subnet.named]
-    notes = []
     own = [subnet for subnet in chosen if not subnet.has_nodes]
-    if own:
-        notes.append(
-            f"{_listed(own)}: no other node group is in the zone, and a subnet of the cluster's own is used: it may be"
-            " meant for its control plane alone; subnets= names others"
-        )
-    dead_ends = [subnet for subnet in own if subnet.way_out == "none"]
-    if dead_ends:
-        notes.append(
-            f"{_listed(dead_ends)}: no route leads out of the VPC, so that nodes join only where VPC endpoints take its"
-            " place; subnets= names others"
-        )
-    without = [subnet for subnet in chosen if subnet.way_out == "without address"]
-    if without and not pool.launch_template:
-        notes.append(
-            f"{_listed(without)}: public, and machines get no public address: EKS refuses a node group there"
-            " (Ec2SubnetInvalidConfiguration); subnets= names others"
-        )
-    without_ipv6 = [subnet for subnet in chosen if subnet.lacks_ipv6]
-    if without_ipv6:
-        notes.append(
-            f"{_listed(without_ipv6)}: the cluster's pods have IPv6 addresses, and machines there get none: EKS refuses"
-            " the node group (Ec2SubnetMissingIpv6Assignment). Enable IPv6 assignment on the subnet, or set subnets="
-        )
-    notes += [
+    without_address = [subnet for subnet in chosen if subnet.way_out == "without address"]
+    findings = {
+        "no other node group is in the zone, and a subnet of the cluster's own is used: it may be meant for its control"
+        " plane alone; subnets= names others": own,
+        "no route leads out of the VPC, so that nodes join only where VPC endpoints take its place; subnets= names"
+        " others": [subnet for subnet in own if subnet.way_out == "none"],
+        "public, and machines get no public address: EKS refuses a node group there (Ec2SubnetInvalidConfiguration);"
+        " subnets= names others": [] if pool.launch_template else without_address,
+        "the cluster's pods have IPv6 addresses, and machines there get none: EKS refuses the node group"
+        " (Ec2SubnetMissingIpv6Assignment). Enable IPv6 assignment on the subnet, or set subnets=": [
+            subnet for subnet in chosen if subnet.lacks_ipv6
+        ],
+    }
+    free = (
         f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses, and {_needed(pool)} are wanted for"
         f" {pool.max_nodes} nodes"
         for subnet in chosen
         if subnet.free < _needed(pool)
-    ]
-    return tuple(notes)
+    )
+    return (*(f"{_listed(those)}: {what}" for what, those in findings.items() if those), *free)
 
 
 def _order(subnet: Subnet, pool: EksGpuPool) -> tuple[bool, bool, bool, int]:

@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.launch_templates import wanted_version
 from airflow_gpu_provider.platforms.aws.spec import UPDATE_STRATEGY, is_of_template, launch_template
 from airflow_gpu_provider.platforms.base import Change
-from airflow_gpu_provider.platforms.owned_groups import Difference
+from airflow_gpu_provider.platforms.group_checks import Difference
 from airflow_gpu_provider.pools import EksGpuPool
 
 # EKS user guide, "Retrieve recommended Amazon Linux AMI IDs", and "... Bottlerocket AMI IDs".

@@ -13,7 +13,7 @@ from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, zone_subnets
 from airflow_gpu_provider.platforms.aws.reservations import Reservation
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
+from airflow_gpu_provider.platforms.group_checks import Offers, compare_offers
 from airflow_gpu_provider.pools import Candidate
 
 
@@ -53,11 +53,7 @@ class ReservedNow:
 
 
 class OwnedCandidates:
-    """The candidates of a pool whose node groups this package makes.
-
-    Args:
-        eks: The pool's cluster.
-    """
+    """The candidates of a pool whose node groups this package makes."""
 
     def __init__(self, eks: EksCluster) -> None:
         self._eks = eks

@@ -16,8 +16,14 @@ from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
-from airflow_gpu_provider.platforms.aws.efa import Fabric, check_subnets, read_fabric
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
+from airflow_gpu_provider.platforms.aws.instance_types import (
+    Fabric,
+    check_subnets,
+    read_fabric,
+    require_visible_gpus,
+    type_notes,
+)
 from airflow_gpu_provider.platforms.aws.network import security_notes, subnet_notes
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
@@ -25,11 +31,10 @@ from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates,
 from airflow_gpu_provider.platforms.aws.reservations import market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data
-from airflow_gpu_provider.platforms.aws.type_notes import require_visible_gpus, type_notes
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Report
+from airflow_gpu_provider.platforms.group_checks import by_reason, ordered
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.owned_groups import by_reason
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 _LATE_TAINTS = (
@@ -42,7 +47,6 @@ class OwnedGroups(GroupSource):
     """The managed node groups that this package creates, tags and deletes.
 
     Args:
-        eks: The pool's cluster.
         owner: Who writes them, for the tag that a PoolDrift names: "installation/dag id".
     """
 
@@ -154,7 +158,7 @@ class OwnedGroups(GroupSource):
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, report)
         if group["status"] == "DELETE_FAILED":
-            why = "; ".join(eks_spec.issues(group)) or "no reason given"
+            why = eks_spec.trouble(group)
             report(f"EKS could not delete {name}: {why}")
             self._eks.groups.delete(name, report)
             return {name: f"EKS could not delete it: {why}; deleting it again"}
@@ -170,7 +174,7 @@ class OwnedGroups(GroupSource):
         EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
         size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
         """
-        name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "no reason given"
+        name, why = spec.candidate.group, eks_spec.trouble(group)
         if group["status"] == "CREATE_FAILED":
             report(f"EKS could not create {name}: {why}")
         elif not (spec.update_request(group) or self._is_to_be_recreated(spec, group)):
@@ -286,15 +290,11 @@ class OwnedGroups(GroupSource):
         reserved: ReservedNow,
         states: Mapping[str, AsgState] | None = None,
     ) -> tuple[Group, ...]:
-        """Return node groups with their Auto Scaling side, which is read where it is not given.
-
-        Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
-        they come last, and their limit is the machines that they have.
-        """
+        """Return node groups with their Auto Scaling side, which is read where it is not given."""
         self._eks.behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
         states = self._eks.read_asgs(list(self._eks.behind.values())) if states is None else states
-        found = [self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values()]
-        found.sort(key=lambda group: self._pool.preferences.rank(group.candidate))
+        read = (self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values())
+        found = ordered(self._pool, read)
         self._order = tuple(group.name for group in found)
         return reserved.judge(found)
 
@@ -312,7 +312,6 @@ class OwnedGroups(GroupSource):
         keeps = group.keeps if pool.is_autoscaled else 0
         return replace(
             group,
-            max_size=group.max_size if is_wanted else len(group.live),
             keeps=keeps,
             has_switch=not keeps,  # AWS sets no group below its minimum
             stale_tags=tag_change(pool, candidate.instance_type, asg).words if asg and is_wanted else (),

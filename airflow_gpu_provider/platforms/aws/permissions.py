@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.answers import Refusals
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.template_needs import needs
+from airflow_gpu_provider.pools.eks_machines import needs
 
 _SIZES = (
     "autoscaling:SetDesiredCapacity",
@@ -52,8 +52,6 @@ def questions(
     """Return what has to be asked. Pure.
 
     Args:
-        pool: The rendered spec.
-        cluster_arn: The cluster's.
         node_role: Of the new nodes; not needed for external groups.
         groups: The Auto Scaling groups that exist behind the pool's groups, as DescribeAutoScalingGroups shows them.
     """
@@ -64,7 +62,7 @@ def questions(
     managed = f"arn:{partition}:eks:{region}:{account}:nodegroup/{pool.cluster_name}/{pool.name}-new/0"
     group_name = f"autoScalingGroupName/eks-{pool.name}-new"
     new = f"arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:0:{group_name}"
-    tagged = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
+    tagged = _tagged(pool)
     of_cluster = {"aws:ResourceTag/eks:cluster-name": pool.cluster_name}
     return (
         Question(actions=("eks:CreateNodegroup",), resources=(cluster_arn,), context=tagged),
@@ -73,11 +71,7 @@ def questions(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),
         Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
-        *(
-            _template_questions(pool, f"arn:{partition}:ec2:{region}:{account}")
-            if needs(pool) or pool.reservations
-            else ()
-        ),
+        *_template_questions(pool, f"arn:{partition}:ec2:{region}:{account}"),
     )
 
 
@@ -86,24 +80,29 @@ def _template_questions(pool: EksGpuPool, place: str) -> tuple[Question, ...]:
 
     EKS launches a machine by it in the caller's name before it makes a group.
     """
-    template, placement = f"{place}:launch-template/lt-0", f"{place}:placement-group/new"
-    made = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
+    if not (needs(pool) or pool.reservations):
+        return ()
+    template, placement, made = f"{place}:launch-template/lt-0", f"{place}:placement-group/new", _tagged(pool)
+    machine = f"{place}:instance/*"
     of_efa = (
         Question(actions=("ec2:CreatePlacementGroup",), resources=(placement,), context=made),
-        Question(
-            actions=("ec2:CreateTags",), resources=(placement,), context={"ec2:CreateAction": "CreatePlacementGroup"}
-        ),
+        _creation_question(placement, "CreatePlacementGroup"),
     )
     return (
         *(of_efa if pool.network == "efa" else ()),
         Question(actions=("ec2:CreateLaunchTemplate", _NEW_VERSION), resources=(template,), context=made),
-        Question(
-            actions=("ec2:CreateTags",), resources=(template,), context={"ec2:CreateAction": "CreateLaunchTemplate"}
-        ),
-        Question(
-            actions=("ec2:RunInstances",), resources=(f"{place}:instance/*",), context={"ec2:LaunchTemplate": template}
-        ),
+        _creation_question(template, "CreateLaunchTemplate"),
+        Question(actions=("ec2:RunInstances",), resources=(machine,), context={"ec2:LaunchTemplate": template}),
     )
+
+
+def _creation_question(resource: str, call: str) -> Question:
+    """Ask whether a new resource may have tags."""
+    return Question(actions=("ec2:CreateTags",), resources=(resource,), context={"ec2:CreateAction": call})
+
+
+def _tagged(pool: EksGpuPool) -> dict[str, str]:
+    return {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
 
 
 def _size_question(group: Mapping[str, Any]) -> Question:

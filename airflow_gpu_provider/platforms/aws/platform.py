@@ -7,12 +7,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.threads import all_in_parallel
+from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.answers import Refusals, has_code
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws import prices
-from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 from airflow_gpu_provider.platforms.aws.external_groups import ExternalGroups
 from airflow_gpu_provider.platforms.aws.group_state import instance_end, instance_ids, launched_by, lives

@@ -28,26 +28,25 @@ SPOT = Kept[Mapping[tuple[str, str], float]]()
 # capacity reservations.
 _PLAIN = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 
+_AS_ON_DEMAND = ("ON_DEMAND", "RESERVED")
 _PRODUCT = "Linux/UNIX"
 _CLOCKS_APART = timedelta(hours=1)
 
 
 def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate]) -> ListPrices:
     """Return them; what AWS does not say is unknown, with the reason."""
-    types: dict[str, list[str]] = {"ON_DEMAND": [], "SPOT": []}
-    for each in candidates:
-        market = "ON_DEMAND" if each.market == "RESERVED" else each.market
-        if each.instance_type not in (*types.get(market, ()), ""):
-            types.setdefault(market, []).append(each.instance_type)
-    on_demand = _on_demand(clients, pool, types["ON_DEMAND"]) if types["ON_DEMAND"] else Unknown(why="")
-    spot = _spot(clients, pool, types["SPOT"]) if types["SPOT"] else Unknown(why="")
+    priced = [each for each in candidates if each.instance_type]
+    plain = list(dict.fromkeys(each.instance_type for each in priced if each.market in _AS_ON_DEMAND))
+    on_spot = list(dict.fromkeys(each.instance_type for each in priced if each.market == "SPOT"))
+    on_demand = _on_demand(clients, pool, plain) if plain else Unknown(why="")
+    spot = _spot(clients, pool, on_spot) if on_spot else Unknown(why="")
 
     def price(candidate: Candidate) -> Price:
         if not candidate.instance_type:
             return Unknown(why="the group's instance type is not known")
         if candidate.market == "SPOT":
             return spot if isinstance(spot, Unknown) else _in_zones(spot, candidate)
-        if candidate.market in ("ON_DEMAND", "RESERVED"):
+        if candidate.market in _AS_ON_DEMAND:
             return on_demand if isinstance(on_demand, Unknown) else on_demand[candidate.instance_type]
         return Unknown(why="reserved capacity is paid for ahead of time")
 

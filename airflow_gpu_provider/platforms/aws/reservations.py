@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.answers import has_code
-from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.answers import Reserved, has_code
+from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.platforms.reserved import Reserved
 from airflow_gpu_provider.pools.candidates import Market
 
 RESERVATION_TAG = "airflow-gpu-provider/reservation"

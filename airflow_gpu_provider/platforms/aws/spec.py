@@ -11,14 +11,19 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
-from airflow_gpu_provider.platforms.aws.efa import Fabric
+from airflow_gpu_provider.platforms.aws.instance_types import Fabric
 from airflow_gpu_provider.platforms.aws.reservations import RESERVATION_TAG, types_of
 from airflow_gpu_provider.platforms.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.platforms.base import Change
-from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
+from airflow_gpu_provider.platforms.group_checks import (
+    Difference,
+    check_claim,
+    check_fixed,
+    fixed_differences,
+    taint_texts,
+)
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
-from airflow_gpu_provider.pools.template_needs import DEFAULT_DISK_GIB, needs
-from airflow_gpu_provider.pools.values import CLOUD_EFFECTS
+from airflow_gpu_provider.pools.eks_machines import DEFAULT_DISK_GIB, needs
 
 POOL_TAG = "airflow-gpu-provider/pool"
 SPEC_TAG = "airflow-gpu-provider/spec"
@@ -76,10 +81,7 @@ class GroupSpec:
     @property
     def taints(self) -> list[dict[str, str]]:
         """The taints in EKS's spelling, which leaves an empty value out."""
-        return [
-            {"key": t.key, **({"value": t.value} if t.value else {}), "effect": CLOUD_EFFECTS[t.effect]}
-            for t in self.pool.parsed_taints
-        ]
+        return [{name: text for name, text in taint.in_the_cloud.items() if text} for taint in self.pool.parsed_taints]
 
     def template_data(self, group: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Return what the group's launch template of ours is to say; None where it needs none.
@@ -165,7 +167,7 @@ class GroupSpec:
         return fixed_differences(pairs)
 
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
-        taints, wanted_taints = _taint_texts(group.get("taints", [])), _taint_texts(self.taints)
+        taints, wanted_taints = taint_texts(group.get("taints", [])), taint_texts(self.taints)
         changes = {
             "maxSize, minSize": (
                 "scalingConfig",
@@ -274,10 +276,6 @@ def _value(taint: Mapping[str, str]) -> str:
     return taint.get("value") or ""
 
 
-def _taint_texts(taints: list[dict[str, str]]) -> list[str]:
-    return sorted(f"{t['key']}={_value(t)}:{t['effect']}" for t in taints)
-
-
 # -- what would change in a pool's node groups, and when that is refused ------------------------------------------
 
 GROUP_QUOTA = "Managed node groups per cluster"
@@ -344,6 +342,11 @@ def issues(group: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{issue.get('code')}: {issue.get('message', '')}".strip() for issue in found)
 
 
+def trouble(group: Mapping[str, Any]) -> str:
+    """Return a group's health issues in one text."""
+    return "; ".join(issues(group)) or "no reason given"
+
+
 def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequence[str]) -> Change | None:
     name = spec.candidate.group
     if group is None:
@@ -364,18 +367,13 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
         mark=f"the group's tag {OWNER_TAG}",
     )
     if group["status"] == "DELETE_FAILED":
-        why = "; ".join(issues(group)) or "no reason given"
-        detail = f"EKS could not delete it ({why}): deleted again, and recreated once it is gone"
+        detail = f"EKS could not delete it ({trouble(group)}): deleted again, and recreated once it is gone"
         return Change(action="create", group=name, detail=detail)
     if group["status"] in GONE_SOON:
         return Change(action="create", group=name, detail="is being deleted; recreated once it is gone")
     if group["status"] == "CREATE_FAILED":
-        why = "; ".join(issues(group)) or "no reason given"
-        return Change(
-            action="update",
-            group=name,
-            detail=f"EKS could not create it ({why}): deleted; the next run recreates it",
-        )
+        detail = f"EKS could not create it ({trouble(group)}): deleted; the next run recreates it"
+        return Change(action="update", group=name, detail=detail)
     return _repair(spec, group, stale_tags)
 
 

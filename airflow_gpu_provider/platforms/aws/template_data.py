@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider.accelerators import instance_type
-from airflow_gpu_provider.platforms.aws.efa import Fabric
-from airflow_gpu_provider.platforms.owned_groups import Difference
+from airflow_gpu_provider.platforms.aws.instance_types import Fabric
+from airflow_gpu_provider.platforms.group_checks import Difference
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.eks import IMAGE_VOLUME
+from airflow_gpu_provider.pools.eks_machines import DEFAULT_DISK_GIB, needs
 from airflow_gpu_provider.pools.node_user_data import API_VERSION, as_data, as_text, from_text
-from airflow_gpu_provider.pools.template_needs import DEFAULT_DISK_GIB, needs
 
 THROUGHPUT = 600
 """MiB a second: what nodeadm's FastImagePull asks of a disk (awslabs/amazon-eks-ami, "Fast image pull")."""
@@ -88,8 +88,6 @@ def template_data(
     adds the cluster's; only interfaces of our own have to name it.
 
     Args:
-        pool: The rendered spec.
-        candidate: The group's.
         has_one: The group was made with one. EKS takes it from no group, so it then says what EKS itself would.
         fabric: The nodes' network, where it is not one plain interface.
     """

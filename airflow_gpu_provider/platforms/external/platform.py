@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import ssl
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +28,6 @@ class ExternalMachinesPlatform(Platform):
     """A cluster reached by a Kubernetes connection, and machines that are left alone.
 
     Args:
-        pool: The rendered spec.
         owner: Not used: nodes carry no spec of ours.
     """
 
@@ -159,7 +158,7 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         """Say what a node lacks of the spec; empty when nothing."""
         has = raw["metadata"].get("labels") or {}
         labels = [f"label {key}={value}" for key, value in self._pool.labels.items() if has.get(key) != value]
-        there = {str(taint) for taint in _taints(raw)}
+        there = {str(Taint.of_json(taint)) for taint in (raw.get("spec") or {}).get("taints") or ()}
         return ", ".join([*labels, *(f"taint {t}" for t in self._pool.parsed_taints if str(t) not in there)])
 
     def _claim(self, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +179,6 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         """Return the one group: the nodes with the pool's label, which is what pods select."""
         group = self._group(self._machines())
         return (replace(group, when_idle="cordon" if self._pool.cordon_when_idle else "keep"),)
-
-
-def _taints(raw: Mapping[str, Any]) -> Iterator[Taint]:
-    for taint in (raw.get("spec") or {}).get("taints") or ():
-        yield Taint(key=taint["key"], value=taint.get("value") or "", effect=taint["effect"])
 
 
 def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:

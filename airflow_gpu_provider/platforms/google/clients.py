@@ -109,7 +109,6 @@ class Rest:
     """One of Google's APIs by plain REST. `path` comes after the API's version; answers are as the API gives them.
 
     Args:
-        accounts: What the connection gives.
         base: Returns the API's address.
         connection: Where the credentials come from, for messages.
         once: Try each request once. Default False: again, for some seconds.

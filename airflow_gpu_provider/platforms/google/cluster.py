@@ -14,14 +14,15 @@ from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, Po
 from airflow_gpu_provider.platforms.backoff import LONGEST
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine
 from airflow_gpu_provider.platforms.google.clients import GoogleClients
-from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups, zone_of
-from airflow_gpu_provider.platforms.google.instances import (
+from airflow_gpu_provider.platforms.google.instance_groups import (
     InstanceGroup,
+    InstanceGroups,
     ending,
     failures,
     last_end,
     launch_failure,
     machines,
+    zone_of,
 )
 from airflow_gpu_provider.platforms.google.node_pools import NodePools, Operations
 from airflow_gpu_provider.platforms.google.spec import issues
@@ -51,11 +52,7 @@ class GkeGroup:
 
 
 class GkeCluster:
-    """The cluster of one pool. Nothing is cached but clients and what cannot change.
-
-    Args:
-        pool: The rendered spec.
-    """
+    """The cluster of one pool. Nothing is cached but clients and what cannot change."""
 
     def __init__(self, pool: GkeGpuPool) -> None:
         self.pool = pool
@@ -139,10 +136,6 @@ class GkeCluster:
         """Return the groups with when a machine of each last ended, and what is ending, where a launch met a quota.
 
         Nothing is read where none has; nor where the account may not list operations.
-
-        Args:
-            groups: The pool's groups.
-            behind: The instance groups of each, by its name.
         """
         now = datetime.now(UTC)
         newest = (group.launch_failure for group in groups if group.launch_failure)

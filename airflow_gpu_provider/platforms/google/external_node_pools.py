@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
@@ -25,19 +25,14 @@ from airflow_gpu_provider.platforms.google.spec import (
     market_of,
     run_seconds,
 )
+from airflow_gpu_provider.platforms.group_checks import NamedGroup, candidates_with_room, check_named
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
-from airflow_gpu_provider.pools.candidates import Market
 from airflow_gpu_provider.pools.values import taints_from_cloud
 
 
 class ExternalNodePools(GroupSource):
-    """The node pools that a pool names: `manage="scale"`.
-
-    Args:
-        gke: The pool's cluster.
-    """
+    """The node pools that a pool names: `manage="scale"`."""
 
     permissions: tuple[str, ...] = ()
     """What a run needs for them, apart from their sizes and machines."""
@@ -70,7 +65,7 @@ class ExternalNodePools(GroupSource):
             )
         named = self._named(found)
         read = [self._describe(each) for each in named]
-        notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
+        notes = check_named(self._pool, nodes, read, known_types=self._pool.machine_types)
         self._check_autoscaled([found[name] for name in self._pool.node_pools])
         groups = self._observe(named)
         affordable = candidates_with_room([group for group in groups if group.name not in left_out])
@@ -157,14 +152,13 @@ def _by_zone(node_pool: Mapping[str, Any]) -> list[GkeGroup]:
     paths, name = group_paths(node_pool), str(node_pool["name"])
     zones = sorted(set(map(_zone_name, paths)))
     machine_type = str((node_pool.get("config") or {}).get("machine_type", ""))
-    market = cast("Market", market_of(node_pool))
     return [
         GkeGroup(
             candidate=Candidate(
                 group=name if len(zones) == 1 else f"{name}/{zone}",
                 zone=zone,
                 instance_type=machine_type,
-                market=market,
+                market=market_of(node_pool),
             ),
             node_pool=node_pool,
             paths=[path for path in paths if _zone_name(path) == zone],

@@ -10,14 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, GpuError, PoolSpecError
-from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
+from airflow_gpu_provider.platforms.answers import GroupUpdate, has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.platforms.google.clients import Gke
 from airflow_gpu_provider.platforms.google.errors import error_of_operation
-from airflow_gpu_provider.platforms.google.instance_groups import path_of
-from airflow_gpu_provider.platforms.google.instances import parse_time
+from airflow_gpu_provider.platforms.google.instance_groups import parse_time, path_of
 from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, NodePoolSpec, labels_of
-from airflow_gpu_provider.platforms.group_update import GroupUpdate
 from airflow_gpu_provider.pools import GkeGpuPool
 
 _READ = "container.clusters.get"
@@ -163,9 +161,7 @@ class Operations:
     """Carries out changes of a cluster's node pools.
 
     Args:
-        gke: The API.
         location: "projects/P/locations/L", where the operations are.
-        cluster: The cluster's name.
     """
 
     def __init__(self, gke: Gke, location: str, cluster: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.cluster.threads import in_parallel
@@ -19,17 +19,15 @@ from airflow_gpu_provider.platforms.google.clients import Rest
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.platforms.google.node_pools import Step, group_paths, is_owned, knows_exclusions
 from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
+from airflow_gpu_provider.platforms.group_checks import Offers, by_reason, compare_offers, ordered
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.owned_groups import Offers, by_reason, compare_offers
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
-from airflow_gpu_provider.pools.candidates import Market
 
 
 class OwnedNodePools(GroupSource):
     """The node pools that this package creates, labels and deletes.
 
     Args:
-        gke: The pool's cluster.
         owner: Who writes them, for the label that a PoolDrift names: "installation/dag id".
     """
 
@@ -71,8 +69,8 @@ class OwnedNodePools(GroupSource):
             *self._offers.notes,
             *self._capacity_notes(),
             *self._upgrade_notes(),
-            *gke_spec.preemptible_notes(self._pool),
-            *gke_spec.autoscaling_notes(self._pool, found.values()),
+            *preemptible_notes(self._pool),
+            *autoscaling_notes(self._pool, found.values()),
         )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
@@ -102,18 +100,16 @@ class OwnedNodePools(GroupSource):
         )
 
     def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
-        kept = self._pool.min_nodes if self._pool.is_autoscaled else 0
-        sizes = [kept if candidate == candidates[0] else 0 for candidate in candidates]
         return tuple(
             NodePoolSpec(
                 pool=self._pool,
                 owner=self._owner,
                 candidate=candidate,
-                min_size=size,
+                min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
                 has_exclusions=self._is_in_release_channel and knows_exclusions(),
                 is_in_channel=self._is_in_release_channel,
             )
-            for candidate, size in zip(candidates, sizes, strict=True)
+            for candidate in candidates
         )
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
@@ -174,12 +170,11 @@ class OwnedNodePools(GroupSource):
         labels = spec.missing_labels(existing)
         if labels and len(now) == len(differences):
             updates.append(("labels of its machines", {"resource_labels": {"labels": labels}}))
-        return [self._update(name, field, change) for field, change in updates]
-
-    def _update(self, name: str, field: str, change: Mapping[str, Any]) -> Step:
-        return Step(
-            group=name, doing=f"update {name}: {field}", start=lambda: self._gke.node_pools.update(name, change)
-        )
+        update = self._gke.node_pools.update
+        return [
+            Step(group=name, doing=f"update {name}: {field}", start=partial(update, name, change))
+            for field, change in updates
+        ]
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -187,26 +182,15 @@ class OwnedNodePools(GroupSource):
         return self._observe(self._gke.node_pools.owned())
 
     def _observe(self, node_pools: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
-        """Read the instance groups behind node pools.
-
-        Node pools of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
-        they come last, and their limit is the machines that they have.
-        """
+        """Read the instance groups behind node pools."""
         self._behind = {name: group_paths(each) for name, each in node_pools.items()}
         found = [
             GkeGroup(candidate=_candidate(each), node_pool=each, paths=self._behind[name])
             for name, each in node_pools.items()
         ]
-        groups = (self._with_limits(group, node_pools[group.name]) for group in self._gke.observe(found))
-        return tuple(sorted(groups, key=lambda group: self._pool.preferences.rank(group.candidate)))
-
-    def _with_limits(self, group: Group, node_pool: Mapping[str, Any]) -> Group:
-        is_wanted = self._pool.preferences.include(group.candidate)
-        return replace(
-            group,
-            max_size=group.max_size if is_wanted else len(group.live),
-            keeps=int((node_pool.get("autoscaling") or {}).get("min_node_count") or 0),
-        )
+        keeps = {name: (each.get("autoscaling") or {}).get("min_node_count") for name, each in node_pools.items()}
+        groups = (replace(group, keeps=int(keeps[group.name] or 0)) for group in self._gke.observe(found))
+        return ordered(self._pool, groups)
 
     def paths_of(self, group: str) -> list[str]:
         """Return the paths of the instance groups behind a node pool.
@@ -237,7 +221,7 @@ def _candidate(node_pool: Mapping[str, Any]) -> Candidate:
         group=node_pool["name"],
         zone=labels_of(node_pool).get(ZONE_LABEL) or next(iter(node_pool.get("locations") or ()), ""),
         instance_type=(node_pool.get("config") or {}).get("machine_type", ""),
-        market=cast("Market", market_of(node_pool)),
+        market=market_of(node_pool),
     )
 
 
@@ -248,6 +232,26 @@ def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
     if len({type(error) for error in failed.values()}) == 1:
         return type(first)(what, first.fix, groups=sorted(failed))
     return GroupFailed(what, "Correct what GKE reports, and run the task again.", groups=sorted(failed))
+
+
+def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Say what the first autoscaled node pool does to a cluster ("Autoscaling a cluster"); nothing where it has one."""
+    if not pool.is_autoscaled or any((each.get("autoscaling") or {}).get("enabled") for each in found):
+        return ()
+    return (
+        "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
+        " minutes, so run Ensure once ahead of the first night",
+    )
+
+
+def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
+    """Say what the cloud's own end is for preemptible machines, which take no max_run_duration."""
+    if "PREEMPTIBLE" not in pool.capacity_types:
+        return ()
+    return (
+        "preemptible machines take no max_run_duration: if Airflow is gone for good, Google ends each after 24 hours"
+        " and its group starts another; SPOT machines, at the same price, end for good",
+    )
 
 
 def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[tuple[str, str]]:

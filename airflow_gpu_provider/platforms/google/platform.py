@@ -18,8 +18,7 @@ from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife
 from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
-from airflow_gpu_provider.platforms.google.instance_groups import zone_of
-from airflow_gpu_provider.platforms.google.instances import lives, name_of
+from airflow_gpu_provider.platforms.google.instance_groups import lives, name_of, zone_of
 from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePools
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.group_source import CloudPlatform

@@ -146,10 +146,6 @@ def machine_price(table: Table, machine_type: str, accelerator: str, gpus: int, 
     """Return what a machine costs an hour, of the parts of its region. Pure.
 
     Args:
-        table: The parts.
-        machine_type: The machine's type.
-        accelerator: The accelerator type of its GPUs.
-        gpus: How many of them.
         is_spot: Whether it is spot, or preemptible, which costs the same.
     """
     machine = accelerators.gce_machine_type(machine_type)

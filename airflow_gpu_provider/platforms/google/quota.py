@@ -75,9 +75,7 @@ def regional_metrics(accelerator: str, market: str, known: Mapping[str, Quota], 
     """Return the names of the region's quotas one of which a machine counts against.
 
     Args:
-        accelerator: The machine's accelerator type.
         market: Its capacity type; flex-start counts as spot does.
-        known: The quotas that Google lists.
         is_short: Whether the machine may run for at most seven days.
     """
     # NVIDIA_L4_GPUS for nvidia-l4, NVIDIA_T4_GPUS for nvidia-tesla-t4

@@ -13,20 +13,17 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import Change
-from airflow_gpu_provider.platforms.google.settings_in_words import (
-    accelerator_text,
-    autoscaling_text,
-    boot_disks_of,
-    listed,
-    placement_of,
-    seconds_text,
+from airflow_gpu_provider.platforms.group_checks import (
+    Difference,
+    check_claim,
+    check_fixed,
+    fixed_differences,
     taint_texts,
 )
-from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.candidates import Market
 from airflow_gpu_provider.pools.gke import GPU_TAINT
-from airflow_gpu_provider.pools.queued_nodes import QUEUED_TAINT
-from airflow_gpu_provider.pools.values import CLOUD_EFFECTS, Taint
+from airflow_gpu_provider.pools.gke_machines import QUEUED_TAINT
 
 POOL_LABEL = "airflow-gpu-provider-pool"
 SPEC_LABEL = "airflow-gpu-provider-spec"
@@ -42,7 +39,6 @@ _DRIVERS = {
 }
 _CACHE = "CONTAINER_IMAGE_CACHE"
 _GKE_LABELS = ("cloud.google.com/", "iam.gke.io/")
-_OAUTH_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +63,12 @@ class NodePoolSpec:
     def resource_labels(self) -> dict[str, str]:
         """The user's labels and ours."""
         ours = {POOL_LABEL: self.pool.name, SPEC_LABEL: self.pool.spec_hash, ZONE_LABEL: self.candidate.zone}
-        return {**self.pool.resource_labels, **ours, **({OWNER_LABEL: self.owner_label} if self.owner else {})}
-
-    @property
-    def owner_label(self) -> str:
-        """The owner as a label's value may be: readable, and with a hash of the whole."""
-        return owner_label(self.owner)
+        return {**self.pool.resource_labels, **ours, **({OWNER_LABEL: owner_label(self.owner)} if self.owner else {})}
 
     @property
     def taints(self) -> list[dict[str, str]]:
         """The taints in GKE's spelling, with the one that it adds by itself: an update replaces that one too."""
-        return [_in_gke_s_spelling(taint) for taint in self.pool.parsed_taints]
+        return [taint.in_the_cloud for taint in self.pool.parsed_taints]
 
     @property
     def run_duration(self) -> timedelta | None:
@@ -124,11 +115,9 @@ class NodePoolSpec:
             "accelerators": [self._accelerator()],
             "disk_size_gb": pool.disk_size or _DEFAULT_DISK_GB,
             "image_type": pool.image_type,
-            "oauth_scopes": list(_OAUTH_SCOPES),
+            "oauth_scopes": ["https://www.googleapis.com/auth/cloud-platform"],
             "labels": pool.labels,
-            "taints": [
-                _in_gke_s_spelling(each) for each in pool.parsed_taints if each not in (GPU_TAINT, QUEUED_TAINT)
-            ],
+            "taints": [each.in_the_cloud for each in pool.parsed_taints if each not in (GPU_TAINT, QUEUED_TAINT)],
             "resource_labels": self.resource_labels,
             "tags": list(pool.tags),
         }
@@ -208,9 +197,10 @@ class NodePoolSpec:
             found_shielded = config.get("shielded_instance_config") or {}
             is_so = {key: bool(found_shielded.get(key)) for key in shielded}
             pairs.append(("shielded_instance_config", is_so, shielded))
+        disks = [str(each.get("disk_image")) for each in config.get("secondary_boot_disks") or ()]
         pairs += [
             ("placement", placement_of(found), pool.placement or "anywhere"),
-            ("secondary_boot_disks", boot_disks_of(config), listed(pool.secondary_boot_disks)),
+            ("secondary_boot_disks", listed(disks), listed(pool.secondary_boot_disks)),
         ]
         if pool.tags:
             pairs.append(("tags", sorted(config.get("tags") or ()), sorted(pool.tags)))
@@ -276,7 +266,7 @@ def labels_of(node_pool: Mapping[str, Any]) -> dict[str, str]:
     return dict((node_pool.get("config") or {}).get("resource_labels") or {})
 
 
-def market_of(node_pool: Mapping[str, Any]) -> str:
+def market_of(node_pool: Mapping[str, Any]) -> Market:
     """Return the capacity type of a node pool."""
     config = node_pool.get("config") or {}
     return "SPOT" if config.get("spot") else "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
@@ -294,8 +284,47 @@ def run_seconds(config: Mapping[str, Any]) -> int | None:
     return int(float(str(text).rstrip("s"))) or None if text else None
 
 
-def _in_gke_s_spelling(taint: Taint) -> dict[str, str]:
-    return {"key": taint.key, "value": taint.value, "effect": CLOUD_EFFECTS[taint.effect]}
+# -- settings as texts, by which they are compared and told -----------------------------------------------------
+
+
+def accelerator_text(config: Mapping[str, Any]) -> str:
+    """Return a node config's GPUs, with their driver, parts and shares."""
+    parts = []
+    for one in config.get("accelerators") or ():
+        driver = (one.get("gpu_driver_installation_config") or {}).get("gpu_driver_version")
+        sharing = one.get("gpu_sharing_config") or {}
+        shared = (
+            f", {sharing['gpu_sharing_strategy']} by {int(sharing['max_shared_clients_per_gpu'])}"
+            if int(sharing.get("max_shared_clients_per_gpu") or 0)
+            else ""
+        )
+        partition = f", parts {one['gpu_partition_size']}" if one.get("gpu_partition_size") else ""
+        parts.append(f"{int(one['accelerator_count'])} x {one['accelerator_type']}, driver {driver}{partition}{shared}")
+    return "; ".join(parts) or "none"
+
+
+def placement_of(found: Mapping[str, Any]) -> str:
+    """Return where a node pool's machines stand: "compact" or "anywhere"."""
+    kind = (found.get("placement_policy") or {}).get("type_") or "TYPE_UNSPECIFIED"
+    return "anywhere" if kind == "TYPE_UNSPECIFIED" else str(kind).lower()
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return disk images in one order, without Compute Engine's address."""
+    return ", ".join(sorted(name.removeprefix("https://www.googleapis.com/compute/v1/") for name in names)) or "none"
+
+
+def autoscaling_text(autoscaling: Mapping[str, Any]) -> str:
+    """Return what GKE's autoscaler may do with a node pool."""
+    if not autoscaling.get("enabled"):
+        return "off"
+    least, most = (int(autoscaling.get(f"{end}_node_count") or 0) for end in ("min", "max"))
+    return f"{least} to {most}, {str(autoscaling.get('location_policy') or 'BALANCED').lower()}"
+
+
+def seconds_text(seconds: int | None) -> str:
+    """Return a limit of a machine's life."""
+    return "none" if seconds is None else f"{seconds} s"
 
 
 # -- what would change in a pool's node pools, and when that is refused -------------------------------------------
@@ -323,31 +352,6 @@ def issues(node_pool: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(conditions) or tuple(filter(None, [str(node_pool.get("status_message") or "")]))
 
 
-def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Say what the cluster's first autoscaled node pool does to it ("Autoscaling a cluster"); nothing where it has one.
-
-    Args:
-        pool: The spec.
-        found: All node pools of the cluster.
-    """
-    if not pool.is_autoscaled or any((each.get("autoscaling") or {}).get("enabled") for each in found):
-        return ()
-    return (
-        "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
-        " minutes, so run Ensure once ahead of the first night",
-    )
-
-
-def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
-    """Say what the cloud's own end is for preemptible machines, which take no max_run_duration."""
-    if "PREEMPTIBLE" not in pool.capacity_types:
-        return ()
-    return (
-        "preemptible machines take no max_run_duration: if Airflow is gone for good, Google ends each after 24 hours"
-        " and its group starts another; SPOT machines, at the same price, end for good",
-    )
-
-
 def possible_now(differences: Iterable[Difference], size: int) -> list[Difference]:
     """Return those that can be corrected now: what replaces nodes waits until there is none."""
     return [each for each in differences if each.update and not (each.replaces_nodes and size)]
@@ -367,7 +371,7 @@ def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[
         what="node pool",
         made_for=labels.get(POOL_LABEL),
         owner=owner,
-        is_ours=owner == spec.owner_label or labels.get(SPEC_LABEL) == spec.pool.spec_hash,
+        is_ours=owner == owner_label(spec.owner) or labels.get(SPEC_LABEL) == spec.pool.spec_hash,
         mark=f"the resource label {OWNER_LABEL}",
     )
     if found.get("status") in GONE_SOON:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.queued_nodes import provisioning_class
+from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
 from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned

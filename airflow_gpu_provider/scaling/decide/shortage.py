@@ -10,7 +10,7 @@ from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.widening import how_to_widen
+from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
-from airflow_gpu_provider.platforms.group_update import GroupUpdate
+from airflow_gpu_provider.platforms.answers import GroupUpdate
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.efa import EFA_RESOURCE
+from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_template

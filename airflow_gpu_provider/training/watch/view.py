@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import NODES, Resource
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.widening import how_to_widen
+from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider.errors import GroupFailed, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.platforms.google.owned_node_pools import _all_failed
-from airflow_gpu_provider.platforms.owned_groups import by_reason
+from airflow_gpu_provider.platforms.group_checks import by_reason
 from airflow_gpu_provider.pools import GkeGpuPool
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.pools import NOW, A, B, C, key, lease, pool, snapshot

@@ -12,7 +12,7 @@ from airflow_gpu_provider.platforms.aws.external_groups import TEMPLATE_TAINT, r
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
+from airflow_gpu_provider.platforms.group_checks import candidates_with_room, check_named
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -83,21 +83,21 @@ def test_a_managed_group_says_it_itself() -> None:
     assert (group.types, group.candidate.market, group.made_for) == (("g6.xlarge",), "SPOT", "older")
     assert [str(taint) for taint in group.taints] == ["team=ml:NoSchedule", "soft=:PreferNoSchedule"]
     with pytest.raises(PoolDrift, match="created by this package for pool older"):
-        check(SPEC, 1, [group], known_types=())
+        check_named(SPEC, 1, [group], known_types=())
 
 
 def test_a_self_managed_groups_taints_are_in_its_tags() -> None:
     tags = [{"Key": f"{TEMPLATE_TAINT}team", "Value": "ml:NoSchedule"}, {"Key": "Name", "Value": "x"}]
     group = read_group("own", asg(Tags=tags), None, {})
     with pytest.raises(PoolDrift, match=r"Add 'team=ml:NoSchedule' to the pool's taints"):
-        check(SPEC, 1, [group], known_types=())
+        check_named(SPEC, 1, [group], known_types=())
     tolerant = EksGpuPool(**{**_fields(SPEC), "taints": ("team=ml:NoSchedule",)})
-    assert check(tolerant, 1, [group], known_types=()) == ()
+    assert check_named(tolerant, 1, [group], known_types=()) == ()
 
 
 def test_any_taint_of_nvidia_com_gpu_is_tolerated_by_pods_that_ask_for_gpus() -> None:
     tags = [{"Key": f"{TEMPLATE_TAINT}nvidia.com/gpu", "Value": "whatever:NoExecute"}]
-    assert check(SPEC, 1, [read_group("own", asg(Tags=tags), None, {})], known_types=()) == ()
+    assert check_named(SPEC, 1, [read_group("own", asg(Tags=tags), None, {})], known_types=()) == ()
 
 
 def test_what_people_are_told() -> None:
@@ -112,7 +112,7 @@ def test_what_people_are_told() -> None:
         NewInstancesProtectedFromScaleIn=True,
     )
     raw = {"status": "DEGRADED", "health": {"issues": [{"code": "X", "message": "no subnet"}]}}
-    notes = "\n".join(check(SPEC, 1, [read_group("own", held, raw, {})], known_types=()))
+    notes = "\n".join(check_named(SPEC, 1, [read_group("own", held, raw, {})], known_types=()))
     for words in ("limits allow 2", "keeps 1", "in 2 zones", "launches are suspended", "scale-in", "DEGRADED (X: no"):
         assert words in notes
 

@@ -11,11 +11,11 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling as Scaling
-from airflow_gpu_provider.platforms.aws.last_look import LastLook
+from airflow_gpu_provider.platforms.aws.node_groups import LastLook
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup
 from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups as Managed
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 from tests.unit.scaling.pools import pool
 

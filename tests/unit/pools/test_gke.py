@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
-from airflow_gpu_provider.pools.queued_nodes import provisioning_class
+from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
 from airflow_gpu_provider.training.place.pod_placement import check_gpus
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.from_json import deserialize_pool
 from airflow_gpu_provider.pools.node_user_data import as_text, from_text
+from airflow_gpu_provider.pools.values import deserialize_pool
 from tests.unit.pools.test_eks import pool
 
 AL2023, BOTTLEROCKET = "AL2023_x86_64_NVIDIA", "BOTTLEROCKET_x86_64_NVIDIA"

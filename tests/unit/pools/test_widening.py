@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.pools.widening import how_to_widen
+from airflow_gpu_provider.pools.candidates import how_to_widen
 
 EKS = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 2}
 GKE = {"name": "train", "project_id": "my-project", "cluster_name": "ml", "location": "us-central1", "max_nodes": 2}

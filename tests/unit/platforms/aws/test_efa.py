@@ -10,11 +10,17 @@ from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.aws.efa import Cards, Fabric, check_security_group, check_subnets, read_fabric
+from airflow_gpu_provider.platforms.aws.instance_types import (
+    Cards,
+    Fabric,
+    check_security_group,
+    check_subnets,
+    read_fabric,
+)
 from airflow_gpu_provider.platforms.aws.launch_templates import check_fits
 from airflow_gpu_provider.platforms.aws.network import Subnet
 from airflow_gpu_provider.platforms.aws.template_data import described, template_data
-from airflow_gpu_provider.pools.efa import EFA_INTERFACES, interfaces_of_a_pod
+from airflow_gpu_provider.pools.eks_machines import EFA_INTERFACES, interfaces_of_a_pod
 from tests.unit.pools.test_eks import pool
 
 SHAPE = get_session().get_service_model("ec2").shape_for("RequestLaunchTemplateData")

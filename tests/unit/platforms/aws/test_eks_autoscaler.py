@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.aws import type_notes
+from airflow_gpu_provider.platforms.aws import instance_types
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     TagChange,
     node_labels,
@@ -82,10 +82,10 @@ def test_a_newer_type_with_parts_of_a_gpu_is_refused_where_nothing_tells_cluster
     ec2: Any = Ec2()
     newer = pool(instance_types=["g9f.large", "g9.large", TYPE], node_labels={ACCELERATOR_LABEL: "nvidia-l9"})
     with pytest.raises(PoolSpecError, match=r"no whole GPU for g9f.large, so.* scaling=\"direct\""):
-        type_notes.require_visible_gpus(ec2, newer, newer.instance_types)
-    type_notes.require_visible_gpus(ec2, newer, ["g9.large", TYPE, ""])
+        instance_types.require_visible_gpus(ec2, newer, newer.instance_types)
+    instance_types.require_visible_gpus(ec2, newer, ["g9.large", TYPE, ""])
     assert ec2.asked == ["g9.large", "g9f.large", "g9.large"], "and never one of the catalogue"
-    type_notes.require_visible_gpus(ec2, pool(scaling="direct", instance_types=["g9f.large"]), ["g9f.large"])
+    instance_types.require_visible_gpus(ec2, pool(scaling="direct", instance_types=["g9f.large"]), ["g9f.large"])
     assert len(ec2.asked) == 3
 
 

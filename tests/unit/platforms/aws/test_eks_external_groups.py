@@ -12,7 +12,7 @@ from botocore.session import get_session
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.platforms.aws.external_groups import candidate
-from airflow_gpu_provider.platforms.aws.last_look import LastLook
+from airflow_gpu_provider.platforms.aws.node_groups import LastLook
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.quota import judge, quota_code
 from airflow_gpu_provider.platforms.quota import Quota

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.platforms.aws.last_look import TURN, LastLook
+from airflow_gpu_provider.platforms.aws.node_groups import TURN, LastLook
 
 NOW = datetime(2026, 3, 1, 3, tzinfo=UTC)
 FAILED = {"StatusCode": "Failed", "Description": "Launching a new EC2 instance", "StartTime": NOW, "StatusMessage": "-"}

@@ -18,7 +18,7 @@ from airflow_gpu_provider.platforms.aws.node_versions import (
     read_newest,
     update_request,
 )
-from airflow_gpu_provider.platforms.owned_groups import Difference
+from airflow_gpu_provider.platforms.group_checks import Difference
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
 
 AMI = "AL2023_x86_64_NVIDIA"

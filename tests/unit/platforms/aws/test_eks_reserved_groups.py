@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.platforms.aws.instance_types import type_notes
 from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates, ReservedNow
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.reservations import Reservation, market_of, reservation_of, types_of
 from airflow_gpu_provider.platforms.aws.spec import GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data, template_name
-from airflow_gpu_provider.platforms.aws.type_notes import type_notes
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)

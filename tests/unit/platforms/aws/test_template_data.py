@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.launch_templates import check_fits
 from airflow_gpu_provider.platforms.aws.template_data import described, differences, mark, template_data, template_name
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.template_needs import needs
+from airflow_gpu_provider.pools.eks_machines import needs
 from gpu_sandbox.aws.node_group_rules import check_template_data
 from tests.unit.platforms.aws.test_eks_spec import ZONE, as_described, spec
 

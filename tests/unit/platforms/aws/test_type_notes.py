@@ -15,9 +15,9 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from airflow_gpu_provider.accelerators import instance_types
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.external_groups import candidate
+from airflow_gpu_provider.platforms.aws.instance_types import type_notes
 from airflow_gpu_provider.platforms.aws.launch_templates import check_fits
-from airflow_gpu_provider.platforms.aws.type_notes import type_notes
-from airflow_gpu_provider.pools.efa import EFA_INTERFACES
+from airflow_gpu_provider.pools.eks_machines import EFA_INTERFACES
 from tests.unit.pools.test_eks import pool
 
 REPOSITORY = Path(__file__).parents[4]

@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.google.external_node_pools import _warnings
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 
 POOL = GkeGpuPool(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup, launch_failure, machine_state, machines
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup, launch_failure, machine_state, machines
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 STOCKOUT = {

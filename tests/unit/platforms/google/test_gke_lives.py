@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.platforms.base import MachineLife
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup, ending, last_end, lives
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup, ending, last_end, lives
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 BASE = "gke-c-pool-1234abcd"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Machine
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 
 POOL = GkeGpuPool(

@@ -11,6 +11,7 @@ from google.cloud.container_v1 import NodePool
 
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.google import spec as gke_spec
+from airflow_gpu_provider.platforms.google.owned_node_pools import autoscaling_notes, preemptible_notes
 from airflow_gpu_provider.platforms.google.spec import (
     OWNER_LABEL,
     POOL_LABEL,
@@ -100,9 +101,9 @@ def test_preemptible_machines_have_googles_own_end_which_the_plan_says() -> None
     assert "max_run_duration" not in wanted.node_pool()["config"]
     assert wanted.differences(answered(wanted)) == []
     assert "max_run_duration" in spec(capacity_types=["SPOT"]).node_pool()["config"]
-    (note,) = gke_spec.preemptible_notes(wanted.pool)
+    (note,) = preemptible_notes(wanted.pool)
     assert "Google ends each after 24 hours" in note
-    assert gke_spec.preemptible_notes(pool(capacity_types=["SPOT"])) == ()
+    assert preemptible_notes(pool(capacity_types=["SPOT"])) == ()
 
 
 @pytest.mark.parametrize(
@@ -215,10 +216,10 @@ def test_gkes_own_autoscaler_gets_its_limits() -> None:
 
 def test_the_clusters_first_autoscaled_node_pool_is_told_of() -> None:
     scaled, other = pool(scaling="autoscaler"), {"autoscaling": {"enabled": False}}
-    (note,) = gke_spec.autoscaling_notes(scaled, [other, {"autoscaling": None}])
+    (note,) = autoscaling_notes(scaled, [other, {"autoscaling": None}])
     assert "the control plane may be away for some minutes" in note
-    assert gke_spec.autoscaling_notes(scaled, [other, {"autoscaling": {"enabled": True}}]) == ()
-    assert gke_spec.autoscaling_notes(pool(), []) == ()
+    assert autoscaling_notes(scaled, [other, {"autoscaling": {"enabled": True}}]) == ()
+    assert autoscaling_notes(pool(), []) == ()
 
 
 def test_owners_are_readable_and_told_apart() -> None:

@@ -21,8 +21,8 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PoolNotReleased,
 )
+from airflow_gpu_provider.platforms.answers import GroupUpdate
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine
-from airflow_gpu_provider.platforms.group_update import GroupUpdate
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
