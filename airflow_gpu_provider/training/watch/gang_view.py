@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Feed
@@ -29,9 +28,6 @@ from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.training.watch.object_view import ObjectView, OneObject
 from airflow_gpu_provider.training.watch.view import OnPod
-
-if TYPE_CHECKING:
-    pass
 
 _STOPPED_WITHIN = 30.0  # seconds, Kubernetes' default grace period; what a rank prints goes with its pod
 
