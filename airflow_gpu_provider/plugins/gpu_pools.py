@@ -48,17 +48,13 @@ def bundle_url(static: Path = STATIC) -> str:
 
 def _or_none(make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the result, or nothing on an error: Airflow's API server starts in any case."""
+    from airflow.providers.common.compat.sdk import conf
+
     try:
-        return make() if _is_on() else []
+        return make() if conf.getboolean("gpu_provider", "ui", fallback=True) else []
     except Exception:  # any exception would stop the API server
         log.exception("The page GPU pools is left out of the web UI, because it could not be loaded")
         return []
-
-
-def _is_on() -> bool:
-    from airflow.providers.common.compat.sdk import conf
-
-    return bool(conf.getboolean("gpu_provider", "ui", fallback=True))
 
 
 def _react_apps() -> list[dict[str, Any]]:

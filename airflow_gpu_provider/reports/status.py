@@ -6,7 +6,7 @@ Images whose pull took long are read from the events, which a cluster keeps for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -201,8 +201,7 @@ def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
     )
 
 
-def _notes_of_provisioners(snapshot: PoolSnapshot, machines: Iterable[MachineStatus]) -> Iterator[str]:
-    machines = tuple(machines)
+def _notes_of_provisioners(snapshot: PoolSnapshot, machines: Sequence[MachineStatus]) -> Iterator[str]:
     for group in (group for group in snapshot.groups if group.provisioner):
         who = group.provisioner
         yield from (f"{who}: {issue}" for issue in group.issues)

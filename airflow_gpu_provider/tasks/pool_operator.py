@@ -42,13 +42,11 @@ ERROR = "error"
 _MADE_WITH = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
 
 
-def _fail_at_once_where_it_cannot_help() -> ExceptionRetryPolicy:
-    permanent = [cls for cls in error_types() if not cls.retryable]
-    rule = RetryRule(exception=[*permanent], action=RetryAction.FAIL, reason="another try cannot help")
-    return ExceptionRetryPolicy(rules=[rule])
+_PERMANENT: list[type[BaseException] | str] = [cls for cls in error_types() if not cls.retryable]
 
-
-DEFAULT_RETRY_POLICY = _fail_at_once_where_it_cannot_help()
+DEFAULT_RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[RetryRule(exception=_PERMANENT, action=RetryAction.FAIL, reason="another try cannot help")]
+)
 """Fails at once on errors that another try cannot help, which is part of their types (`retryable`).
 
 The operators hand it to Airflow as their default `retry_policy`. A task with a retry_policy of its own keeps that.
