@@ -27,8 +27,8 @@ from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.checkpoint import check_location
 from airflow_gpu_provider.training.place.pod_placement import Placement
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
 if TYPE_CHECKING:

@@ -26,10 +26,9 @@ from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome, read_wait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
-from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, run_kind_of
+from airflow_gpu_provider.training.watch.watch_loop import cluster_access, follow, read_wait, run_kind_of
 from airflow_gpu_provider.triggers.record import (
     Recorded,
     Values,

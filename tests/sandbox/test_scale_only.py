@@ -40,7 +40,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.google import GoogleTimings

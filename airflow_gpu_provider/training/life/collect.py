@@ -33,8 +33,8 @@ from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.store import as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import RETRY, end_of, why_disrupted
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
 _SHOWN, _SAID = 100, 300

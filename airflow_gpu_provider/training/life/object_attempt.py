@@ -33,10 +33,11 @@ from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest import place_workload, queue_in, training_pods
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.object_wait import ObjectWait, R, of_rank
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
+from airflow_gpu_provider.training.watch.watch_loop import read_wait
 
 _RELEASE_WITHIN = timedelta(minutes=1)
 
@@ -93,8 +94,9 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
 
     def _wait_of(self, watched: WaitOutcome) -> ObjectWait[R]:
         """Return the wait that is over, or that one would do now for what was adopted."""
-        wait = watched.read_wait()
-        return cast("ObjectWait[R]", wait) if wait is not None else self.wait()  # it is this attempt's own
+        if not watched.wait:
+            return self.wait()
+        return cast("ObjectWait[R]", read_wait(watched.kind, watched.wait))  # it is this attempt's own
 
     def _newest(self, wait: ObjectWait[R]) -> dict[R, Json]:
         """Return the newest pod of each rank, as it is now, the lowest rank first."""

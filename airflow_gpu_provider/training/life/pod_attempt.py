@@ -15,9 +15,9 @@ from airflow_gpu_provider.training.life.collect import explained, read_result, r
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v1
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 
 class PodAttempt(TaskAttempt):

@@ -37,8 +37,8 @@ from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownershi
 from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.trigger_log import write_again
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.watch.watch_loop import read_wait
 
 _DEFER_MARGIN = timedelta(minutes=5)
 _ENDS_WITH_ITS_MONEY = timedelta(seconds=5)
@@ -163,7 +163,7 @@ class PodTry:
                 raise
         is_cleared = bool(watched.logs.get("streamed"))
         self._run.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
-        self._defer(watched.read_wait() or self.attempt.wait())
+        self._defer(read_wait(watched.kind, watched.wait) if watched.wait else self.attempt.wait())
 
     def _collect(self, watched: WaitOutcome) -> object:
         return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))

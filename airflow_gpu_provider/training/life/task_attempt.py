@@ -43,10 +43,9 @@ from airflow_gpu_provider.training.place.checkpoint import (
     environment,
 )
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.training.watch.view import RunKind
 from airflow_gpu_provider.training.watch.watch_loop import follow, run_kind_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -67,16 +67,20 @@ async def follow(
     return progress
 
 
+_KINDS: Mapping[type[AttemptWait], Callable[..., RunKind]] = {
+    PodWait: OnePod,
+    GangWait: OneGang,
+    WorkloadWait: OneWorkload,
+}
+
+
 def run_kind_of(wait: AttemptWait) -> RunKind:
-    match wait:
-        case PodWait():
-            return OnePod(wait)
-        case GangWait():
-            return OneGang(wait)
-        case WorkloadWait():
-            return OneWorkload(wait)
-        case _:
-            raise NotImplementedError(type(wait))
+    return _KINDS[type(wait)](wait)
+
+
+def read_wait(kind: str, record: Json) -> AttemptWait:
+    """Read the wait of a trigger's record or event: its `run_kind`, and itself."""
+    return {each.run_kind: each for each in _KINDS}[kind].from_record(record)
 
 
 async def watch(

@@ -26,7 +26,7 @@ from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, Pod
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.training.test_pod_end import START, disrupted, ended, lost, pod
 from tests.unit.training.test_pod_placement import a_pool

@@ -20,7 +20,7 @@ from airflow_gpu_provider.training.life import object_attempt
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt
 from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training import test_gang_wait
 from tests.unit.training.pod_life import Life
 from tests.unit.training.test_pod_end import START, ended, pod, running

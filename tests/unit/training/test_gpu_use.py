@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.gpu_use import (
     GPUS_KEPT,
     GpuUse,
@@ -18,7 +19,6 @@ from airflow_gpu_provider.training.wait.gpu_use import (
     parse,
 )
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
 
 PERCENTS = st.integers(0, 100)
 UNKNOWN = st.sampled_from(["[N/A]", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]", "", "nan", "-1"])

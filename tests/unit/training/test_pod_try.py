@@ -26,7 +26,7 @@ from airflow_gpu_provider.training.life import task_attempt
 from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.run import Preemptions
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training.pod_life import AWAY, ENDED_WELL, EVICTED, FAILED, OWNER, PHASES, UNSEEN, Life, event
 from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_end import pod, running

@@ -22,11 +22,10 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
-from airflow_gpu_provider.training.wait.wait_outcome import read_wait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch import view
 from airflow_gpu_provider.training.watch import watch_loop as watch
-from airflow_gpu_provider.training.watch.watch_loop import run_kind_of
+from airflow_gpu_provider.training.watch.watch_loop import read_wait, run_kind_of
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
 from tests.fakes.clock import START, VirtualClock

@@ -19,8 +19,7 @@ from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
-from airflow_gpu_provider.training.wait.wait_outcome import WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_wait import WAIT
