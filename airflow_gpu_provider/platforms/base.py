@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Literal
 
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.pools.prices import too_dear_lines
@@ -381,5 +381,5 @@ class Platform(ABC):
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
     kind = "provisioner" if getattr(pool, "provisioner", None) else pool.kind
-    module, name = _PLATFORMS[kind].split(":")
-    return cast("Platform", getattr(import_module(module), name)(pool, owner=owner))
+    platform: Platform = resolve_name(_PLATFORMS[kind])(pool, owner=owner)
+    return platform

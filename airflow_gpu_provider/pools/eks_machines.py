@@ -20,8 +20,8 @@ IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network", "fast_st
 
 DEFAULT_DISK_GIB = 100
 # gp3, by botocore's LaunchTemplateEbsBlockDeviceRequest, and "General Purpose SSD volumes" of the EBS user guide.
-_SIZE, _IOPS, _THROUGHPUT = (1, 65_536), (3000, 80_000), (125, 2000)
-_MIB_PER_IOPS, _IOPS_PER_GIB = 0.25, 500
+_LIMITS = {"disk_size": (1, 65_536, " GiB"), "disk_iops": (3000, 80_000, ""), "disk_throughput": (125, 2000, " MiB/s")}
+_LEAST_IOPS, _MIB_PER_IOPS, _IOPS_PER_GIB = 3000, 0.25, 500
 
 
 def needs(pool: EksGpuPool) -> tuple[str, ...]:
@@ -53,18 +53,15 @@ def template_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
 
 def _volume_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
     iops, throughput, size = pool.disk_iops, pool.disk_throughput, pool.disk_size or DEFAULT_DISK_GIB
-    if pool.disk_size is not None and not _SIZE[0] <= pool.disk_size <= _SIZE[1]:
-        yield f"disk_size={pool.disk_size} must be between {_SIZE[0]} and {_SIZE[1]} GiB, as gp3 has it", "Correct it."
-    if iops is not None and not _IOPS[0] <= iops <= _IOPS[1]:
-        yield f"disk_iops={iops} must be between {_IOPS[0]} and {_IOPS[1]}, as gp3 has it", "Correct it."
-    if throughput is not None and not _THROUGHPUT[0] <= throughput <= _THROUGHPUT[1]:
-        limits = f"between {_THROUGHPUT[0]} and {_THROUGHPUT[1]} MiB/s"
-        yield f"disk_throughput={throughput} must be {limits}, as gp3 has it", "Correct it."
-    least = -(-(throughput or 0) // _MIB_PER_IOPS)
-    if least > (iops or _IOPS[0]):
+    for name, (least, most, unit) in _LIMITS.items():
+        value = getattr(pool, name)
+        if value is not None and not least <= value <= most:
+            yield f"{name}={value} must be between {least} and {most}{unit}, as gp3 has it", "Correct it."
+    needed = -(-(throughput or 0) // _MIB_PER_IOPS)
+    if needed > (iops or _LEAST_IOPS):
         yield (
-            f"disk_throughput={throughput} is more than gp3 gives with {iops or _IOPS[0]} IOPS, a MiB/s for four",
-            f"Set disk_iops={least:.0f} at least.",
+            f"disk_throughput={throughput} is more than gp3 gives with {iops or _LEAST_IOPS} IOPS, a MiB/s for four",
+            f"Set disk_iops={needed:.0f} at least.",
         )
     if iops is not None and iops > size * _IOPS_PER_GIB:
         yield (

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self, cast
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
 
@@ -258,5 +258,5 @@ def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
     if path is None:
         known = ", ".join(sorted(_KINDS))
         raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
-    module, name = path.split(":")
-    return cast("type[GpuPool]", getattr(import_module(module), name))
+    found: type[GpuPool] = resolve_name(path)
+    return found

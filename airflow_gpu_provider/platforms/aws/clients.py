@@ -69,6 +69,12 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
 
 
+def instances(ec2: AwsService, **which: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield instances as DescribeInstances shows them."""
+    for reservation in ec2.items("describe_instances", "Reservations", **which):
+        yield from reservation["Instances"]
+
+
 class _Session:
     """What one look-up of the connection gave, and the clients that were made of it."""
 

@@ -141,7 +141,7 @@ class EksCluster:
         self._describe(last.unknown(names), {})
         groups = last.groups()
         asgs = self.scaling.groups({*filter(None, map(asg_name, groups.values())), *besides})
-        behind = _by_group(groups, asgs)
+        behind = {name: asgs[asg] for name, raw in groups.items() if (asg := asg_name(raw)) and asg in asgs}
         last.note(behind)
         changed, now = last.changed(behind), self.scaling.now()
         busy = {name for name, asg in behind.items() if self._may_have_more(asg, now)}
@@ -192,13 +192,6 @@ class EksCluster:
             change = tag_change(self.pool, instance_type, found)
             self.scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
             self.scaling.remove_tags(asg, change.remove)
-
-
-def _by_group(
-    groups: Mapping[str, Mapping[str, Any]], asgs: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Mapping[str, Any]]:
-    """Return the Auto Scaling groups that are there, by their node groups' names."""
-    return {name: asgs[asg] for name, raw in groups.items() if (asg := asg_name(raw)) and asg in asgs}
 
 
 def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: AsgState) -> Group:

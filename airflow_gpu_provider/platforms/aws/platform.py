@@ -12,6 +12,7 @@ from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.answers import Refusals, has_code
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws import prices
+from airflow_gpu_provider.platforms.aws.clients import instances
 from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 from airflow_gpu_provider.platforms.aws.external_groups import ExternalGroups
 from airflow_gpu_provider.platforms.aws.group_state import instance_end, instance_ids, launched_by, lives
@@ -117,12 +118,12 @@ class EksPlatform(CloudPlatform):
 
     def machine_end(self, machine: str) -> MachineEnd | None:
         try:
-            found = [*self._clients.ec2.items("describe_instances", "Reservations", InstanceIds=[machine])]
+            found = [*instances(self._clients.ec2, InstanceIds=[machine])]
         except CloudError as error:
             if has_code(error, "InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"):
                 return None  # EC2 forgets an ended instance within the hour, and not each node is one
             raise
-        for instance in (instance for reservation in found for instance in reservation["Instances"]):
+        for instance in found:
             if end := instance_end(instance):
                 return end
         cause = self._eks.scaling.why_ending(machine)
@@ -131,11 +132,11 @@ class EksPlatform(CloudPlatform):
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}
         read = in_parallel(lambda asg: self._eks.scaling.activities_since(asg, since), behind)
-        instances = self._instances({*known, *(each for some in read for each in instance_ids(some))})
+        described = self._instances({*known, *(each for some in read for each in instance_ids(some))})
         return tuple(
             life
             for asg, activities in zip(behind, read, strict=True)
-            for life in lives(behind[asg], activities, launched_by(asg, instances), since)
+            for life in lives(behind[asg], activities, launched_by(asg, described), since)
         )
 
     def _instances(self, ids: Collection[str]) -> list[Mapping[str, Any]]:
@@ -145,8 +146,5 @@ class EksPlatform(CloudPlatform):
         return [
             instance
             for some in parts
-            for reservation in self._clients.ec2.items(
-                "describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": some}]
-            )
-            for instance in reservation["Instances"]
+            for instance in instances(self._clients.ec2, Filters=[{"Name": "instance-id", "Values": some}])
         ]

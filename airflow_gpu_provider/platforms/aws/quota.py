@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from airflow_gpu_provider.accelerators import instance_type
-from airflow_gpu_provider.platforms.aws.clients import AwsService
+from airflow_gpu_provider.platforms.aws.clients import AwsService, instances
 from airflow_gpu_provider.platforms.quota import Limited, Quota, Verdict, judge_all
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -86,11 +86,9 @@ def _running(ec2: AwsService) -> list[tuple[str, str]]:
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
         {"Name": "instance-type", "Values": ["g*", "p*", "vt*"]},
     ]
-    reservations = ec2.items("describe_instances", "Reservations", Filters=filters)
     return [
         (instance["InstanceType"], "SPOT" if instance.get("InstanceLifecycle") == "spot" else "ON_DEMAND")
-        for reservation in reservations
-        for instance in reservation["Instances"]
+        for instance in instances(ec2, Filters=filters)
         if instance.get("InstanceLifecycle") not in _RESERVED
     ]
 

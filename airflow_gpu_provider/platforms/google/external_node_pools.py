@@ -34,9 +34,6 @@ from airflow_gpu_provider.pools.values import taints_from_cloud
 class ExternalNodePools(GroupSource):
     """The node pools that a pool names: `manage="scale"`."""
 
-    permissions: tuple[str, ...] = ()
-    """What a run needs for them, apart from their sizes and machines."""
-
     def __init__(self, gke: GkeCluster) -> None:
         self._gke = gke
         self._pool = gke.pool

@@ -31,9 +31,6 @@ class OwnedNodePools(GroupSource):
         owner: Who writes them, for the label that a PoolDrift names: "installation/dag id".
     """
 
-    permissions = ("container.clusters.update",)
-    """What a run needs for them, apart from their sizes and machines."""
-
     def __init__(self, gke: GkeCluster, owner: str) -> None:
         self._gke = gke
         self._pool = gke.pool

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
 """What a run needs to set sizes and to release machines."""
 
+_CHANGES_OF_OWNED = ("container.clusters.update",)
+"""And for node pools of its own."""
+
 
 class GkePlatform(CloudPlatform):
     """A pool on Google Kubernetes Engine.
@@ -59,7 +62,7 @@ class GkePlatform(CloudPlatform):
         return f"{where}, as {self._clients.identity}"
 
     def refusals(self) -> Refusals:
-        wanted = (*_CHANGES, *self._node_pools.permissions)
+        wanted = _CHANGES if self._pool.manage == "scale" else (*_CHANGES, *_CHANGES_OF_OWNED)
         path, body = f"projects/{self._pool.project_id}:testIamPermissions", {"permissions": list(wanted)}
         fix = "docs/iam-gke.md has the whole role."
         try:
