@@ -17,8 +17,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
-from airflow_gpu_provider.pools.prices import typed_prices
-from airflow_gpu_provider.pools.run_budget import rate_in_words
+from airflow_gpu_provider.pools.prices import rate_in_words, typed_prices
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.aws.clients import AwsClients, AwsService, price_list_region
-from airflow_gpu_provider.platforms.list_prices import Kept, Price, Unknown, list_prices
+from airflow_gpu_provider.platforms.group_source import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 

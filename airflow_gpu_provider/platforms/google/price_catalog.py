@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.google.clients import GoogleClients, Rest
-from airflow_gpu_provider.platforms.list_prices import Kept, Price, Unknown, list_prices
+from airflow_gpu_provider.platforms.group_source import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 

@@ -21,8 +21,7 @@ from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import PriceRecord, too_dear
-from airflow_gpu_provider.pools.run_budget import in_words, rate_in_words
+from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 QUOTA_HOLDS = timedelta(minutes=30)

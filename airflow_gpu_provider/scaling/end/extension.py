@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.run_budget import Budget, in_words
+from airflow_gpu_provider.pools.prices import Budget, in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 

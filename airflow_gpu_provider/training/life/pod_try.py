@@ -26,7 +26,7 @@ from airflow_gpu_provider.errors import (
     PodFailed,
     TaskKilled,
 )
-from airflow_gpu_provider.pools.run_budget import in_words
+from airflow_gpu_provider.pools.prices import in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand import list_demand

@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
 from airflow_gpu_provider.errors import PermissionDenied, PoolSpecError
-from airflow_gpu_provider.pools.run_budget import Budget
+from airflow_gpu_provider.pools.prices import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop

@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
-from airflow_gpu_provider.pools.run_budget import WARN_AT
+from airflow_gpu_provider.pools.prices import WARN_AT
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come

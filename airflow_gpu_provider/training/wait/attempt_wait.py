@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, PodPreempted
-from airflow_gpu_provider.pools.run_budget import WARN_AT
+from airflow_gpu_provider.pools.prices import WARN_AT
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP
+from airflow_gpu_provider.pools.prices import TIME_TO_STOP
 from tests.airflow.chaos.cell import Cell, Night
 from tests.airflow.chaos.faults import Ends, Promise, ZeroBy
 from tests.airflow.chaos.pods import PodStory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.cli.tables import lease_rows, leftover_row, machine_rows, pool_row
-from airflow_gpu_provider.pools.run_budget import Budget
+from airflow_gpu_provider.pools.prices import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import Leftover
 from tests.unit.scaling.pools import NOW, lease, machine, node, pool, snapshot

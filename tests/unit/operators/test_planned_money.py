@@ -8,7 +8,7 @@ import pytest
 
 from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import KubernetesGpuPool
-from airflow_gpu_provider.pools.run_budget import budget_of
+from airflow_gpu_provider.pools.prices import budget_of
 from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 from tests.unit.pools.test_budget import AT, listed, pool
 

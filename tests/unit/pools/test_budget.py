@@ -16,8 +16,15 @@ from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.pools.prices import ListPrices
-from airflow_gpu_provider.pools.run_budget import TIME_TO_STOP, Budget, as_amount, budget_of, check_max_cost, dearest
+from airflow_gpu_provider.pools.prices import (
+    TIME_TO_STOP,
+    Budget,
+    ListPrices,
+    as_amount,
+    budget_of,
+    check_max_cost,
+    dearest,
+)
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pools.run_budget import Budget
+from airflow_gpu_provider.pools.prices import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.training.life import run as life_run
 from tests.fakes.clock import START

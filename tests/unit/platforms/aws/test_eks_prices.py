@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.aws.clients import price_list_region
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.prices import price_of
 from airflow_gpu_provider.platforms.base import Plan
-from airflow_gpu_provider.platforms.list_prices import Unknown
+from airflow_gpu_provider.platforms.group_source import Unknown
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import ServiceDisabled
 from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.price_catalog import Part, machine_price, parts, read
-from airflow_gpu_provider.platforms.list_prices import Unknown
+from airflow_gpu_provider.platforms.group_source import Unknown
 from airflow_gpu_provider.pools import GkeGpuPool
 
 REGION = "us-central1"
