@@ -123,7 +123,6 @@ class LaunchFailure:
 
     @property
     def out_of_stock(self) -> bool:
-        """Whether capacity was the reason."""
         return self.kind == "out_of_stock"
 
     @property

@@ -145,6 +145,9 @@ def by_reason(why: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {why[names[0]].rstrip('.')}" for names in alike.values())
 
 
+# -- groups that others own and a pool names: what they must have before they are used -----------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamedGroup:
     """One external group, as its cloud describes it.

@@ -202,7 +202,6 @@ class EksGpuPool(GpuPool):
 
     @property
     def preferences(self) -> Preferences:
-        """What machines may be: capacity types, instance types and zones."""
         markets, names = self.capacity_types, self.reservations
         return Preferences(markets=markets, types=self.instance_types, zones=self.zones, reservations=names)
 
@@ -211,7 +210,6 @@ class EksGpuPool(GpuPool):
         return self.preferences.candidates(zones, self._group_name)
 
     def reserved_candidate(self, reservation: str, zone: str, instance_type: str, market: Market) -> Candidate:
-        """Return the candidate of a reservation."""
         group = f"{self._group_name(zone, instance_type, market)}-{reservation}"
         return Candidate(group=group, zone=zone, instance_type=instance_type, market=market, reservation=reservation)
 

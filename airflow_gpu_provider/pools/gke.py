@@ -244,11 +244,9 @@ class GkeGpuPool(GpuPool):
 
     @property
     def preferences(self) -> Preferences:
-        """What machines may be: capacity types, machine types and zones."""
         return Preferences(markets=self.capacity_types, types=self.machine_types, zones=self.node_locations)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
-        """Return the pool's candidates over `zones`, the most preferred first."""
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
 
     def _devices(self, machine_type: str) -> int | None:

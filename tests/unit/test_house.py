@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2] / "airflow_gpu_provider"
 CLOUDS = {"aws", "google", "external"}
 
 LONGEST_FILE, LONGEST_CLASS, MEDIAN_FUNCTION = 400, 300, 6  # lines
-LONGER_FILES = {"errors.py": 500, "platforms/base.py": 406, "pools/gpu_pool.py": 420}
+LONGER_FILES = {"errors.py": 500}
 """What is longer already: not to grow. In errors.py each failure a user can see has its class."""
-LONGER_CLASSES = {"GkeGpuPool": 322, "GpuPool": 326, "View": 324}
+LONGER_CLASSES = {"GpuPool": 311, "View": 324}
 """The same; of the pools most is what their arguments mean."""
 
 

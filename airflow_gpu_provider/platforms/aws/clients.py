@@ -234,7 +234,6 @@ class AwsClients:
 
     @cached_property
     def ec2_once(self) -> AwsService:
-        """EC2, tried once."""
         return self._service("ec2", once=True)
 
     def read_connection_again(self) -> None:
@@ -265,7 +264,6 @@ class AwsClients:
         return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
     def _open(self) -> _Session:
-        """Look the connection up."""
         hook = EksHook(aws_conn_id=self._conn_id, region_name=self._region)
         if self._conn_id and not hook.conn_config:
             otherwise = "; aws_conn_id=None uses the worker's own credentials"

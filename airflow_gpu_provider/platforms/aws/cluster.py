@@ -89,17 +89,14 @@ class EksCluster:
 
     @cached_property
     def groups(self) -> NodeGroups:
-        """Calls about its managed node groups."""
         return NodeGroups(self.clients.eks, self.pool)
 
     @cached_property
     def templates(self) -> OwnedTemplates:
-        """Calls about the launch templates that this package makes."""
         return OwnedTemplates(self.clients.ec2, self.pool)
 
     @cached_property
     def scaling(self) -> AutoScaling:
-        """Calls about Auto Scaling groups."""
         return AutoScaling(self.clients.autoscaling, self.make_marks())
 
     def asgs_of(self, groups: Collection[str]) -> dict[str, str]:

@@ -263,7 +263,6 @@ def read_group(
 def candidate(
     name: str, asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
 ) -> Candidate:
-    """Return where a group's machines come from."""
     types = machine_types(asg, node_group, template)
     market: Market = node_group.get("capacityType", "ON_DEMAND") if node_group else _market(asg, template)
     if market == "ON_DEMAND" and target_of(template):

@@ -247,7 +247,6 @@ def lives(
 
 
 def instance_ids(activities: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the instances that these activities tell of."""
     return {found for activity in activities if (found := instance_of(activity))}
 
 

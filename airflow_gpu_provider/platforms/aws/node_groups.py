@@ -214,7 +214,6 @@ class NodeGroups:
         report(f"deleting {name}")
 
     def names(self) -> list[str]:
-        """Return the names of all node groups of the cluster."""
         return list(self._eks.items("list_nodegroups", "nodegroups", clusterName=self._pool.cluster_name))
 
 
@@ -281,7 +280,6 @@ class LastLook:
         return [name for name in names if name not in self._groups]
 
     def groups(self) -> dict[str, Answer]:
-        """Return what is known of node groups, by name."""
         return {name: seen.group for name, seen in self._groups.items()}
 
     def changed(self, asgs: Mapping[str, Answer]) -> list[str]:

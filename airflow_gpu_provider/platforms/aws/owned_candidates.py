@@ -61,7 +61,6 @@ class OwnedCandidates:
 
     @cached_property
     def subnets(self) -> dict[str, Subnet]:
-        """The subnet of each zone, by zone."""
         if self._pool.subnets:
             return zone_subnets(self._eks.clients.ec2, self._pool, of_nodes=(), of_cluster=())
         return zone_subnets(
@@ -85,7 +84,6 @@ class OwnedCandidates:
         return self.reserved_now().found
 
     def reserved_now(self) -> ReservedNow:
-        """Return the pool's reservations as they are now."""
         if not self._pool.reservations:
             return ReservedNow(ids=(), found={}, at=datetime.min.replace(tzinfo=UTC))
         ec2 = self._eks.clients.ec2

@@ -200,6 +200,5 @@ def reservation_of(group: Mapping[str, Any]) -> str:
 
 
 def market_of(group: Mapping[str, Any]) -> Market:
-    """Return the market of a group of ours."""
     found: Market = group.get("capacityType") or "ON_DEMAND"
     return "RESERVED" if found == "ON_DEMAND" and reservation_of(group) else found

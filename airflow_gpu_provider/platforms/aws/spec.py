@@ -62,7 +62,6 @@ class GroupSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """All labels of the group's nodes."""
         return node_labels(self.pool, self.candidate.instance_type)
 
     @property

@@ -52,7 +52,6 @@ class ExternalMachinesPlatform(Platform):
         }
 
     def _group(self, machines: Mapping[str, Machine]) -> Group:
-        """Return the one group that such a pool has."""
         return Group(
             name=self._pool.name,
             candidate=Candidate(group=self._pool.name, zone="", instance_type="", market="ON_DEMAND"),

@@ -91,7 +91,6 @@ def newest_failure(found: Sequence[LaunchFailure], worked: Collection[datetime])
 
 
 def machine_of(claim: NodeClaim, group: str) -> Machine:
-    """Return the machine that a claim is for."""
     state: MachineState = "running" if claim.node else "pending"
     if claim.deleting:
         state = "terminating"

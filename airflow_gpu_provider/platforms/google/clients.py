@@ -187,12 +187,10 @@ class GoogleClients:
 
     @cached_property
     def compute(self) -> Rest:
-        """Compute Engine's API."""
         return self._rest("compute_endpoint", "compute", "compute/v1")
 
     @cached_property
     def resource_manager(self) -> Rest:
-        """Cloud Resource Manager's API."""
         return self._rest("resource_manager_endpoint", "cloudresourcemanager", "v1")
 
     @cached_property
@@ -232,7 +230,6 @@ class GoogleClients:
         return self._accounts.call(token)
 
     def _open(self) -> _Account:
-        """Look the connection up."""
         with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection), self._readable():
             hook = GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
             return _Account(hook, _telling_the_email(hook.get_credentials(), hook.scopes))

@@ -79,17 +79,14 @@ class GkeCluster:
 
     @cached_property
     def node_pools(self) -> NodePools:
-        """Calls about its node pools."""
         return NodePools(self.clients.gke, self.pool)
 
     @cached_property
     def operations(self) -> Operations:
-        """GKE's operations."""
         return Operations(self.clients.gke, self.node_pools.location, self.pool.cluster_name)
 
     @cached_property
     def groups(self) -> InstanceGroups:
-        """Calls about managed instance groups."""
         return InstanceGroups(self.clients.compute)
 
     def observe(self, found: Sequence[GkeGroup]) -> tuple[Group, ...]:

@@ -88,7 +88,6 @@ def machine_state(managed: Mapping[str, Any]) -> MachineState:
 
 
 def machines(node_pool: str, groups: Iterable[InstanceGroup]) -> tuple[Machine, ...]:
-    """Return the machines of a node pool."""
     return tuple(
         Machine(
             id=name_of(one), group=node_pool, state=machine_state(one), launched_at=group.launched.get(name_of(one))

@@ -58,7 +58,6 @@ class NodePools:
         return {name: each for name, each in self.read().items() if is_owned(each, self._pool)}
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
-        """Return a NodePool, or None where there is no such."""
         with unless_answered("NOT_FOUND"):
             return self._gke.call("get_node_pool", permission=_READ, name=self._path(name))
         return None
@@ -216,7 +215,6 @@ class Operations:
         )
 
     def get(self, name: str) -> Mapping[str, Any]:
-        """Return an operation as it is now."""
         return self._gke.call(
             "get_operation", permission="container.operations.get", name=f"{self._location}/operations/{name}"
         )

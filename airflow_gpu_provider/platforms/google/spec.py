@@ -267,7 +267,6 @@ def labels_of(node_pool: Mapping[str, Any]) -> dict[str, str]:
 
 
 def market_of(node_pool: Mapping[str, Any]) -> Market:
-    """Return the capacity type of a node pool."""
     config = node_pool.get("config") or {}
     return "SPOT" if config.get("spot") else "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
 
