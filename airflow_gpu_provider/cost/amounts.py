@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from airflow_gpu_provider.pools import GpuPool
@@ -19,14 +19,16 @@ def cost_since(price: float | None, since: datetime | None, now: datetime) -> fl
     return round(price * max(0.0, (now - since).total_seconds()) / 3600, 4)
 
 
-def total(costs: Iterable[float | None]) -> float | None:
+def sum_known(costs: Sequence[float | None]) -> float | None:
     """Return the sum of the costs; None if one of them is unknown."""
-    known: list[float] = []
-    for cost in costs:
-        if cost is None:
-            return None
-        known.append(cost)
-    return round(sum(known), 4)
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def total(costs: Iterable[float | None]) -> float | None:
+    """Return the sum of the costs, rounded; None if one of them is unknown."""
+    found = sum_known([*costs])
+    return None if found is None else round(found, 4)
 
 
 def in_words(cost: float | None, currency: str, *, at_least: bool = False, by: str = "") -> str:

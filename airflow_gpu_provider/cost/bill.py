@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.amounts import UNKNOWN, price_source
+from airflow_gpu_provider.cost.amounts import UNKNOWN, price_source, sum_known
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import PriceRecord
@@ -144,7 +144,7 @@ class Bill:
 
     @property
     def total_cost(self) -> float | None:
-        return _sum_known([*self.cost.values()])
+        return sum_known([*self.cost.values()])
 
     @property
     def is_idle(self) -> bool:
@@ -240,7 +240,7 @@ def together(bills: Sequence[Bill]) -> Bill:
     one = currencies.pop() if len(currencies) == 1 else ""
     return Bill(
         seconds={phase: sum(each.seconds[phase] for each in bills) for phase in PHASES},
-        cost={phase: _sum_known([each.cost[phase] for each in bills]) if one else None for phase in PHASES},
+        cost={phase: sum_known([each.cost[phase] for each in bills]) if one else None for phase in PHASES},
         currency=one,
         pool=bills[0].pool,
         price_source=next((each.price_source for each in bills if each.price_source), ""),
@@ -260,11 +260,6 @@ def _computed_together(bills: Sequence[Bill]) -> ComputedShare | None:
         return None
     worked = sum(each.seconds["working"] for each in bills)
     return ComputedShare(share=sum(of.share * part for of, part in known) / seconds, known=seconds / worked)
-
-
-def _sum_known(costs: Sequence[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None
 
 
 class _Amounts:
