@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from http.client import responses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
-from airflow_gpu_provider.cluster.access import Credentials, Shown
+from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials, Shown
 from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, resource_of
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
@@ -26,9 +26,6 @@ from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.access import ClusterAccess
 
 READ_TIMEOUT = 30.0
 _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB

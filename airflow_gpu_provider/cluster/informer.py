@@ -21,18 +21,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
+from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import Resource
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.access import ClusterAccess
 
 PAGE = "500"
 WATCH_SECONDS = 290  # the server ends a watch after this; kube-apiserver's own default is 5 to 10 minutes
