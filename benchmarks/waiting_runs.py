@@ -47,10 +47,7 @@ class WaitingRuns:
 
     async def requests_in_looks(self, looks: int) -> Counter[str]:
         """Count the requests of so many looks at the pool, one soon after the other."""
-        with (
-            patch.object(pool_loop, "SOONEST", 0.01),
-            patch("airflow_gpu_provider.scaling.wait.wait_loop.SOONEST", 0.01),
-        ):
+        with patch.object(pool_loop, "SOONEST", 0.01):
             async with self._waiting(), asyncio.timeout(60):
                 while self._pool.cloud.calls["observe"] < looks:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)

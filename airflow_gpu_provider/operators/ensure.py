@@ -299,7 +299,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._defer_to(NodesTrigger(record.to_record()), what, until=wait.deadline, timeout=within)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
+        from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
 
         waiting = run_wait(wait, self.gpu_pool, owner, report=self.log.info, every=15.0, reconciler=reconciler)
         return dict(self._stop.run(waiting).result or {})

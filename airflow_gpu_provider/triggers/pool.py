@@ -26,8 +26,7 @@ from airflow_gpu_provider.triggers.record import (
 )
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.scaling.wait.pool_loop import Write
-    from airflow_gpu_provider.scaling.wait.wait_loop import Wait
+    from airflow_gpu_provider.scaling.wait.pool_loop import Wait, Write
 
 
 RECORD_VERSION = 1
@@ -53,7 +52,7 @@ class _PoolTrigger(RecordTrigger):
         return PoolRecord.from_record(self.record)
 
     async def _run(self, wait: Wait, first: Write | None = None) -> Mapping[str, Any] | None:
-        from airflow_gpu_provider.scaling.wait.wait_loop import run_wait
+        from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
 
         pool, is_resumed = deserialize_pool(self._row.pool), has_returned(self.record)
         progress = await run_wait(

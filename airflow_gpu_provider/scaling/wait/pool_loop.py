@@ -1,7 +1,8 @@
-"""One reconcile loop for each pool, owner and event loop, to which all waits for the pool subscribe.
+"""One reconcile loop for each pool, owner and event loop, to which all waits for the pool subscribe; and these waits.
 
 However many runs wait in a triggerer, cluster and cloud get the requests of one, and only one takes the pool's lock.
-The reconcile is level-triggered, so each outcome serves all of them.
+The reconcile is level-triggered, so each outcome serves all of them. `run_wait` drives a wait's steps for the blocking
+operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.informer import Change, watching
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
@@ -25,6 +29,9 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler, open_pool
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait.retry import Tolerance
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 
 SOONEST = 2.0
 """Minimum seconds between two checks, unless the nodes change or a write is requested."""
@@ -282,3 +289,97 @@ async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess]
         except Exception:  # noqa: BLE001 - the pool is looked at all the same
             _log.exception("Changes of pool %s are not heard", pool.name)
         await asyncio.sleep(_AGAIN_AFTER)
+
+
+# -- waits ---------------------------------------------------------------------------------------------------
+
+_PATIENCE = 8.0
+
+
+class Wait(Protocol):
+    @property
+    def started(self) -> datetime: ...
+
+    @property
+    def deadline(self) -> datetime: ...
+
+    def step(self, snapshot: PoolSnapshot) -> Progress: ...
+
+
+class _ClusterTime:
+    """The cluster's time: from the last snapshot, plus the time that this machine has measured since.
+
+    Before the first snapshot this machine's clock is used; it only limits how long errors are tolerated.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.is_now(self._clock.now())
+
+    def is_now(self, at: datetime) -> None:
+        self._at, self._counted_from = at, self._clock.monotonic()
+
+    def now(self) -> datetime:
+        return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
+
+
+def _patience(wait: Wait) -> Tolerance:
+    """Return the Tolerance for errors from now on; the same access has worked before the wait began."""
+    return Tolerance(wait.deadline, worked=True)
+
+
+async def run_wait(
+    wait: Wait,
+    pool: GpuPool,
+    owner: str,
+    *,
+    report: Report,
+    every: float,
+    is_resumed: bool = False,
+    first: Write | None = None,
+    reconciler: Reconciler | None = None,
+) -> Progress:
+    """Have the pool reconciled, and step after each check, until the wait is done.
+
+    Args:
+        every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
+            not report that it is starting or terminating a machine.
+        is_resumed: Another process has already logged this wait; see Narrator.
+        first: What to write before the wait's first step; it is repeated until it succeeds.
+    """
+    narrator = Narrator(report, started=wait.started, is_resumed=is_resumed)
+    clock = _ClusterTime()
+    patience = _patience(wait)
+    looks = Subscription(lambda: pause_after(clock.now() - wait.started, every), report=report)
+    if first:
+        looks.ask(first)
+    subscribe(looks, pool, owner, reconciler)
+    try:
+        while True:
+            try:
+                outcome = await looks.next()
+            except GpuError as error:
+                if not patience.allows(error, clock.now()):
+                    raise
+                if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
+                    narrator.log(clock.now(), patience.in_words(error))
+                continue
+            clock.is_now(outcome.snapshot.now)
+            progress = wait.step(outcome.snapshot)
+            patience = _patience(wait)
+            narrator.log(
+                clock.now(), *outcome.log_lines, *progress.lines, *([progress.ask.why] if progress.ask else [])
+            )
+            if progress.done:
+                return progress
+            if progress.error:
+                raise progress.error
+            if progress.ask:
+                looks.ask(progress.ask)
+    finally:
+        await leave(looks, pool, owner)
+
+
+def pause_after(waited: timedelta, every: float) -> float:
+    """Return the seconds between two checks for a wait that has lasted this long."""
+    return min(every, max(SOONEST, waited.total_seconds() / _PATIENCE))

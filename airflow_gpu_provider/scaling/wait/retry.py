@@ -11,15 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.wait.records import Record
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
 T = TypeVar("T")
 

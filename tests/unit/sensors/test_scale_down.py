@@ -23,7 +23,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling.wait import pool_loop, wait_loop
+from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor, _released
@@ -85,7 +85,6 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
         monkeypatch.setattr(pool_loop, "open_pool", played.open)
 
     monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
-    monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
     monkeypatch.setattr(record, "EVENT_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(pool_loop, "watching", _refuses)
     return use

@@ -22,8 +22,8 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
 )
 from airflow_gpu_provider.scaling.wait import pool_loop
-from airflow_gpu_provider.scaling.wait import wait_loop as module
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress, run_wait
+from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
+from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from tests.unit.scaling.pools import pool
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +38,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         """Stands for the feed of node changes, which has tests of its own."""
 
     monkeypatch.setattr(pool_loop, "SOONEST", 0.0)
-    monkeypatch.setattr(module, "SOONEST", 0.0)
     monkeypatch.setattr(pool_loop, "report_changes", hears_nothing)
 
 
@@ -122,13 +121,13 @@ def test_a_refusal_that_lasts_ends_the_wait_and_a_success_in_between_starts_it_a
 ) -> None:
     denied, passed = PermissionDenied("No."), iter(range(0, 10_000, 200))
 
-    class Later(module._ClusterTime):
+    class Later(pool_loop._ClusterTime):
         """Each look at the clock is 200 seconds after the one before."""
 
         def now(self) -> datetime:
             return START + timedelta(seconds=next(passed))
 
-    monkeypatch.setattr(module, "_ClusterTime", Later)
+    monkeypatch.setattr(pool_loop, "_ClusterTime", Later)
     script = Script(denied, *([between] if between else []), denied, Progress(done=True), deadline_in=1e9)
     if goes_on:
         assert script.run().done
@@ -157,8 +156,8 @@ def test_the_wait_s_own_error_ends_it() -> None:
 
 @pytest.mark.parametrize(("waited", "pause"), [(-600, 2), (0, 2), (40, 5), (3600, 15)])
 def test_looks_soon_at_first_and_seldom_later(monkeypatch: pytest.MonkeyPatch, waited: float, pause: float) -> None:
-    monkeypatch.setattr(module, "SOONEST", 2.0)
-    assert module.pause_after(timedelta(seconds=waited), every=15.0) == pause
+    monkeypatch.setattr(pool_loop, "SOONEST", 2.0)
+    assert pool_loop.pause_after(timedelta(seconds=waited), every=15.0) == pause
 
 
 def test_the_narrator_stamps_the_time_since_the_start() -> None:
