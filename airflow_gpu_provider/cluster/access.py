@@ -64,7 +64,6 @@ class Credentials:
         return shown
 
     def get(self) -> Shown:
-        """Return what the next request shows."""
         with self._lock:
             return self.fresh or self._make(self._access)
 
@@ -169,7 +168,6 @@ def _connections(configuration: Configuration, access: ClusterAccess) -> Any:
 
 
 def _put_way(configuration: Configuration, access: ClusterAccess) -> None:
-    """Put the address, and the way to it, into a client's settings."""
     from kubernetes.client import Configuration
     from kubernetes.client.rest import should_bypass_proxies
     from urllib3.util import make_headers, parse_url

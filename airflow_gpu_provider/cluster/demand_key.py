@@ -50,7 +50,6 @@ class DemandKey:
 
     @property
     def lease_name(self) -> str:
-        """The name of the demand Lease."""
         return f"demand-{self.hash}"
 
     @property

@@ -179,7 +179,6 @@ class Node:
 
     @property
     def cordoned_by_us(self) -> bool:
-        """Whether the cordon is this package's."""
         return self.cordoned and self.cordon_mark
 
     @property

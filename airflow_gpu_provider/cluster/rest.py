@@ -165,7 +165,6 @@ def server_side_apply(
 
 
 def object_path(manifest: dict[str, Any]) -> str:
-    """Return the URL path of the object that a manifest describes."""
     version, meta = manifest["apiVersion"], manifest["metadata"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     scope = "" if manifest["kind"] in _CLUSTER_WIDE else f"/namespaces/{meta.get('namespace', 'default')}"

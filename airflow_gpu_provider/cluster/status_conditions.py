@@ -21,7 +21,6 @@ class Condition:
 
     @property
     def is_true(self) -> bool:
-        """Whether it holds."""
         return self.status == "True"
 
     @property

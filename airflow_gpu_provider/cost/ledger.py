@@ -239,7 +239,6 @@ def _lived(life: MachineLife, look: MachineUse | None, *, since: datetime, now: 
 
 
 def _work(runs: Iterable[RunUsage]) -> dict[str, tuple[Span, ...]]:
-    """Return when pods of any runs ran, by node."""
     found: dict[str, tuple[Span, ...]] = {}
     for run in runs:
         for node, spans in run.worked.items():

@@ -58,7 +58,6 @@ class MachineUse:
     seen_until: datetime
 
     def merged(self, other: MachineUse) -> MachineUse:
-        """Return what both know of the machine."""
         ready = [at for at in (self.usable_at, other.usable_at) if at]
         return replace(
             self,
@@ -130,7 +129,6 @@ class RunUsage:
         return replace(self, wanted=(*self.wanted[:-1], (since, max(since, min(at, until)))), open=False)
 
     def with_work(self, node: str, span: Span) -> RunUsage:
-        """Return it with a pod's time on a node added."""
         return replace(self, worked={**self.worked, node: union((*self.worked.get(node, ()), span))})
 
 
@@ -221,7 +219,6 @@ def claim_bill(api: ApiClient, key: DemandKey, by: DemandKey) -> bool:
 
 
 def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
-    """Write down what is known of machines."""
     seen = {machine.id: machine for machine in machines}
     if not seen:
         return

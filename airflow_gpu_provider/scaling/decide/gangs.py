@@ -303,7 +303,6 @@ class GangNodes:
 
     @classmethod
     def of(cls, snapshot: PoolSnapshot, lease: DemandLease, nodes: Sequence[Node]) -> GangNodes:
-        """Return the state of a gang, given its usable `nodes`."""
         size = gang_of(lease)
         if not size:
             return NO_GANG

@@ -230,7 +230,6 @@ def in_words(found: Sequence[Tried]) -> str:
 
 
 def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:
-    """Return True if the present attempt's time has passed."""
     return snapshot.now >= (lease.attempt_since or started) + patience
 
 

@@ -152,7 +152,6 @@ class Reaped:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the machines that were found."""
         return total(each.cost for each in self.leftovers if each.kind == "machine")
 
     def to_json(self) -> dict[str, Any]:

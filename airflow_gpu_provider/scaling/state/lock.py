@@ -82,7 +82,6 @@ class PoolLock:
 
     @property
     def name(self) -> str:
-        """The name of the lock's Lease."""
         return f"lock-{self._pool_name}"
 
     def __enter__(self) -> Self:

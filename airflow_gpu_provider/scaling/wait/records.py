@@ -23,7 +23,6 @@ class Record:
     """A dataclass that travels: times as ISO 8601, errors as their own records."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         record: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_encoded)
         return record
 
