@@ -16,6 +16,7 @@ from airflow_gpu_provider import EksGpuPool, GkeGpuPool, gpu_nodes
 from airflow_gpu_provider.errors import (
     ClusterNotFound,
     GpuError,
+    NodesNotReady,
     PermissionDenied,
     PoolDrift,
     PoolSpecError,
@@ -272,5 +273,6 @@ def test_two_specs_for_one_group_name_both_and_change_nothing(cloud: Cloud) -> N
         assert isinstance(drift.value, GpuError)
         assert not drift.value.retryable
     finally:
-        first._give_up(context_of(first, dag_id="first"))  # type: ignore[arg-type]
+        with pytest.raises(NodesNotReady):
+            first._resume_without_event(RuntimeError("no triggerer"), context_of(first, dag_id="first"))  # type: ignore[arg-type]
         eventually(lambda: not any(group["desired"] for group in cloud.groups))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.errors import NodesNotReady, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
@@ -177,7 +177,8 @@ def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(
     assert after.created_at > before.created_at, "its place in the queue is behind those who got theirs meanwhile"
     assert [each["times"] > 0 for each in result["tried"]] == [True, True]
 
-    operator._give_up(context)  # type: ignore[arg-type]
+    with pytest.raises(NodesNotReady):
+        operator._resume_without_event(RuntimeError("no triggerer had it"), context)  # type: ignore[arg-type]
     late = open_pool(pool, owner="tests/nightly", holder="a triggerer that was thought dead", report=print)
     late.amend(DemandChange(before=after, after=replace(after, nodes=1), why="it asks for what it wanted before"))
     assert demand(gpu_sandbox, pool) is None, "who has given up does not want again"
