@@ -22,9 +22,8 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAll
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, Record, format_seconds, phase
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress, format_seconds, phase
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST = 60.0

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, PART_OF, read_
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items, server_side_apply
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.wait.wait_loop import phase
+from airflow_gpu_provider.scaling.wait.records import phase
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand_key import DemandKey

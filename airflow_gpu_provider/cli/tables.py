@@ -14,7 +14,7 @@ from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
 from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.end.janitor import Leftover
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 
 _WIDE = 400  # columns; more than any row takes
 _NAMED = 5  # pools in one line

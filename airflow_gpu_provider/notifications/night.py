@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_gpu_provider.cost.amounts import in_words
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.prices import LIST_PRICE
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 if TYPE_CHECKING:

@@ -214,7 +214,7 @@ def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices |
         nodes: How many nodes it wants.
         listed: What the cloud lists, if the pool goes by that.
     """
-    from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+    from airflow_gpu_provider.scaling.wait.records import format_seconds
 
     limit, whose = pool.max_price_per_hour, dict[float, list[str]]()
     for name, price in _prices(pool, listed).items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.addons.plugin_watch import GpusWait
     from airflow_gpu_provider.cluster.rest import Applied
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+    from airflow_gpu_provider.scaling.wait.records import Progress
 
 VERSION = "v0.20.0"
 NAMESPACE = "kube-system"
@@ -188,8 +188,8 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
         from airflow_gpu_provider.addons.plugin_watch import watch_plugin
+        from airflow_gpu_provider.scaling.wait.records import Narrator
         from airflow_gpu_provider.scaling.wait.retry import persistently
-        from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, report=self.log.info, until=until)
         setbacks = Narrator(self.log.warning, started=wait.started)

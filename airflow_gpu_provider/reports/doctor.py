@@ -42,7 +42,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
 from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural, supply
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 
 LATELY = timedelta(days=1)
 """How far back failed launches are reported."""

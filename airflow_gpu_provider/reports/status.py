@@ -30,7 +30,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
 from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cost.bill import Bill
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
     from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.wait.retry import Tolerance
-    from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 
 USAGE = "usage"
 """XCom key of what the run's nodes did and cost, also where the scale-down fails (docs/xcom.md)."""
@@ -156,8 +156,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _look(self, context: Context) -> Progress | None:
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
+        from airflow_gpu_provider.scaling.wait.records import Narrator
         from airflow_gpu_provider.scaling.wait.retry import Tolerance
-        from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
         wait = self._begun_or_new(context)
         narrator = self._narrator = self._narrator or Narrator(self._report, started=wait.started)

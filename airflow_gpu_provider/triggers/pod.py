@@ -21,8 +21,8 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.scaling.wait.retry import persistently
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import KeptLines

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.scaling.wait.records import TriggerRecord
+from airflow_gpu_provider.scaling.wait.records import Narrator, TriggerRecord
 from airflow_gpu_provider.scaling.wait.retry import persistently
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.triggers.record import (
     RecordTrigger,
     has_returned,

@@ -14,7 +14,7 @@ from airflow_gpu_provider.cost.usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import HangRow, LeaseRow, MachineRow, PoolStatus
-from airflow_gpu_provider.scaling.wait.wait_loop import phase
+from airflow_gpu_provider.scaling.wait.records import phase
 from airflow_gpu_provider.tasks.pool_operator import leave_error
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
 

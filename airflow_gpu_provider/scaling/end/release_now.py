@@ -24,7 +24,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.records import Narrator
 
 WHEN_KILLED = timedelta(seconds=1)
 """How long a task continues after SIGTERM: SIGKILL follows 5 s later, and the task has to report to Airflow before."""

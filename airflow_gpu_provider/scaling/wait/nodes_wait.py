@@ -22,8 +22,7 @@ from airflow_gpu_provider.scaling.decide.shortage import (
 )
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, own_lease, usable_needed, usable_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
 
 WaitFor = Literal["ready", "gpus", "groups"]
 

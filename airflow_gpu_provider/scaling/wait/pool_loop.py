@@ -30,8 +30,8 @@ from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Rec
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
 
 SOONEST = 2.0
 """Minimum seconds between two checks, unless the nodes change or a write is requested."""

@@ -14,8 +14,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural, wanted_nodes
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 

@@ -16,8 +16,7 @@ from typing import Self, TypeVar
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.platforms.base import Report
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
+from airflow_gpu_provider.scaling.wait.records import Narrator, Record
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
+from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v1

@@ -24,8 +24,8 @@ from airflow_gpu_provider.pools.prices import WARN_AT
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
+from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 from airflow_gpu_provider.training.life.collect import check_exec
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (

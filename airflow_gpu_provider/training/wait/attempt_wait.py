@@ -16,8 +16,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, PodPreempted
 from airflow_gpu_provider.pools.prices import WARN_AT
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
-from airflow_gpu_provider.scaling.wait.records import Record
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Rank
 

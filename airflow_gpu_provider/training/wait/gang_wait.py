@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.events import short_scheduling_message, size_i
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import JOB_LABEL
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import Silence, because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, end_of, why_disrupted

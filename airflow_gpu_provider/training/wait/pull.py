@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import PodImageError
 from airflow_gpu_provider.platforms.aws.template_data import has_local_disk
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 
 Why = Literal["no name", "absent", "refused", "unsigned", "node", "passing"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, before_restart, end_of, why_disrupted

@@ -20,7 +20,7 @@ from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log

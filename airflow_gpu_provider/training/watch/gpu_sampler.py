@@ -16,7 +16,7 @@ import aiohttp
 
 from airflow_gpu_provider.cluster.pods import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.gpu_use import (
     QUERY,

@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.watched import (
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import how_to_widen
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs
 from airflow_gpu_provider.training.log.trigger_log import Log

@@ -20,8 +20,8 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.place.fit import is_left_out, not_on_any

@@ -19,7 +19,7 @@ from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence

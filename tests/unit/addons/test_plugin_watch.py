@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAllocatable, PermissionDenied
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_watch import raw_node
 

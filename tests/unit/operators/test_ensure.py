@@ -29,7 +29,7 @@ from airflow_gpu_provider.platforms.base import Change, Machine
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.tasks.run_identity import run_ends_by
 from tests.sandbox.running import context_of
 from tests.unit.scaling.pools import machine, snapshot

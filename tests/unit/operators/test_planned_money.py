@@ -9,7 +9,7 @@ import pytest
 from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.prices import budget_of
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 from tests.unit.pools.test_budget import AT, listed, pool
 
 SPOT_TOO: dict[str, Any] = {"capacity_types": ["SPOT", "ON_DEMAND"]}

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.errors import GangHung, GpuIdle
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching

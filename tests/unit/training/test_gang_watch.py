@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
 from airflow_gpu_provider.errors import OutOfStock, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.watch.gang_view import GangView, OneGang
 from airflow_gpu_provider.training.watch.watch_loop import watch

@@ -14,7 +14,7 @@ import pytest
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import HANG, HangNote
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.gpu_use import LEAST_SAMPLES, QUERY, QUERY_ON_GKE, GpuWatching
 from airflow_gpu_provider.training.wait.pod_wait import PodWait

@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster import informer, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.training.watch import surroundings, view
 from airflow_gpu_provider.training.watch import watch_loop as pod_watch
 from airflow_gpu_provider.training.watch.pod_view import OnePod

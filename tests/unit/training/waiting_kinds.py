@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANN
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait

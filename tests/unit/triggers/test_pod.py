@@ -16,8 +16,8 @@ from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger

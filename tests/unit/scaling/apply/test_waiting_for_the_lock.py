@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import DemandLockBusy
 from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from tests.unit.scaling.model.world import World
 from tests.unit.scaling.pools import pool
 

@@ -19,7 +19,7 @@ from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from tests.unit.scaling.pools import NOW, ZONES, A, key, lease, machine, node, pool, snapshot
 
 Stock = Callable[[datetime, str], int]

@@ -19,7 +19,7 @@ from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLo
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import Subscription, run_wait
-from airflow_gpu_provider.scaling.wait.wait_loop import Progress
+from airflow_gpu_provider.scaling.wait.records import Progress
 from benchmarks.waiting_runs import WaitingRuns
 from tests.unit.scaling.pools import lease, pool
 

@@ -17,8 +17,8 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PoolSpecError,
 )
+from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, persistently
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

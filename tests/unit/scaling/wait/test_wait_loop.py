@@ -23,7 +23,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
-from airflow_gpu_provider.scaling.wait.wait_loop import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from tests.unit.scaling.pools import pool
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -27,8 +27,8 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
-from airflow_gpu_provider.scaling.wait.wait_loop import format_seconds
 
 START = datetime(2026, 1, 1, 2, 0, tzinfo=UTC)
 SPEC = EksGpuPool(
