@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
-from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Report
-from airflow_gpu_provider.platforms.external.kubeconfig import Kubeconfig, load_entries, load_file
-from airflow_gpu_provider.platforms.from_connection import FromConnection
+from airflow_gpu_provider.platforms.external.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -182,173 +178,3 @@ class KubernetesPlatform(ExternalMachinesPlatform):
 
 def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": {POOL_LABEL: None}}}
-
-
-# -- the way to a cluster from Airflow's own connection of type kubernetes -------------------------------------
-
-
-def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
-    """Read the connection as the Kubernetes provider's hook does, but leave the client's global settings alone.
-
-    One that is missing is an error, kubernetes_default too. A kubeconfig is read as client-go reads it. Where the API
-    server refuses what the connection gave, it is read again, files and all: see `from_connection`.
-
-    Raises:
-        ConnectionNotFound: There is no such connection.
-        CredentialsError: There is nothing in it to reach a cluster with, or something that is not supported.
-    """
-    accesses: FromConnection[ClusterAccess] = FromConnection(
-        lambda: replace(_read_access(conn_id, context), again=accesses.read_again)
-    )
-    return accesses.get()
-
-
-def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
-    from kubernetes.client import Configuration
-
-    settings = Configuration()
-    try:
-        kubeconfig = _load(extras_of(conn_id), settings, context)
-        certificates: dict[str, Any] = {
-            "ca_data": _base64_of(settings.ssl_ca_cert),
-            "client_certificate_data": _base64_of(settings.cert_file),
-            "client_key_data": _base64_of(settings.key_file),
-        }
-    except GpuError:
-        raise
-    except Exception as error:  # an auth-provider's library raises errors of its own
-        raise CredentialsError(
-            f"Airflow connection {conn_id} does not configure access to a cluster:"
-            f" {' '.join(str(error).split()).rstrip('.')}.",
-            "Set a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
-            connection=conn_id,
-        ) from error
-    _check_supported(kubeconfig, settings, conn_id)
-    access = ClusterAccess(
-        server=settings.host,
-        token=_token(kubeconfig, settings, conn_id),
-        tls_server_name=kubeconfig.cluster.get("tls-server-name") or "",
-        proxy_url=kubeconfig.cluster.get("proxy-url") or "",
-        **certificates,
-    )
-    _check_credentials(kubeconfig, access, conn_id)
-    return access
-
-
-def extras_of(conn_id: str) -> dict[str, Any]:
-    """Return the extra of a connection of type kubernetes.
-
-    Raises:
-        ConnectionNotFound: There is no such connection.
-    """
-    # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
-
-    prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
-    try:
-        extras = BaseHook.get_connection(conn_id).extra_dejson
-    except AirflowNotFoundException as error:
-        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
-    return {name.removeprefix(prefix): value for name, value in extras.items()}
-
-
-_IN_CLUSTER = Kubeconfig({}, {}, Path())
-
-
-def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubeconfig:
-    import yaml
-    from kubernetes import config
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
-
-    context = context or extras.get("cluster_context") or None
-    if extras.get("in_cluster"):
-        config.load_incluster_config(client_configuration=settings)
-        return _IN_CLUSTER
-    if path := extras.get("kube_config_path"):
-        return load_file(path, settings, context)
-    if kubeconfig := extras.get("kube_config"):
-        parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
-        return load_entries(parsed, settings, context)
-    try:
-        config.load_incluster_config(client_configuration=settings)
-        return _IN_CLUSTER
-    except config.ConfigException:
-        return load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context)
-
-
-def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
-    """Raise CredentialsError about unsupported settings, without which another identity, or none, is used."""
-    proxy, user = str(kubeconfig.cluster.get("proxy-url") or ""), kubeconfig.user
-    # The client's own default is localhost, or none: kubernetes 35 and 36 differ.
-    if kubeconfig is not _IN_CLUSTER and not kubeconfig.cluster.get("server"):
-        what, fix = "names no server", "Give the kubeconfig's cluster a server."
-    elif not settings.verify_ssl:
-        what, fix = "does not verify the API server's certificate", "the cluster's certificate-authority-data"
-        fix = f"Give the kubeconfig {fix}: GPU pools always verify."
-    elif proxy and not proxy.startswith(("http://", "https://")):
-        scheme = proxy.partition("://")[0]
-        what, fix = f"has a proxy-url of the scheme {scheme}", "Give it an HTTP proxy: others are not supported."
-    elif as_another := next((key for key in user if key == "as" or key.startswith("as-")), None):
-        what = f"uses impersonation ({as_another})"
-        fix = "Use an identity that has the permissions itself: impersonation is not supported."
-    elif "username" in user:
-        what, fix = (
-            "has a user name and a password",
-            "Give it a token or a certificate: Kubernetes accepts no passwords.",
-        )
-    else:
-        return
-    raise CredentialsError(f"Airflow connection {conn_id} {what}.", fix, connection=conn_id)
-
-
-def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: str) -> None:
-    """Raise CredentialsError about what shows the API server nothing, or nothing whole: it may be being renewed."""
-    plugin = kubeconfig.user.get("exec") or kubeconfig.user.get("auth-provider") or {}
-    if plugin and access.token is None and not access.client_certificate_data:
-        raise CredentialsError(
-            f"Airflow connection {conn_id}: the plugin {plugin.get('command') or plugin.get('name')} of its kubeconfig"
-            " returned no credentials. Its stderr is in this process' own log.",
-            "Log in again with that plugin.",
-            connection=conn_id,
-        )
-    try:
-        if access.ca_data or access.client_certificate_data:
-            access.ssl_context()
-    except (ssl.SSLError, ValueError) as error:
-        raise CredentialsError(
-            f"Airflow connection {conn_id} has incomplete certificates, or ones that do not match its key: {error}.",
-            "If they are being renewed, the next attempt reads them again; otherwise correct them.",
-            connection=conn_id,
-        ) from error
-
-
-def _token(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Callable[[], str] | None:
-    """Return what makes a token: a file of one is read each time, and a kubeconfig's own plugin asked again."""
-
-    def token() -> str:
-        # The name depends on the client's version; the hook that renews the token runs in either case.
-        value = settings.get_api_key_with_prefix("authorization") or settings.api_key.get("BearerToken", "")
-        return str(value).removeprefix("Bearer ").removeprefix("bearer ").strip()
-
-    if path := kubeconfig.user.get("tokenFile"):
-        return partial(_read_token, kubeconfig.folder / path, conn_id, otherwise=kubeconfig.user.get("token") or "")
-    return token if token() else None
-
-
-def _read_token(file: Path, conn_id: str, *, otherwise: str) -> str:
-    try:
-        token, why = file.read_text().strip(), "it is empty"
-    except (OSError, ValueError) as error:
-        token, why = otherwise, str(error)
-    if not token:
-        raise CredentialsError(
-            f"Airflow connection {conn_id} has the tokenFile {file}, which has no token: {why}.",
-            "See to what writes it.",
-            connection=conn_id,
-        )
-    return token
-
-
-def _base64_of(path: str | None) -> str:
-    return base64.b64encode(Path(path).read_bytes()).decode() if path else ""

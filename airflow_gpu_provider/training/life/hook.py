@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import ConnectionNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.base import Platform, platform_for
-from airflow_gpu_provider.platforms.external.platform import extras_of
+from airflow_gpu_provider.platforms.external.kubernetes_connection import extras_of
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods
 

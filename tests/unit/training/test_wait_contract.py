@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodPreempted
-from airflow_gpu_provider.platforms.external.platform import access_from_connection
+from airflow_gpu_provider.platforms.external.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE
 from airflow_gpu_provider.training.watch import watch_loop as watch
 from tests.fakes.clock import START

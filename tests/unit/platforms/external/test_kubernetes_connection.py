@@ -15,7 +15,7 @@ import yaml
 
 from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
-from airflow_gpu_provider.platforms.external.platform import access_from_connection
+from airflow_gpu_provider.platforms.external.kubernetes_connection import access_from_connection
 from gpu_sandbox.pki import CertificateAuthority
 
 SERVER = "https://10.0.0.1:6443"
