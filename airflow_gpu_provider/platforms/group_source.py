@@ -117,18 +117,22 @@ class GroupSource(ABC):
         """Do what `Platform.delete_remains` promises."""
 
 
-class CloudPlatform(Platform):
+PoolT = TypeVar("PoolT", bound=GpuPool)
+SourceT = TypeVar("SourceT", bound=GroupSource)
+
+
+class CloudPlatform(Platform, Generic[PoolT, SourceT]):
     """A pool on a cloud, whose groups are its source's to plan, create, read and delete."""
 
     quotas_of: ClassVar[str]
     """Whose the cloud's quotas are, for people."""
 
-    def __init__(self, pool: GpuPool, source: GroupSource) -> None:
-        self._priced = pool
+    def __init__(self, pool: PoolT, source: SourceT) -> None:
+        self._pool = pool
         self._source = source
 
     def plan(self, nodes: int) -> Plan:
-        pool = self._priced
+        pool = self._pool
         if not pool.has_list_prices and pool.max_price_per_hour is None:
             return self._source.plan(nodes)
         candidates = self._source.candidates()
@@ -140,7 +144,7 @@ class CloudPlatform(Platform):
         return replace(plan, prices=price_lines(record, candidates), too_dear=dear)
 
     def list_prices(self) -> ListPrices | None:
-        if not self._priced.has_list_prices:
+        if not self._pool.has_list_prices:
             return None
         try:
             candidates = self._source.candidates()
@@ -157,7 +161,7 @@ class CloudPlatform(Platform):
 
     def _prices_of(self, candidates: Sequence[Candidate]) -> PriceRecord:
         """Return what is known of the candidates' prices now."""
-        return PriceRecord.of(self._priced, [self._listed(candidates)] if self._priced.has_list_prices else [])
+        return PriceRecord.of(self._pool, [self._listed(candidates)] if self._pool.has_list_prices else [])
 
     def _affordable(self) -> tuple[Candidate, ...]:
         """Return the candidates that do not cost more than the pool pays."""
@@ -182,7 +186,7 @@ class CloudPlatform(Platform):
 
     def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
         # Machines on their way out still count against a quota, and what they leave is room for as many.
-        missing = min(nodes, self._priced.max_nodes) - sum(len(group.machines) for group in self.observe())
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
         if missing <= 0:
             return frozenset()
         candidates = self._affordable()

@@ -33,7 +33,7 @@ _FILTER_VALUES = 200
 """How many values a filter of EC2 may have."""
 
 
-class EksPlatform(CloudPlatform):
+class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
     """A pool on Amazon EKS.
 
     Args:
@@ -44,11 +44,9 @@ class EksPlatform(CloudPlatform):
     quotas_of = "account"
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
-        self._pool = pool
         self._eks = EksCluster(pool)
         self._clients = self._eks.clients
-        self._groups = ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner)
-        super().__init__(pool, self._groups)
+        super().__init__(pool, ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner))
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -91,7 +89,7 @@ class EksPlatform(CloudPlatform):
 
     def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Set the groups to zero at `at`, external ones to their own smallest sizes."""
-        sizes = self._groups.switch_sizes(self._eks.asgs_of(groups).values())
+        sizes = self._source.switch_sizes(self._eks.asgs_of(groups).values())
         in_parallel(lambda name: self._eks.scaling.schedule_scale_to_zero(name, at, size=sizes[name]), sizes)
 
     def cancel_scale_to_zero(self, groups: Collection[str]) -> None:

@@ -36,7 +36,7 @@ _CHANGES_OF_OWNED = ("container.clusters.update",)
 """And for node pools of its own."""
 
 
-class GkePlatform(CloudPlatform):
+class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools]):
     """A pool on Google Kubernetes Engine.
 
     Args:
@@ -48,11 +48,10 @@ class GkePlatform(CloudPlatform):
     releases_at_once = 500  # an instance group deletes a thousand in one call
 
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
-        self._pool = pool
         self._gke = GkeCluster(pool)
         self._clients = self._gke.clients
-        self._node_pools = ExternalNodePools(self._gke) if pool.manage == "scale" else OwnedNodePools(self._gke, owner)
-        super().__init__(pool, self._node_pools)
+        is_external = pool.manage == "scale"
+        super().__init__(pool, ExternalNodePools(self._gke) if is_external else OwnedNodePools(self._gke, owner))
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class GkePlatform(CloudPlatform):
         in_parallel(lambda item: self._grow(*item), sizes.items())
 
     def _grow(self, name: str, size: int) -> None:
-        paths = self._node_pools.paths_of(name)
+        paths = self._source.paths_of(name)
         if len(paths) == 1:
             self._gke.groups.grow(paths[0], size)
             return
@@ -106,12 +105,12 @@ class GkePlatform(CloudPlatform):
         return ()  # Compute Engine deletes an instance that is still being created, too
 
     def _remove(self, name: str, machines: set[str]) -> None:
-        for group in self._gke.groups.read(self._node_pools.paths_of(name)):
+        for group in self._gke.groups.read(self._source.paths_of(name)):
             if going := sorted(machines & set(map(name_of, group.members))):
                 self._gke.groups.remove(group.path, going)
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
-        paths = [(group.name, path) for group in groups for path in self._node_pools.paths_of(group.name)]
+        paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
         zones = sorted({zone_of(path) for _, path in paths})
         read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
         operations = dict(zip(zones, read, strict=True))
@@ -124,5 +123,5 @@ class GkePlatform(CloudPlatform):
         )
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {name: self._gke.groups.shrink_to_existing(self._node_pools.paths_of(name)) for name in groups}
+        sizes = {name: self._gke.groups.shrink_to_existing(self._source.paths_of(name)) for name in groups}
         return {name: size for name, size in sizes.items() if size is not None}

@@ -46,7 +46,7 @@ def _managed(path: str) -> tuple[dict[str, str], ...]:
 def platform(groups: Groups) -> GkePlatform:
     made = GkePlatform(POOL)
     made._gke.__dict__["groups"] = groups
-    made._node_pools._behind = {name: [f"{name}-a", f"{name}-b"] for name in "xy"}  # type: ignore[union-attr]
+    made._source._behind = {name: [f"{name}-a", f"{name}-b"] for name in "xy"}  # type: ignore[union-attr]
     return made
 
 
