@@ -250,7 +250,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
 
     def unplaced_pod(self) -> V1Pod:
         """Return the pod to create, as its author wants it: the attempt places it."""
-        return self._build_unplaced(self._context)
+        self.pod_request_obj = self.build_pod_request_obj(self._context)
+        return self.pod_request_obj
 
     def show_pod(self, pod: V1Pod | None) -> None:
         """Take the pod as it is known now."""
@@ -277,18 +278,17 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         return self._cluster().manager
 
     def build_pod_request_obj(self, context: Context | None = None, **kwargs: Any) -> V1Pod:
-        """Return the pod as a dry run shows it, placed on the pool without asking its cluster."""
-        placement = self._placement()
-        check_gpus(placement.pool, placement.gpus)
-        return place(self._build_unplaced(context, **kwargs), placement)
-
-    def _build_unplaced(self, context: Context | None, **kwargs: Any) -> V1Pod:
-        # KubernetesPodOperator adds to env_vars each time that it builds a pod.
-        given = copy.copy(self.env_vars)
+        """Return KubernetesPodOperator's pod; without a context (a dry run) placed on the pool, as far as known."""
+        given = copy.copy(self.env_vars)  # KubernetesPodOperator adds to them each time that it builds a pod
         try:
-            return self._complete(super().build_pod_request_obj(context, **kwargs))
+            pod = self._complete(super().build_pod_request_obj(context, **kwargs))
         finally:
             self.env_vars = given
+        if context is not None:
+            return pod
+        placement = self._placement()
+        check_gpus(placement.pool, placement.gpus)
+        return place(pod, placement)
 
     def is_istio_enabled(self, pod: V1Pod) -> bool:
         """Return that sidecars may outlive the base container, whose end decides in any case."""

@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
-from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
@@ -93,6 +93,11 @@ class GpuPodTrigger(Recorded):
         if self._gpus is not None:
             outcome = replace(outcome, gpu_use=self._gpus.use)
         return outcome.to_record()
+
+    async def undo_if_nobody_waits(self) -> None:
+        """Leave also the pod of a record of a later release: it runs, and the worker that has it waits for it."""
+        if not is_of_later_release(self.record, self.record_version):
+            await super().undo_if_nobody_waits()
 
     def _wait(self) -> AttemptWait:
         return read_wait(self.record["kind"], self.record["wait"])

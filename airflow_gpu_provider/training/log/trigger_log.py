@@ -204,14 +204,16 @@ class PositionSaver:
         return {**rest, "positions": self.safe, "may_repeat": True}
 
     async def _keep_saving(self) -> None:
+        may_save = True
         while True:
             try:
-                await self._save()
+                if may_save:
+                    await self._save()
             except GpuError as error:
-                if not error.retryable:
+                if may_save := error.retryable:
+                    self._unsaved.set()
+                else:
                     self._report(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
-                    return
-                self._unsaved.set()
             await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
             await self._unsaved.wait()
             self._unsaved.clear()

@@ -155,6 +155,20 @@ def test_dry_run_needs_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert "airflow-gpu-provider/pool: train-gpu" in printed
 
 
+def test_a_subclass_changes_the_pod_as_one_of_kubernetespodoperator_does() -> None:
+    class Labelled(GpuPodOperator):
+        def build_pod_request_obj(self, context: Any = None, **kwargs: Any) -> k8s.V1Pod:
+            pod = super().build_pod_request_obj(context, **kwargs)
+            pod.metadata.labels["team"] = "vision"
+            return pod
+
+    task = Labelled(task_id="train", gpu_pool=a_pool(), image="train:1", namespace="ml")
+    task._context = context_of(task)  # type: ignore[assignment]
+    pod = task.unplaced_pod()
+    assert pod.metadata.labels["team"] == "vision"
+    assert task.pod_request_obj is pod
+
+
 @pytest.mark.parametrize("operator", [GpuPodOperator, InstallDevicePluginOperator])
 def test_no_name_of_base_operators_is_taken(operator: type[BaseOperator]) -> None:
     inherited = set(dir(KubernetesPodOperator(task_id="x"))) | set(BaseOperator(task_id="y").__dict__)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.training.log import followed_log as pod_log
 from airflow_gpu_provider.training.log import trigger_log
 from airflow_gpu_provider.training.log.followed_log import PodLogs
@@ -80,6 +81,15 @@ class Api:
         return True
 
 
+class Refusing(AsyncApi):
+    """An API server that refuses to patch pods."""
+
+    def __init__(self) -> None: ...
+
+    async def annotate(self, path: str, **_: Any) -> bool:
+        raise PermissionDenied("User cannot patch pods.", "Grant it.")
+
+
 async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor stands still after the first part: the worker reads the second one again."""
     monkeypatch.setattr(trigger_log, "READ_WITHIN", 0.05)
@@ -120,6 +130,26 @@ async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.Monke
     assert rest["may_repeat"]
     assert rest["positions"]["base"][2] == 1767225610_100_000_000
     assert whole["positions"]["base"][2] == 1767225620_000_000_000
+
+
+async def test_lines_are_proved_safe_where_the_annotation_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("SAVE_EVERY", "_OUTLIVED"):
+        monkeypatch.setattr(trigger_log, pause, 0.0)
+    reached: dict[str, Any] = {"base": ["0", False, 1]}
+    said: list[str] = []
+    saver = trigger_log.PositionSaver(
+        Refusing(), "api/v1/namespaces/ml/pods/train", "uid", lambda: reached, said.append
+    )
+    async with asyncio.timeout(60):
+        while saver.safe != reached:
+            saver.note()
+            await asyncio.sleep(0)
+        reached = {"base": ["0", False, 2]}
+        while saver.safe != reached:
+            saver.note()
+            await asyncio.sleep(0)
+    await saver.stop()
+    assert len(said) == 1
 
 
 def test_questions_cost_nothing_where_no_supervisor_is() -> None:

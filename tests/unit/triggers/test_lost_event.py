@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
+from airflow_gpu_provider.scaling.wait.records import is_handed_back
+from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from airflow_gpu_provider.triggers.record import RecordTrigger
 
 
@@ -63,3 +65,23 @@ def test_airflow_that_cannot_be_asked_costs_no_event(monkeypatch: pytest.MonkeyP
 
 def test_a_trigger_without_a_task_asks_nobody() -> None:
     assert asyncio.run(Counted(has_task=False).collect()) == ["done"]
+
+
+def test_a_pod_of_a_later_releases_record_is_left_to_the_worker_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stalled triggerer has the record, too: what it does not understand it neither waits for nor deletes."""
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: {"run": {"train": "running"}})
+    trigger = GpuPodTrigger({"version": 99, "kind": "pod", "deferred_at": 0.0, "pool": {}})
+    trigger.task_instance = Counted().task_instance
+    undone: list[str] = []
+
+    async def undo() -> None:
+        undone.append("undone")
+
+    monkeypatch.setattr(trigger, "undo", undo)
+
+    async def collect() -> list[Any]:
+        return [event.payload async for event in trigger.run()]
+
+    (event,) = asyncio.run(collect())
+    assert is_handed_back(event)
+    assert undone == []

@@ -69,3 +69,13 @@ def test_the_task_goes_on_without_deferring(
     monkeypatch.setattr(task, "execute", lambda context: {"deferrable": task.deferrable})
     event = handed_back({"version": 99}, 1)
     assert task.resume_execution("resume", {"event": event}, {}) == {"deferrable": False}
+
+
+def test_a_triggers_row_names_its_class_as_it_always_did() -> None:
+    """A deferred task's row outlives an upgrade: a class that moves is not found, and the deferral fails."""
+    assert {f"{trigger.__module__}.{trigger.__qualname__}" for trigger, _ in TRIGGERS} == {
+        "airflow_gpu_provider.triggers.pod.GpuPodTrigger",
+        "airflow_gpu_provider.triggers.pool.GpusTrigger",
+        "airflow_gpu_provider.triggers.pool.NodesTrigger",
+        "airflow_gpu_provider.triggers.pool.ReleaseTrigger",
+    }
