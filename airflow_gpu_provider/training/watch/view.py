@@ -282,6 +282,7 @@ class View(ABC):
         """Return one pod, seen already or not, and its surroundings."""
         pod, is_queued, events = self._known.get(uid), self._is_queued(uid), self._events_of(uid)
         node = (pod.node if pod else None) or ""
+        may_be_full = is_queued or (self.queues_pods and not self._nodes.are_known(self._trouble.keys()))
         return PodSnapshot(
             pod=with_disruption(pod, events) if pod else None,
             gone=uid in self._gone,
@@ -292,7 +293,7 @@ class View(ABC):
             events=events,
             nodes=self._nodes.named(node),
             is_full=is_queued and not self._nodes.has_new(now),
-            full_at=now if is_queued or (self.queues_pods and not self._knows_nodes) else self._full_at.get(uid),
+            full_at=now if may_be_full else self._full_at.get(uid),
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_updates.no_capacity,
@@ -314,10 +315,6 @@ class View(ABC):
     def _events_of(self, uid: str) -> tuple[PodEvent, ...]:
         return tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
 
-    @property
-    def _knows_nodes(self) -> bool:
-        return self._nodes.are_known(self._trouble.keys())
-
     def _waits_for_node(self, uid: str) -> bool:
         return uid in self._known and uid not in self._gone and self._known[uid].scheduled_at is None
 
@@ -337,17 +334,18 @@ class View(ABC):
         """
         if not self._waits_for_node(uid) or not (message := self._known[uid].unschedulable):
             return False
-        wanted = self._selector(uid).items()
+        wanted = _node_selector(self._raw[uid]).items()
         ready = {node.name for node in self._nodes.ready() if wanted <= node.labels.items()}
         has_none = self.queues_pods and bool(self._no_node_has(uid))
         return has_none or is_left_out(message, ready=ready, empty=self.pool_updates.empty_nodes)
 
     def _no_node_has(self, uid: str) -> str:
-        return not_on_any(self._selector(uid), self._nodes.ready()) if self._waits_for_node(uid) else ""
+        return not_on_any(_node_selector(self._raw[uid]), self._nodes.ready()) if self._waits_for_node(uid) else ""
 
-    def _selector(self, uid: str) -> Mapping[str, str]:
-        selector: Mapping[str, str] = (self._raw[uid].get("spec") or {}).get("nodeSelector") or {}
-        return selector
+
+def _node_selector(pod: Json) -> Mapping[str, str]:
+    selector: Mapping[str, str] = (pod.get("spec") or {}).get("nodeSelector") or {}
+    return selector
 
 
 Wanted = Json | None
