@@ -129,7 +129,7 @@ def test_two_preemptions_in_one_worker_leave_the_environment(dag: DAG, monkeypat
     operator: Any = None
 
     def take_away(self: PodAttempt) -> None:
-        pod = operator._build_unplaced(context)
+        pod = operator.build_pod_request_obj(context)
         built.append([variable.name for variable in pod.spec.containers[0].env])
         if len(built) < 3:
             raise PodPreempted("Its node left.")
@@ -176,7 +176,7 @@ def test_large_argument_is_refused_before_the_pod_exists(dag: DAG, size: int, mo
     monkeypatch.setattr(
         TrainingOperator,
         "execute",
-        lambda self, context: place(self._build_unplaced(context), self._placement()),
+        lambda self, context: place(self.build_pod_request_obj(context), self._placement()),
     )
     with dag:
         task.gpu(gpu_pool=POOL, image="python:3.12", deferrable=False)(count)(LARGE[:size])
