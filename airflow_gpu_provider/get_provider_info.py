@@ -26,7 +26,7 @@ def get_provider_info() -> dict[str, Any]:
         *("delete", "ensure", "extend", "gpu_pod", "gpu_workload"),
         *("install_cluster_autoscaler", "install_device_plugin", "reap", "reports"),
     )
-    triggers = "pod", "pool", "record"
+    triggers = "device_plugin_ready", "pod", "pool", "record"
     return {
         "package-name": "airflow-gpu-provider",
         "name": "GPU Provider",

@@ -196,7 +196,7 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
-        from airflow_gpu_provider.triggers.pool import GpusTrigger, PluginRecord
+        from airflow_gpu_provider.triggers.device_plugin_ready import GpusTrigger, PluginRecord
 
         record = PluginRecord(
             pool=self.gpu_pool.serialize(), wait=wait.to_record(), namespace=self.namespace, result=result

@@ -1,7 +1,6 @@
-"""The triggers that wait for a pool: NodesTrigger until its nodes are up, GpusTrigger until their GPUs are allocatable,
-ReleaseTrigger until they are gone.
+"""The triggers that wait for a pool: NodesTrigger until its nodes are up, ReleaseTrigger until they are gone.
 
-The first and the last reconcile the pool while they wait.
+Both reconcile the pool while they wait.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.scaling.wait.records import Narrator, TriggerRecord
-from airflow_gpu_provider.scaling.wait.retry import persistently
+from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.triggers.record import (
     RecordTrigger,
     has_returned,
@@ -108,28 +105,3 @@ class ReleaseTrigger(_PoolTrigger):
         """Release what is still to be released, unless the task waits elsewhere or its run continues."""
         if not await is_still_deferred(self) and await is_run_over(self):
             await self._release()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PluginRecord(TriggerRecord):
-    """The row of a GpusTrigger: the namespace of the plugin's pods, and further entries for the event's result."""
-
-    version: int = field(default_factory=lambda: RECORD_VERSION)
-    namespace: str
-    result: dict[str, object]
-
-
-class GpusTrigger(RecordTrigger):
-    """Waits for allocatable GPUs. It changes nothing, so there is nothing to undo when its task is killed."""
-
-    record_version = RECORD_VERSION
-
-    async def _result(self) -> dict[str, Any]:
-        row = PluginRecord.from_record(self.record)
-        wait, pool = GpusWait.from_record(row.wait), deserialize_pool(row.pool)
-        watch = partial(watch_plugin, pool, wait, namespace=row.namespace, report=self.log.info)
-        setbacks = Narrator(self.log.warning, started=wait.started)
-        progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
-        if progress.error:
-            raise progress.error
-        return {**row.result, **(progress.result or {})}

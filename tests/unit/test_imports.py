@@ -23,8 +23,14 @@ print(json.dumps([sorted(before), sorted(sys.modules)]))
 
 TRIGGERS = """
 import sys
-from airflow_gpu_provider.triggers import pod, pool
+from airflow_gpu_provider.triggers import device_plugin_ready, pod, pool
 print(*sorted({"boto3", "google.cloud.container_v1", "kubernetes.client"} & sys.modules.keys()))
+"""
+
+DEFERS = """
+import sys
+from airflow_gpu_provider.triggers import pool
+print(*sorted({"aiohttp", "airflow_gpu_provider.training"} & sys.modules.keys()))
 """
 
 
@@ -49,6 +55,11 @@ def test_spec_ensure_and_sensor_add_at_most_a_tenth_to_airflow_sdk(modules: tupl
 
 def test_triggers_load_no_client_that_would_block_the_triggerer_for_a_second() -> None:
     done = subprocess.run([sys.executable, "-c", TRIGGERS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_a_worker_that_defers_to_a_pools_trigger_loads_no_watches() -> None:
+    done = subprocess.run([sys.executable, "-c", DEFERS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
 
 

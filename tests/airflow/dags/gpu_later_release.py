@@ -9,10 +9,11 @@ from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.operators import training
+from airflow_gpu_provider.triggers import device_plugin_ready
 from airflow_gpu_provider.triggers import pool as pools
 from tests.airflow.retries import AGAIN
 
-for module in (pools, training):
+for module in (pools, device_plugin_ready, training):
     assert "RECORD_VERSION" in vars(module)
     vars(module)["RECORD_VERSION"] = 99  # in workers, which read this file, and not in the triggerer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.triggers.pool import PluginRecord
+from airflow_gpu_provider.triggers.device_plugin_ready import PluginRecord
 
 
 def test_its_row_is_read_back() -> None:

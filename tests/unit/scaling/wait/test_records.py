@@ -12,14 +12,14 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.triggers import pod
+from airflow_gpu_provider.triggers import device_plugin_ready, pod
 from airflow_gpu_provider.triggers import pool as pools
 from tests.unit.scaling.pools import pool
 
 TRIGGERS = [
     (pools.NodesTrigger, pools.RECORD_VERSION),
     (pools.ReleaseTrigger, pools.RECORD_VERSION),
-    (pools.GpusTrigger, pools.RECORD_VERSION),
+    (device_plugin_ready.GpusTrigger, device_plugin_ready.RECORD_VERSION),
     (pod.GpuPodTrigger, pod.RECORD_VERSION),
 ]
 
@@ -75,7 +75,7 @@ def test_a_triggers_row_names_its_class_as_it_always_did() -> None:
     """A deferred task's row outlives an upgrade: a class that moves is not found, and the deferral fails."""
     assert {f"{trigger.__module__}.{trigger.__qualname__}" for trigger, _ in TRIGGERS} == {
         "airflow_gpu_provider.triggers.pod.GpuPodTrigger",
-        "airflow_gpu_provider.triggers.pool.GpusTrigger",
+        "airflow_gpu_provider.triggers.device_plugin_ready.GpusTrigger",
         "airflow_gpu_provider.triggers.pool.NodesTrigger",
         "airflow_gpu_provider.triggers.pool.ReleaseTrigger",
     }
