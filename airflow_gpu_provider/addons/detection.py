@@ -144,20 +144,19 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
         DevicePluginConflict: A DRA driver serves the nodes; it is not known whether a plugin serves them; or another
             plugin does next to this package's.
     """
-    near = [server for server in servers if server.serves is not False]
-    _check_servers(
+    server = _on_its_nodes(
         pool,
-        near,
+        servers,
         hands_out=f"GPUs as resource claims, not as {GPU_RESOURCE}",
         or_else="disable its GPUs (resources.gpus.enabled=false)",
     )
-    if near and ours:
+    if server and ours:
         raise DevicePluginConflict(
-            f"Pool {pool.name}: {near[0]} serves its nodes, next to the plugin that this package installed.",
+            f"Pool {pool.name}: {server} serves its nodes, next to the plugin that this package installed.",
             "Delete one of the two DaemonSets; without this package's, the task finds that there is nothing to do.",
             pool=pool.name,
         )
-    return near[0] if near else None
+    return server
 
 
 def look_for_efa(api: ApiClient, pool: GpuPool) -> Server | None:
@@ -174,18 +173,17 @@ def efa_served_by(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[
         for kind, word in _EFA_WORDS.items()
         if word in _words(one) and not _is_by_us(one, pool)
     ]
-    near = [server for server in found if server.serves is not False]
-    _check_servers(
+    return _on_its_nodes(
         pool,
-        near,
+        found,
         hands_out=f"EFA interfaces as resource claims, not as {EFA_RESOURCE}",
         or_else="leave network out and give pods resourceClaims",
     )
-    return near[0] if near else None
 
 
-def _check_servers(pool: GpuPool, near: Iterable[Server], *, hands_out: str, or_else: str) -> None:
-    """Refuse a DRA driver on the pool's nodes, and what may or may not run there; raises DevicePluginConflict."""
+def _on_its_nodes(pool: GpuPool, servers: Iterable[Server], *, hands_out: str, or_else: str) -> Server | None:
+    """Return the first of these on the pool's nodes; DevicePluginConflict for one that must not, or may, be there."""
+    near = [server for server in servers if server.serves is not False]
     for server in near:
         if server.kind == "DRA driver":
             raise DevicePluginConflict(
@@ -199,6 +197,7 @@ def _check_servers(pool: GpuPool, near: Iterable[Server], *, hands_out: str, or_
                 "Set node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
                 pool=pool.name,
             )
+    return near[0] if near else None
 
 
 # -- what a DaemonSet is -------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class GangView(ObjectView[int]):
             super().snapshot(now),
             queued=self._queue.in_words or self.pool_updates.gangs.get(self._gang, ""),
             is_queued=is_queued,
-            queued_at=self._queued_at if self._nodes.are_known(self._trouble.keys()) else now,
+            queued_at=self._queued_at if self._knows_nodes else now,
             no_capacity=self.pool_updates.gang_shortages.get(self._gang) or self.pool_updates.no_capacity,
             silence=self._silence(),
         )

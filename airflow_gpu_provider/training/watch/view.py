@@ -280,9 +280,9 @@ class View(ABC):
 
     def _seen(self, uid: str, now: datetime) -> PodSnapshot:
         """Return one pod, seen already or not, and its surroundings."""
-        pod, is_queued, events = self._known.get(uid), self._is_queued(uid), self._events_of(uid)
+        pod, is_queued = self._known.get(uid), self._is_queued(uid)
+        events = tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
         node = (pod.node if pod else None) or ""
-        may_be_full = is_queued or (self.queues_pods and not self._nodes.are_known(self._trouble.keys()))
         return PodSnapshot(
             pod=with_disruption(pod, events) if pod else None,
             gone=uid in self._gone,
@@ -293,7 +293,7 @@ class View(ABC):
             events=events,
             nodes=self._nodes.named(node),
             is_full=is_queued and not self._nodes.has_new(now),
-            full_at=now if may_be_full else self._full_at.get(uid),
+            full_at=now if is_queued or (self.queues_pods and not self._knows_nodes) else self._full_at.get(uid),
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_updates.no_capacity,
@@ -312,8 +312,9 @@ class View(ABC):
             return None
         return None if self._patience.allows(error, now) else error
 
-    def _events_of(self, uid: str) -> tuple[PodEvent, ...]:
-        return tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
+    @property
+    def _knows_nodes(self) -> bool:
+        return self._nodes.are_known(self._trouble.keys())
 
     def _waits_for_node(self, uid: str) -> bool:
         return uid in self._known and uid not in self._gone and self._known[uid].scheduled_at is None

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.training.log.task_log import masked_words
-from airflow_gpu_provider.training.log.trigger_log import MASK, secrets_of
+from airflow_gpu_provider.training.log.trigger_log import MASK, masked_words, secrets_of
 
 WORDS = st.text(alphabet="abc =:/\n", max_size=8)
 
