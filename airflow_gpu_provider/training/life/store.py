@@ -208,14 +208,13 @@ class TaskWorkloads(TaskObjects):
         self._patch(there, self._row.suspension())
 
 
-class TaskGangs(TaskWorkloads):
+class TaskGangs(TaskObjects):
     """Reads and writes a task's Jobs of several ranks."""
 
-    _free_the_name = TaskObjects._free_the_name
     _only = GANG_LABEL
 
     def __init__(self, api: ApiClient) -> None:
-        super().__init__(api, KINDS["Job"])
+        super().__init__(api, kind="Job", path=KINDS["Job"].path)
 
     def create(self, request: Json, owner: Ownership) -> Json:
         """Create the Job and what belongs to it, or return what an earlier attempt with a lost answer has created."""
@@ -247,6 +246,9 @@ class TaskGangs(TaskWorkloads):
             if (there.get("ownerReferences") or [{}])[0].get("uid") != meta["ownerReferences"][0]["uid"]:
                 delete(self._api, own, resource=resource, uid=there["uid"])
                 call(self._api, "create", path, resource=resource, body=wanted)
+
+    def is_suspended(self, there: Json) -> bool:
+        return KINDS["Job"].is_suspended(there)
 
     def end_pods(self, there: Json) -> None:
         self._patch(there, {"spec": {"parallelism": 0}})
