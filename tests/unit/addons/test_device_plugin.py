@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin
-from airflow_gpu_provider.addons.plugin_watch import GpusWait, PluginSnapshot
+from airflow_gpu_provider.addons.plugin_watch import GpusWait, PluginSnapshot, has_failed
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from tests.unit.training.test_pod_end import START, pod, running, waiting
 from tests.unit.training.test_pod_placement import a_pool
@@ -135,6 +135,32 @@ def test_nodes_on_their_way_out_are_not_waited_for() -> None:
     assert WAIT.step(snapshot(*(replace(NODE, **fields) for fields in gone_soon)), at(1)).done
 
 
+def restarted(exit_code: int) -> PodState:
+    seen = pod(running())
+    assert seen.base is not None
+    before = ContainerState(name="train", status="terminated", exit_code=exit_code)
+    return replace(seen, base=replace(seen.base, before=before))
+
+
+RESTARTED = restarted(1)
+
+
+@pytest.mark.parametrize(
+    ("plugin_pod", "failed"),
+    [
+        (pod(running()), False),
+        (restarted(0), False),
+        (RESTARTED, True),
+        (pod(waiting("CrashLoopBackOff")), True),
+        (pod(waiting("ContainerCreating")), False),
+    ],
+)
+def test_one_that_ends_with_an_error_has_failed_also_while_it_is_started_again(
+    plugin_pod: PodState, failed: bool
+) -> None:
+    assert has_failed(plugin_pod) == failed
+
+
 @given(seconds=st.floats(0, 2000))
 def test_late(seconds: float) -> None:
     error = WAIT.step(snapshot(NODE), at(seconds)).error
@@ -146,6 +172,7 @@ def test_late(seconds: float) -> None:
     [
         (None, "served by ours"),
         (pod(running()), "plugin pod train-x is running and has not registered any GPU"),
+        (RESTARTED, "plugin pod train-x is running again, after exit code 1, and has not registered any GPU"),
         (pod(waiting("CrashLoopBackOff", "back-off 5m0s")), "is waiting (CrashLoopBackOff: back-off 5m0s)"),
         (pod(phase="Pending"), "plugin pod train-x is Pending"),
     ],
