@@ -153,13 +153,14 @@ class PoolOperator(BaseOperator):
 
     @contextmanager
     def _ending(self, context: Context) -> Iterator[None]:
-        """Count how the task ends, and leave its error in XCom, for notifications and the web UI."""
+        """Count how the task ends, and leave its error in XCom, for notifications and the web UI; heed its timeout."""
         if self._is_ending:  # execute() of a class calls that of its parent
             yield
             return
         self._is_ending = True
         try:
-            yield
+            with self._stop.heeding_timeout():
+                yield
             count_outcome(self, None)
         except GpuError as error:
             count_outcome(self, error)

@@ -1,4 +1,4 @@
-"""A task that is told to stop ends with TaskKilled, wherever it is, and never green."""
+"""A task that is told to stop, or has used its execution_timeout, ends wherever it is, and never green."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import CommsDecoder, GetVariable, _ResponseFrame
+from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 
 ERROR = TaskKilled("Told to stop.")
+ENDS: dict[signal.Signals, type[BaseException]] = {signal.SIGTERM: TaskKilled, signal.SIGALRM: AirflowTaskTimeout}
 
 
 @pytest.fixture
@@ -32,37 +35,71 @@ def stop() -> Iterator[Stop]:
     signal.signal(signal.SIGTERM, before)
 
 
-def sigterm_in(seconds: float) -> None:
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)).start()
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGALRM], ids=["SIGTERM", "execution_timeout"])
+def told(request: pytest.FixtureRequest, stop: Stop) -> Iterator[signal.Signals]:
+    """The signal that the task gets, within the execution_timeout that Airflow gives it."""
+    with timeout(3600), stop.heeding_timeout():
+        yield request.param
 
 
-def test_wait_in_a_loop_is_ended(stop: Stop) -> None:
+def tell_in(seconds: float, told: signal.Signals) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), told)).start()
+
+
+def test_wait_in_a_loop_is_ended(stop: Stop, told: signal.Signals) -> None:
     async def wait() -> None:
-        sigterm_in(0.1)
+        tell_in(0.1, told)
         await asyncio.sleep(3600)
 
-    with pytest.raises(TaskKilled):
+    with pytest.raises(ENDS[told]):
+        stop.run(wait())
+
+
+def test_it_is_ended_if_a_callback_is_interrupted(stop: Stop, told: signal.Signals) -> None:
+    """An event loop takes what is raised there for the callback's own error, and goes on."""
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), told)
+        await asyncio.sleep(3600)
+
+    with pytest.raises(ENDS[told]):
         stop.run(wait())
 
 
 def test_it_is_ended_if_a_callback_swallowed_the_error_as_the_loop_began(
-    stop: Stop, monkeypatch: pytest.MonkeyPatch
+    stop: Stop, told: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = asyncio.run
 
     def told_meanwhile(coroutine: Coroutine[Any, Any, None]) -> None:
-        with contextlib.suppress(TaskKilled):
-            os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(ENDS[told]):
+            os.kill(os.getpid(), told)
         return run(coroutine)
 
     monkeypatch.setattr(asyncio, "run", told_meanwhile)
-    with pytest.raises(TaskKilled):
+    with pytest.raises(ENDS[told]):
         stop.run(asyncio.sleep(3600))
 
 
-def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop) -> None:
+def test_a_loop_that_ends_at_the_same_time_does_not_hide_it(
+    stop: Stop, told: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asyncio.run
+
+    def told_at_its_end(coroutine: Coroutine[Any, Any, str]) -> str:
+        result = run(coroutine)
+        with contextlib.suppress(ENDS[told]):
+            os.kill(os.getpid(), told)
+        return result
+
+    monkeypatch.setattr(asyncio, "run", told_at_its_end)
+    with pytest.raises(ENDS[told]):
+        stop.run(asyncio.sleep(0, "done"))
+
+
+def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop, told: signal.Signals) -> None:
     async def swallows() -> None:
-        sigterm_in(0.1)
+        tell_in(0.1, told)
         while True:
             try:
                 await asyncio.sleep(0.001)
@@ -70,22 +107,22 @@ def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop) -> None
             except Exception:  # noqa: BLE001
                 continue
 
-    with pytest.raises(TaskKilled):
+    with pytest.raises(ENDS[told]):
         stop.run(swallows())
 
 
-def test_wait_cleans_up_on_its_way_out(stop: Stop) -> None:
+def test_wait_cleans_up_on_its_way_out(stop: Stop, told: signal.Signals) -> None:
     closed = []
 
     async def wait() -> None:
         try:
-            sigterm_in(0.1)
+            tell_in(0.1, told)
             await asyncio.sleep(3600)
         finally:
             await asyncio.sleep(0.01)
             closed.append(True)
 
-    with pytest.raises(TaskKilled):
+    with pytest.raises(ENDS[told]):
         stop.run(wait())
     assert closed == [True]
 
@@ -105,14 +142,14 @@ def test_it_is_raised_again_where_it_was_swallowed(stop: Stop) -> None:
         stop.run(asyncio.sleep(0))
 
 
-def test_a_request_to_airflow_is_not_cut_off_from_its_answer(stop: Stop) -> None:
+def test_a_request_to_airflow_is_not_cut_off_from_its_answer(told: signal.Signals) -> None:
     ours, theirs = socket.socketpair()
     comms: CommsDecoder[Any, Any] = CommsDecoder(socket=ours)
     answers: list[Any] = []
 
     def supervise() -> None:
         request = theirs.recv(4096)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), told)
         time.sleep(0.2)
         number = msgspec.msgpack.decode(request[4:])[0]
         theirs.sendall(_ResponseFrame(number, {"type": "VariableResult", "key": "id", "value": "kept"}).as_bytes())
@@ -123,18 +160,18 @@ def test_a_request_to_airflow_is_not_cut_off_from_its_answer(stop: Stop) -> None
 
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
-    with ours, theirs, pytest.raises(TaskKilled):
+    with ours, theirs, pytest.raises(ENDS[told]):
         work()
     supervisor.join()
     assert [answer.value for answer in answers] == ["kept"]
 
 
-def test_logging_is_not_cut_off_with_its_lock_held(stop: Stop) -> None:
+def test_logging_is_not_cut_off_with_its_lock_held(told: signal.Signals) -> None:
     lines: list[str] = []
 
     class Log(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), told)
             lines.append(record.getMessage())
 
     logger = logging.Logger("training")
@@ -144,9 +181,29 @@ def test_logging_is_not_cut_off_with_its_lock_held(stop: Stop) -> None:
         logger.warning("the pod is deleted")
         time.sleep(3600)
 
-    with pytest.raises(TaskKilled):
+    with pytest.raises(ENDS[told]):
         work()
     assert lines == ["the pod is deleted"]
+
+
+def test_outside_the_block_the_timeout_is_airflows_own(stop: Stop) -> None:
+    with timeout(3600) as theirs:
+        with stop.heeding_timeout():
+            assert signal.getsignal(signal.SIGALRM) != theirs.handle_timeout
+        assert signal.getsignal(signal.SIGALRM) == theirs.handle_timeout
+
+
+def test_a_task_in_another_thread_has_no_timeout(stop: Stop) -> None:
+    def work() -> None:
+        with stop.heeding_timeout():
+            done.append(True)
+
+    done: list[bool] = []
+    with timeout(3600):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert done == [True]
 
 
 def test_a_library_that_catches_exceptions_does_not_catch_this_one(stop: Stop) -> None:
