@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes import client
 from kubernetes.client import models as k8s
@@ -17,7 +18,6 @@ from kubernetes.utils.quantity import parse_quantity
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider.errors import (
-    LOST,
     DriverMissing,
     GpuOutOfMemory,
     PodDeadline,
@@ -233,9 +233,22 @@ def test_deleted_pod_is_preempted(pool: EksGpuPool, api: client.CoreV1Api, defer
         api.delete_namespaced_pod(running_pod(api).metadata.name, "default", grace_period_seconds=0)
 
     forever = "echo begun; while :; do sleep 0.1; done"
-    # Without deferral there are two waits, for its start and for its end, and nobody watches between them.
-    with pytest.raises(PodPreempted if deferrable else LOST, match="deleted"):
+    with pytest.raises(PodPreempted, match="deleted"):
         run_and_act(pod(pool, "sh", "-c", forever, deferrable=deferrable), delete)
+
+
+def test_pod_that_is_lost_during_a_callback_is_preempted(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    """It is watched meanwhile; a wait that began after the callback would find it gone, and not know its end."""
+
+    class Deletes(KubernetesPodOperatorCallback):
+        @staticmethod
+        def on_pod_starting(*, pod: k8s.V1Pod, **_: Any) -> None:
+            assert pod.status.phase == "Running"
+            api.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+            eventually(lambda: not pods(api))
+
+    with pytest.raises(PodPreempted, match="deleted"):
+        run(pod(pool, *FOREVER, deferrable=False, callbacks=Deletes))
 
 
 @BLOCKING_BY_DAY

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
-from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.run import PodHost
@@ -17,6 +14,7 @@ from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import end_of
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 
 
@@ -24,6 +22,7 @@ class PodAttempt(TaskAttempt):
     """The life of one pod."""
 
     _host: PodHost
+    _has_started = False
 
     def _objects_by(self, api: ApiClient) -> TaskObjects:
         return TaskPods(api)
@@ -47,23 +46,17 @@ class PodAttempt(TaskAttempt):
     def to_stream(self) -> Json | None:
         return self._run.pod_log.to_stream(self.pod)
 
-    def wait(self, until: Literal["started", "ended"] = "ended") -> PodWait:
+    def wait(self) -> PodWait:
         return PodWait(
             base_container=self._settings.placement.base_container,
-            until=until,
             queue=self._settings.placement.queue,
             **self._of_wait(),
         )
 
-    def watch_here(self) -> WaitOutcome:
-        wait = self.wait("started")
-        narrator = Narrator(self.log.info, started=wait.started)
-        watched = self._watch(wait, narrator)
-        if watched.error is None or watched.container_ended:
-            assert self.pod is not None
-            self._host.call_back("on_pod_starting", pod=as_v1(self.pod))
-        is_over = watched.error is not None or watched.container_ended
-        return watched if is_over else self._watch(self.wait("ended"), narrator)
+    def _take(self, pod: PodState, raw: Json, rank: Rank) -> None:
+        if not self._has_started and pod.base is not None and (pod.started or pod.base.status == "terminated"):
+            self._has_started = True
+            self._host.call_back("on_pod_starting", pod=as_v1(raw))
 
     # -- its end ---------------------------------------------------------------------------------------------
 

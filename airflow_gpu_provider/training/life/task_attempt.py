@@ -14,10 +14,9 @@ from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.pools.prices import WARN_AT
@@ -44,6 +43,7 @@ from airflow_gpu_provider.training.place.checkpoint import (
 )
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
@@ -190,27 +190,32 @@ class TaskAttempt(ABC):
     def watch_here(self) -> WaitOutcome:
         """Wait in this process until it has ended, writing its log."""
         wait = self.wait()
-        return self._watch(wait, Narrator(self.log.info, started=wait.started))
-
-    def _watch(self, wait: AttemptWait, narrator: Narrator) -> WaitOutcome:
+        narrator = Narrator(self.log.info, started=wait.started)
         watch = partial(self._watch_once, run_kind_of(wait), narrator)
         setbacks = Narrator(self.log.warning, started=wait.started)
         return self._run.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
+    def _take(self, pod: PodState, raw: Json, rank: Rank) -> None:  # noqa: B027
+        """Take a pod's state while this process waits; called in the event loop."""
+
     async def _watch_once(self, kind: RunKind, narrator: Narrator) -> WaitOutcome:
         pool, log, task_log = self._cluster.pool, self.log, self._run.pod_log
-        owner = self.owner.writer
-
-        def open_access() -> ClusterAccess:
-            return self._cluster.access
-
-        async with connected(pool.cluster_identity, open_access) as api:
+        async with connected(pool.cluster_identity, lambda: self._cluster.access) as api:
             logs = kind.logs(api, self.to_stream(), log.log, task_log)
             gpus = GpuSampler(api, kind.wait, report=log.info, warn=log.warning)
             try:
                 async with logs, gpus:
                     progress = await follow(
-                        kind, api, pool, logs, gpus, log.log, owner=owner, narrator=narrator, open_access=open_access
+                        kind,
+                        api,
+                        pool,
+                        logs,
+                        gpus,
+                        log.log,
+                        owner=self.owner.writer,
+                        narrator=narrator,
+                        open_access=lambda: self._cluster.access,
+                        on_pod=self._take,
                     )
             finally:
                 task_log.followed = logs.rest()

@@ -1,4 +1,4 @@
-"""PodWait: whether a pod has started, ended or been lost, decided from plain data. No I/O, no clock.
+"""PodWait: whether a pod has ended or been lost, decided from plain data. No I/O, no clock.
 
 The blocking operator and the trigger drive the same `step` (see `watch`), so the two cannot drift apart, and
 deadlines and explanations are tested in virtual time.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
@@ -88,13 +88,11 @@ class PodWait(AttemptWait):
 
     Attributes:
         base_container: The container whose end decides.
-        until: What is waited for.
     """
 
     run_kind = "pod"
 
     base_container: str
-    until: Literal["started", "ended"] = "ended"
 
     @property
     def what(self) -> str:
@@ -129,8 +127,6 @@ class PodWait(AttemptWait):
             if (believed_at := certain_at(pod)) and now < believed_at:
                 return Progress(lines=lines)
             return self._over(_with_node(end, snapshot), snapshot, lines)
-        if self.until == "started" and pod.started:
-            return Progress(done=True, lines=lines)
         if snapshot.node_gone:
             return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines)
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:

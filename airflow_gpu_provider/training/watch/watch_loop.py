@@ -51,15 +51,18 @@ async def follow(
     owner: str,
     narrator: Narrator,
     open_access: Callable[[], ClusterAccess] | None = None,
+    on_pod: OnPod | None = None,
 ) -> Progress:
     """Watch with the pods' logs and their GPU use, within the contexts of both; arguments and errors as for `watch`."""
 
-    def on_pod(pod: PodState, raw: Json, rank: Rank) -> None:
+    def take(pod: PodState, raw: Json, rank: Rank) -> None:
         logs.follow(pod, raw, rank)
         gpus.follow(pod, raw, rank)
+        if on_pod is not None:
+            on_pod(pod, raw, rank)
 
     watching = watch(
-        kind, pool, owner=owner, narrator=narrator, open_access=open_access, on_pod=on_pod, silence=logs.silence
+        kind, pool, owner=owner, narrator=narrator, open_access=open_access, on_pod=take, silence=logs.silence
     )
     progress = await gpus.beside(watching, logs.silence)
     await gpus.stop()

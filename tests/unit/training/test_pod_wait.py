@@ -313,12 +313,6 @@ def test_container_that_was_killed_is_not_judged_before_its_node_spoke() -> None
     assert type(WAIT.step(PodSnapshot(pod=told), at(61)).error) is PodPreempted
 
 
-def test_started_is_enough_where_that_is_waited_for() -> None:
-    wait = replace(WAIT, until="started")
-    assert not wait.step(PodSnapshot(pod=STARTING), at(101)).done
-    assert wait.step(PodSnapshot(pod=pod(running())), at(101)).done
-
-
 def test_lost_pods_are_preempted() -> None:
     assert type(WAIT.step(PodSnapshot(gone=True), at(5)).error) is PodPreempted
     assert type(WAIT.step(PodSnapshot(pod=pod(running()), node_gone=True), at(5)).error) is PodPreempted
@@ -418,7 +412,6 @@ def test_record_of_this_release_is_kept_readable() -> None:
         "schedule_seconds",
         "start_seconds",
         "deadline",
-        "until",
     }
 
 
