@@ -7,10 +7,12 @@ delay before a container that allocates too much is killed.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 INTERVAL = 0.2
+_ENDED = (FileNotFoundError, ProcessLookupError, PermissionError)  # while we looked
 _COUNTED = {"status": ("RssAnon:", "RssShmem:"), "smaps_rollup": ("Pss_Anon:", "Pss_Shmem:")}
 
 
@@ -52,9 +54,16 @@ def used_bytes(host_pid: int, limit: int) -> int:
 
 def _tree(pid: int) -> Iterator[int]:
     yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in _text(children).split():
+    for thread in _threads(pid):
+        for child in _text(Path(f"/proc/{pid}/task/{thread}/children")).split():
             yield from _tree(int(child))
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except _ENDED:
+        return []
 
 
 def _kilobytes(pid: int, file: str) -> int:
@@ -68,5 +77,5 @@ def _kilobytes(pid: int, file: str) -> int:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""  # it ended while we looked
+    except _ENDED:
+        return ""

@@ -63,7 +63,8 @@ class NodeSet:
         self._plugin_allowed = self._driver_allowed = True
         self._dirty: dict[str, asyncio.Task[None]] = {}
         self.port = 0
-        self.broken: asyncio.Future[None] = self._launcher.lost
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._launcher.lost.add_done_callback(lambda _: self._break())
 
     async def __aenter__(self) -> NodeSet:
         self.machine.prepare()
@@ -77,7 +78,20 @@ class NodeSet:
             self._heartbeats(),
         )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         return self
+
+    def _ended(self, loop: asyncio.Task[None]) -> None:
+        """Break where a loop has ended by itself: nodes that nobody tends would look healthy."""
+        if loop.cancelled():
+            return
+        log.error("%s has ended", loop.get_coro(), exc_info=loop.exception())
+        self._break()
+
+    def _break(self) -> None:
+        if not self.broken.done():
+            self.broken.set_result(None)
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
