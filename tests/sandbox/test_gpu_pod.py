@@ -244,6 +244,7 @@ def test_pod_that_is_lost_during_a_callback_is_preempted(pool: EksGpuPool, api: 
         @staticmethod
         def on_pod_starting(*, pod: k8s.V1Pod, **_: Any) -> None:
             assert pod.status.phase == "Running"
+            asyncio.run(asyncio.sleep(0))  # as a hook may: it is not called within the wait's event loop
             api.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
             eventually(lambda: not pods(api))
 

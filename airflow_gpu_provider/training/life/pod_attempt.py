@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
@@ -14,7 +17,6 @@ from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import end_of
-from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 
 
@@ -53,10 +55,12 @@ class PodAttempt(TaskAttempt):
             **self._of_wait(),
         )
 
-    def _take(self, pod: PodState, raw: Json, rank: Rank) -> None:
-        if not self._has_started and pod.base is not None and (pod.started or pod.base.status == "terminated"):
-            self._has_started = True
-            self._host.call_back("on_pod_starting", pod=as_v1(raw))
+    async def _see(self, pods: Iterable[Json]) -> None:
+        for raw in pods:
+            base = PodState.parse(raw, self._settings.placement.base_container).base
+            if not self._has_started and base is not None and base.status != "waiting":
+                self._has_started = True
+                await in_thread(self._host.call_back, "on_pod_starting", pod=as_v1(raw))
 
     # -- its end ---------------------------------------------------------------------------------------------
 

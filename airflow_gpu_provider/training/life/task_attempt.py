@@ -16,7 +16,7 @@ from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.pools.prices import WARN_AT
@@ -43,7 +43,6 @@ from airflow_gpu_provider.training.place.checkpoint import (
 )
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
-from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time
@@ -195,8 +194,8 @@ class TaskAttempt(ABC):
         setbacks = Narrator(self.log.warning, started=wait.started)
         return self._run.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
-    def _take(self, pod: PodState, raw: Json, rank: Rank) -> None:  # noqa: B027
-        """Take a pod's state while this process waits; called in the event loop."""
+    async def _see(self, pods: Iterable[Json]) -> None:  # noqa: B027
+        """Take the present state of its pods while this process waits."""
 
     async def _watch_once(self, kind: RunKind, narrator: Narrator) -> WaitOutcome:
         pool, log, task_log = self._cluster.pool, self.log, self._run.pod_log
@@ -215,7 +214,7 @@ class TaskAttempt(ABC):
                         owner=self.owner.writer,
                         narrator=narrator,
                         open_access=lambda: self._cluster.access,
-                        on_pod=self._take,
+                        see=self._see,
                     )
             finally:
                 task_log.followed = logs.rest()

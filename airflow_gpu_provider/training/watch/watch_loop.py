@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -34,6 +34,8 @@ from airflow_gpu_provider.training.watch.pod_view import OnePod
 from airflow_gpu_provider.training.watch.surroundings import KueueQueue
 from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View
 
+See = Callable[[Iterable[Json]], Awaitable[None]]
+
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
     """Find the (rendered) pool's cluster; makes cloud calls, so call it in a thread if there is an event loop."""
@@ -51,18 +53,23 @@ async def follow(
     owner: str,
     narrator: Narrator,
     open_access: Callable[[], ClusterAccess] | None = None,
-    on_pod: OnPod | None = None,
+    see: See | None = None,
 ) -> Progress:
     """Watch with the pods' logs and their GPU use, within the contexts of both; arguments and errors as for `watch`."""
 
-    def take(pod: PodState, raw: Json, rank: Rank) -> None:
+    def on_pod(pod: PodState, raw: Json, rank: Rank) -> None:
         logs.follow(pod, raw, rank)
         gpus.follow(pod, raw, rank)
-        if on_pod is not None:
-            on_pod(pod, raw, rank)
 
     watching = watch(
-        kind, pool, owner=owner, narrator=narrator, open_access=open_access, on_pod=take, silence=logs.silence
+        kind,
+        pool,
+        owner=owner,
+        narrator=narrator,
+        open_access=open_access,
+        on_pod=on_pod,
+        silence=logs.silence,
+        see=see,
     )
     progress = await gpus.beside(watching, logs.silence)
     await gpus.stop()
@@ -95,6 +102,7 @@ async def watch(
     open_access: Callable[[], ClusterAccess] | None = None,
     on_pod: OnPod | None = None,
     silence: Callable[[], Silence | None] = lambda: None,
+    see: See | None = None,
 ) -> Progress:
     """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
 
@@ -108,6 +116,7 @@ async def watch(
         open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
         on_pod: Called with each state of a pod.
         silence: Returns for how long it has printed nothing.
+        see: Called with the JSON of its pods whenever something may have changed; the watches go on meanwhile.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
@@ -139,6 +148,8 @@ async def watch(
                 seconds = (wait.next_look(next_deadline, now) - now).total_seconds()
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
                 view.take(changes, await feed.api.now())
+                if see is not None:
+                    await see(view.last_seen)
         finally:
             await pool_updates.leave(pool, owner, view.take_update)
 
