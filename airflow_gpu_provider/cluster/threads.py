@@ -29,7 +29,14 @@ _R = TypeVar("_R")
 
 async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Call a function that blocks, as `asyncio.to_thread` does, in a thread that nobody else's work waits for."""
-    call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    context = contextvars.copy_context()
+
+    def call() -> _R:
+        try:
+            return context.run(function, *args, **kwargs)
+        except StopIteration as error:  # no Future takes one: it would be awaited for ever
+            raise RuntimeError(f"{function} raised StopIteration") from error
+
     return await asyncio.get_running_loop().run_in_executor(_executor(), call)
 
 

@@ -158,19 +158,19 @@ class PoolOperator(BaseOperator):
             yield
             return
         self._is_ending = True
-        try:
-            with self._stop.heeding_timeout():
-                yield
-            count_outcome(self, None)
-        except GpuError as error:
-            count_outcome(self, error)
+        with self._stop.heeding_timeout():
             try:
-                leave_error(context["ti"], error)
-            except Exception:  # the task's own error counts
-                self.log.warning("The task's error could not be stored in XCom", exc_info=True)
-            raise
-        finally:
-            self._is_ending = False
+                yield
+                count_outcome(self, None)
+            except GpuError as error:
+                count_outcome(self, error)
+                try:
+                    leave_error(context["ti"], error)
+                except Exception:  # the task's own error counts
+                    self.log.warning("The task's error could not be stored in XCom", exc_info=True)
+                raise
+            finally:
+                self._is_ending = False
 
     def _open(self, context: Context, pool: GpuPool) -> Reconciler:
         """Connect to a pool in the task's name."""

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _WHOLE = ("airflow.sdk.execution_time.comms", "logging", "structlog._output")
 _ASK_AGAIN_SECONDS = 0.05
+_LOOP_ENDS_WITHIN_SECONDS = 30.0
+"""How long what blocks an event loop, such as a progress_callback that hangs, may outlast the execution_timeout."""
 
 
 class Stop:
@@ -95,9 +97,10 @@ class Stop:
             signal.signal(signal.SIGALRM, theirs)
 
     def _on_timeout(self, theirs: Callable[..., object], number: int, frame: FrameType | None) -> None:
-        if self._is_in_loop:
+        if self._is_in_loop and self._time_out is None:
             self._time_out = partial(theirs, number, frame)
             self._interrupt()
+            signal.setitimer(signal.ITIMER_REAL, _LOOP_ENDS_WITHIN_SECONDS)
         elif _is_in_what_stays_whole():
             signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_SECONDS)
         else:
@@ -110,6 +113,8 @@ class Stop:
 
     def _raise_what_interrupted(self) -> None:
         time_out, self._time_out = self._time_out, None
+        if time_out is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         self.check()
         try:
             if time_out is not None:

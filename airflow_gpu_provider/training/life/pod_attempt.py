@@ -55,10 +55,12 @@ class PodAttempt(TaskAttempt):
             **self._of_wait(),
         )
 
-    async def _see(self, pods: Iterable[Json]) -> None:
-        for raw in pods:
+    async def _see(self, there: Iterable[Json]) -> None:
+        for raw in there:
+            if self._has_started or raw["metadata"].get("uid") not in self.uids:
+                continue
             base = PodState.parse(raw, self._settings.placement.base_container).base
-            if not self._has_started and base is not None and base.status != "waiting":
+            if base is not None and base.status != "waiting":
                 self._has_started = True
                 await in_thread(self._host.call_back, "on_pod_starting", pod=as_v1(raw))
 

@@ -194,8 +194,8 @@ class TaskAttempt(ABC):
         setbacks = Narrator(self.log.warning, started=wait.started)
         return self._run.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
-    async def _see(self, pods: Iterable[Json]) -> None:  # noqa: B027
-        """Take the present state of its pods while this process waits."""
+    async def _see(self, there: Iterable[Json]) -> None:  # noqa: B027
+        """Take objects as they are now, its own among them, before their logs are followed; this process waits."""
 
     async def _watch_once(self, kind: RunKind, narrator: Narrator) -> WaitOutcome:
         pool, log, task_log = self._cluster.pool, self.log, self._run.pod_log

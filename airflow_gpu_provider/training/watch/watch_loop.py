@@ -116,7 +116,8 @@ async def watch(
         open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
         on_pod: Called with each state of a pod.
         silence: Returns for how long it has printed nothing.
-        see: Called with the JSON of its pods whenever something may have changed; the watches go on meanwhile.
+        see: Takes the JSON of what has changed, its pods among it, before the wait does. Meanwhile the cluster is
+            watched and logs are streamed, but no deadline is looked at.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
@@ -131,6 +132,8 @@ async def watch(
             while True:
                 now = await feed.api.now()
                 await view.confirm(now)
+                if see is not None:
+                    await see(view.last_seen)
                 progress, next_deadline = view.look(now)
                 progress = replace(progress, lines=(*progress.lines, *wait.money_lines(now)))
                 is_over = progress.done or progress.error is not None
@@ -147,9 +150,9 @@ async def watch(
                 await _keep_pool(view, pool, owner)
                 seconds = (wait.next_look(next_deadline, now) - now).total_seconds()
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.longest))
-                view.take(changes, await feed.api.now())
                 if see is not None:
-                    await see(view.last_seen)
+                    await see(change.raw for change in changes if change.kind == "present")
+                view.take(changes, await feed.api.now())
         finally:
             await pool_updates.leave(pool, owner, view.take_update)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -15,12 +16,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import CommsDecoder, GetVariable, _ResponseFrame
 from airflow.sdk.execution_time.timeout import timeout
 
 from airflow_gpu_provider.errors import TaskKilled
+from airflow_gpu_provider.scaling.wait import stopping
 from airflow_gpu_provider.scaling.wait.stopping import Stop
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 
 ERROR = TaskKilled("Told to stop.")
 ENDS: dict[signal.Signals, type[BaseException]] = {signal.SIGTERM: TaskKilled, signal.SIGALRM: AirflowTaskTimeout}
@@ -38,7 +42,7 @@ def stop() -> Iterator[Stop]:
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGALRM], ids=["SIGTERM", "execution_timeout"])
 def told(request: pytest.FixtureRequest, stop: Stop) -> Iterator[signal.Signals]:
     """The signal that the task gets, within the execution_timeout that Airflow gives it."""
-    with timeout(3600), stop.heeding_timeout():
+    with timeout(60), stop.heeding_timeout():
         yield request.param
 
 
@@ -95,6 +99,30 @@ def test_a_loop_that_ends_at_the_same_time_does_not_hide_it(
     monkeypatch.setattr(asyncio, "run", told_at_its_end)
     with pytest.raises(ENDS[told]):
         stop.run(asyncio.sleep(0, "done"))
+
+
+def test_what_blocks_the_loop_does_not_outlast_the_timeout_for_long(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a progress_callback does that waits for an answer that never comes."""
+    monkeypatch.setattr(stopping, "_LOOP_ENDS_WITHIN_SECONDS", 0.1)
+
+    answers = []
+
+    def hang() -> None:
+        time.sleep(60)
+        answers.append("late")
+
+    async def hangs() -> None:
+        os.kill(os.getpid(), signal.SIGALRM)
+        hang()
+
+    with timeout(3600), stop.heeding_timeout():
+        with pytest.raises(AirflowTaskTimeout):
+            stop.run(hangs())
+        assert not answers
+        # What follows, such as the release of the pod's nodes, is not interrupted.
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop, told: signal.Signals) -> None:
@@ -184,6 +212,37 @@ def test_logging_is_not_cut_off_with_its_lock_held(told: signal.Signals) -> None
     with pytest.raises(ENDS[told]):
         work()
     assert lines == ["the pod is deleted"]
+
+
+def test_nor_is_structlog_whose_lock_nobody_takes_twice(told: signal.Signals) -> None:
+    class File(io.BytesIO):
+        def write(self, line: Any) -> int:
+            os.kill(os.getpid(), told)
+            return super().write(line)
+
+    file = File()
+
+    def work() -> None:
+        structlog.BytesLogger(file).msg(b"the pod is deleted")
+        time.sleep(3600)
+
+    with pytest.raises(ENDS[told]):
+        work()
+    assert file.getvalue() == b"the pod is deleted\n"
+
+
+def test_a_task_of_this_package_heeds_it(stop: Stop) -> None:
+    class Waits(PoolOperator):
+        def execute(self, context: Any) -> None:
+            self._stop.run(self._wait())
+
+        async def _wait(self) -> None:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGALRM)
+            await asyncio.sleep(3600)
+
+    task = Waits(task_id="waits")
+    with timeout(3600), pytest.raises(AirflowTaskTimeout):
+        task.execute({})
 
 
 def test_outside_the_block_the_timeout_is_airflows_own(stop: Stop) -> None:
