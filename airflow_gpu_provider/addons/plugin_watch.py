@@ -15,7 +15,7 @@ from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_LABELS
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
-from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
@@ -95,7 +95,7 @@ def has_failed(pod: PodState) -> bool:
     Between two of its ends it is started again, and may be seen running.
     """
     base = pod.base
-    return base is not None and (base.reason in _STUCK or bool(base.exit_code) or bool(_exit_code_before(base)))
+    return base is not None and (base.reason in _STUCK or bool(base.exit_code) or base.failed_before is not None)
 
 
 def plugin_state(pod: PodState) -> str:
@@ -103,15 +103,10 @@ def plugin_state(pod: PodState) -> str:
     if base is None:
         return f"plugin pod {pod.name} is {pod.phase}"
     if base.status == "running":
-        code = _exit_code_before(base)
-        again = f" again, after exit code {code}," if code else ""
+        again = f" again, after exit code {base.failed_before.exit_code}," if base.failed_before else ""
         return f"plugin pod {pod.name} is running{again} and has not registered any GPU"
     reason = f"{base.reason}: {base.message}".strip(": ")
     return f"plugin pod {pod.name} is {base.status} ({reason or 'no reason given'})"
-
-
-def _exit_code_before(container: ContainerState) -> int | None:
-    return container.before.exit_code if container.before is not None else None
 
 
 def plugin_pods(namespace: str) -> Resource:

@@ -51,6 +51,11 @@ class ContainerState:
         """Which run of the container it is; None while it waits, and if it could not be started."""
         return ContainerRun(self.container_id, self.started_at) if self.started_at is not None else None
 
+    @property
+    def failed_before(self) -> ContainerState | None:
+        """How it had failed before it was started again; None if it had not."""
+        return self.before if self.before is not None and self.before.exit_code else None
+
 
 _KUEUE_TARGET = "TerminationTarget"  # the condition that Kueue gives a pod before it deletes it
 

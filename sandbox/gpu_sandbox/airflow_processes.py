@@ -71,9 +71,13 @@ def stop_all(pids: list[int]) -> None:
 def _thread_states(pid: int) -> list[str]:
     """The letters of proc_pid_stat(5); none for what is gone."""
     states = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for thread in threads:
         try:
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
+            states.append(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
         except (FileNotFoundError, ProcessLookupError):
             continue
     return states

@@ -135,8 +135,8 @@ def before_restart(pod: PodState) -> PodState | None:
     A Job that counts such failures (`restartPolicy: OnFailure`) deletes the pod at its limit, while the container runs
     again or waits to: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
     """
-    before = pod.base.before if pod.base else None
-    if before is None or not before.exit_code:
+    before = pod.base.failed_before if pod.base else None
+    if before is None:
         return None
     return replace(pod, base=before, deletion_asked_at=None, gone_by=None)
 

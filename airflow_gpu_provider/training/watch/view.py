@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 OnPod = Callable[[PodState, Json, Rank], None]
 """Takes a pod, its JSON, and which of the pods it is; a single one is 0."""
+
+See = Callable[[Iterable[Json]], Awaitable[None]]
+"""Takes the JSON of objects, the pods among them, before the view does."""
 
 LONGEST = 60.0
 """Seconds after which to check again although nothing was received."""

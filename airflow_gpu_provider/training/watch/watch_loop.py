@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -32,9 +32,7 @@ from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
 from airflow_gpu_provider.training.watch.object_view import OneWorkload
 from airflow_gpu_provider.training.watch.pod_view import OnePod
 from airflow_gpu_provider.training.watch.surroundings import KueueQueue
-from airflow_gpu_provider.training.watch.view import OnPod, RunKind, View
-
-See = Callable[[Iterable[Json]], Awaitable[None]]
+from airflow_gpu_provider.training.watch.view import OnPod, RunKind, See, View
 
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
