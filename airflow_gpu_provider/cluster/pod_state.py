@@ -154,6 +154,16 @@ class PodState:
             image=base_spec.get("image") or "",
         )
 
+    def following(self, before: PodState | None) -> PodState:
+        """Return this state of a pod with when it was deleted as the state before has it, where that was earlier.
+
+        A kubelet deletes a pod whose containers have ended once more, with no grace period, and that moves its
+        deletionTimestamp to the present (BeforeDelete in k8s.io/apiserver's pkg/registry/rest/delete.go).
+        """
+        if self.deletion_asked_at is None or before is None or before.deletion_asked_at is None:
+            return self
+        return replace(self, deletion_asked_at=min(before.deletion_asked_at, self.deletion_asked_at))
+
     @property
     def started(self) -> bool:
         """Whether the base container runs or has run."""
@@ -169,10 +179,10 @@ class PodState:
 def _deletion_asked_at(metadata: Json, gone_by: datetime, grace: timedelta, base: ContainerState | None) -> datetime:
     """Return when the pod was deleted: its grace period before its deletionTimestamp, as long as that period stands.
 
-    A pod with a finalizer, as the Job controller gives its own, stays when its grace period is cut to zero, and then
-    the API server may set deletionTimestamp to the present (markAsDeleting in k8s.io/apiserver's generic registry).
-    Of one whose container had ended by then, nobody can tell whether that was before the deletion or because of it; a
-    training that is tried again costs less than one that counts as finished and is not.
+    A pod with a finalizer, as the Job controller gives its own, stays when its grace period is cut to zero, which moves
+    its deletionTimestamp (see `following`). If its container had ended by then, nobody who sees only that can tell
+    whether that was before the deletion or because of it; a training that is tried again costs less than one that
+    counts as finished and is not.
     """
     left = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
     ended_at = base.finished_at if base else None

@@ -158,7 +158,8 @@ class ObjectView(View, Generic[R]):
         member = self._wait.member(raw)
         if member is None:
             return
-        rank, pod = member
+        rank, state = member
+        pod = state.following(self._known.get(state.uid))
         self._ranks[pod.uid], self._known[pod.uid], self._raw[pod.uid] = rank, pod, raw
         if self._on_pod is not None:
             self._on_pod(pod, raw, rank)

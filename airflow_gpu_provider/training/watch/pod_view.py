@@ -138,7 +138,7 @@ class PodView(View):
             self._take_state(change.raw)
 
     def _take_state(self, raw: Json) -> None:
-        pod = PodState.parse(raw, self._wait.base_container)
+        pod = PodState.parse(raw, self._wait.base_container).following(self._pod)
         self._known[self._wait.uid], self._raw[self._wait.uid] = pod, raw
         if self._requests is None:
             self._requests = requests_of(raw.get("spec") or {})

@@ -281,3 +281,17 @@ def test_rank_that_free_nodes_of_its_zone_do_not_take_is_no_matter_of_capacity(
     error = wait.step(view.snapshot(now), now).error
     assert type(error) is (PodUnschedulable if passed_over else PodDeadline)
     assert not passed_over or "Create the claim, or correct its name" in str(error)
+
+
+def test_rank_whose_end_is_seen_only_with_the_kubelets_last_delete_was_deleted_before_it() -> None:
+    cluster = Cluster(1)
+    view = GangView(cluster.wait(START), POOL, Feed(cast("Any", None)))
+    asked = deepcopy(cluster.server.read("api/v1/namespaces/ml/pods/train-0-abcde"))
+    asked["metadata"] |= {"deletionTimestamp": stamp(60), "deletionGracePeriodSeconds": 30}
+    last = deepcopy(asked)
+    last["metadata"] |= {"deletionTimestamp": stamp(37), "deletionGracePeriodSeconds": 0}
+    last["status"]["containerStatuses"] = [{"name": "base", "state": ended(0, at=36)}]
+    view.take([Change(resource=gang_pods("ml"), kind="present", raw=raw) for raw in (asked, last)], START)
+    pod = view.snapshot(START).pods[0].pod
+    assert pod is not None
+    assert pod.deletion_asked_at == START + timedelta(seconds=30)

@@ -134,6 +134,27 @@ def test_never_green_when_told_to_stop_first(at: int, told: int, exit_code: int)
     assert (type(error) is PodPreempted) == (at >= told)
 
 
+@given(
+    told=st.integers(11, 100), took=st.integers(0, 29), removed=st.integers(0, 5), exit_code=st.sampled_from([0, 143])
+)
+def test_never_green_when_told_to_stop_first_whatever_the_last_delete_makes_of_its_time(
+    told: int, took: int, removed: int, exit_code: int
+) -> None:
+    asked = pod(running(), deleted_at=told)
+    last = pod(ended(exit_code, at=told + took), deleted_at=told + took + removed, grace=0)
+    seen = last.following(asked)
+    assert seen.deletion_asked_at == asked.deletion_asked_at
+    assert seen.following(seen) == seen
+    assert type(error_of(seen)) is PodPreempted
+
+
+def test_a_pod_that_ended_before_it_was_deleted_has_its_own_end() -> None:
+    before = pod(ended(0, at=40), phase="Succeeded")
+    deleted = pod(ended(0, at=40), phase="Succeeded", deleted_at=50, grace=0)
+    assert error_of(deleted.following(before)) is None
+    assert error_of(deleted.following(None)) is None
+
+
 @pytest.mark.parametrize(
     "reason", ["Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", "Evicted"]
 )

@@ -114,6 +114,23 @@ def raw_event(pod_uid: str, uid: str = "e1", at: str = "2026-01-01T02:00:00Z") -
     return {"metadata": {"uid": uid}, "involvedObject": about, "reason": "R", "message": uid, "lastTimestamp": at}
 
 
+@pytest.mark.parametrize("exit_code", [0, 137, 143])
+def test_an_end_that_is_seen_only_with_the_kubelets_last_delete_is_a_preemption(exit_code: int) -> None:
+    """That delete has no grace period, and moves the deletionTimestamp to the present, past the container's end."""
+    view, pod = a_view(), raw_pod(scheduled=True)
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T03:00:30Z", "deletionGracePeriodSeconds": 30}
+    ended, last = deepcopy(pod), deepcopy(pod)
+    ended["status"] |= {"phase": "Failed" if exit_code else "Succeeded"}
+    ended["status"]["containerStatuses"] = [
+        {"name": "base", "state": {"terminated": {"exitCode": exit_code, "finishedAt": "2026-01-01T03:00:06Z"}}}
+    ]
+    last["status"] = ended["status"]
+    last["metadata"] |= {"deletionTimestamp": "2026-01-01T03:00:07Z", "deletionGracePeriodSeconds": 0}
+    gone = Change(resource=PODS, kind="gone", raw=last, is_seen=True)
+    view.take([present(PODS, pod), present(PODS, ended), present(PODS, last), gone], NOW)
+    assert type(WAIT.step(view.snapshot(NOW), NOW).error) is PodPreempted
+
+
 DISRUPTED = {
     "reason": "Disrupted",
     "source": {"component": "karpenter"},
