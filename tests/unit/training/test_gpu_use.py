@@ -90,6 +90,10 @@ def test_what_each_gpu_did_is_kept_by_rank() -> None:
         ("99, 1, 130, 400", True),
         ("99, 1, 150, 400", False),
         ("90, 1, 130, 400", False),
+        ("100, 527, 122.61, 700.00", True),  # an H200: one block of threads that spins
+        ("100, 527, 125.52, 700.00", True),  # 132 of them
+        ("99, 883, 689.09, 700.00", False),  # a product of matrices
+        ("14, 597, 122.69, 700.00", False),  # example_dags/train_digits
         ("99, 1, 130, [N/A]", None),
         ("99, 1, [N/A], 400", None),
         ("[N/A], 1, 130, 400", None),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from airflow_gpu_provider.training.life.diagnosis import last_word
@@ -11,6 +15,18 @@ TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 21.96 GiB "
     "of which 9.06 MiB is free."
 )
+
+
+# What programs printed on an H200 (driver 580, CUDA 13.0), those named "none" with that hidden from them
+# (CUDA_VISIBLE_DEVICES=""): torch 2.11, torchrun, lightning, jax 0.11, CuPy 14.2, numba, triton 3.6, CUDA C++. Where
+# the program itself is the cause, it is empty.
+PRINTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "logs_of_a_gpu.json").read_text())
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_what_real_programs_print_on_a_real_gpu(name: str) -> None:
+    word = last_word(PRINTED[name]["log"])
+    assert (word.cause if word else "") == PRINTED[name]["cause"]
 
 
 @pytest.mark.parametrize(
