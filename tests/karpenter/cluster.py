@@ -15,6 +15,7 @@ from tests.sandbox.running import eventually
 
 GROUP, CLASSES = "karpenter.sh", "karpenter.kwok.sh"
 NODE_POOL = f"{GROUP}/nodepool"
+ZONE = "topology.kubernetes.io/zone"
 INSTANCE_TYPE, CAPACITY_TYPE = "node.kubernetes.io/instance-type", f"{GROUP}/capacity-type"
 QUICK = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "0s"}
 NEVER = {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "Never"}

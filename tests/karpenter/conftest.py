@@ -38,6 +38,8 @@ def cluster(started: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
+    for view in ("view", "object_view"):  # a deadline that a test moves is looked at within a second
+        monkeypatch.setattr(f"airflow_gpu_provider.training.watch.{view}.LONGEST", 1.0)
     yield started
     started.clear()
 

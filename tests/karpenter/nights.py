@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, KubernetesGpuPool, ScaleDownSensor
+from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import GpuError
 from tests.sandbox.running import eventually, line_of, run
 
@@ -76,6 +77,20 @@ class Night:
 
     def _run(self, operator: Any) -> Any:
         return run(operator, run_id=self.run_id)
+
+
+def late(training: Future[Any], kind: type[GpuError], match: str) -> GpuError:
+    """Let the training's time to get a node be over at once, and return how it fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncApi, "now", _after_schedule_timeout)
+        return failure(training, kind, match)
+
+
+_now = AsyncApi.now
+
+
+async def _after_schedule_timeout(api: AsyncApi) -> datetime:
+    return await _now(api) + timedelta(minutes=31)  # waits go by the API server's time, and the default is 30 minutes
 
 
 def failure(task: Future[Any], kind: type[GpuError], match: str, *, seconds: float = 240.0) -> GpuError:

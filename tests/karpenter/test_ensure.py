@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.errors import GpuError, NoProvisioner
 from tests.karpenter.cluster import CAPACITY_TYPE, NODE_POOL, Cluster, requirement
-from tests.karpenter.nights import Night, failure, told
+from tests.karpenter.nights import Night, late, told
 from tests.sandbox.running import eventually
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present"}
@@ -83,9 +83,9 @@ def test_limits_that_are_used_up_are_noted_and_the_pod_is_told(cluster: Cluster)
     with told() as lines:
         night.ensure()
         assert lines.matching(r"NodePool limited.*limits?.*nvidia.com/gpu")
-        training = night.begin_train(schedule_timeout_seconds=10)
-        lines.until(r"Karpenter brings no node: .*exceed limits for nodepool", seconds=30)
-        failure(training, GpuError, "exceed limits")
+        training = night.begin_train()
+        lines.until(r"Karpenter brings no node: .*exceed limits for nodepool")
+        late(training, GpuError, "exceed limits")
 
 
 def test_a_static_node_pool_is_refused(cluster: Cluster) -> None:
@@ -133,6 +133,6 @@ def test_machines_without_enough_gpus_are_told_of(cluster: Cluster, types: list[
     night = Night(cluster.pool(name, gpus_per_node=gpus))
     with told() as lines:
         night.ensure()
-        training = night.begin_train(gpus=gpus, schedule_timeout_seconds=8)
-        lines.until(rf"Karpenter brings no node: .*{words}", seconds=30)
-        failure(training, GpuError, words)
+        training = night.begin_train(gpus=gpus)
+        lines.until(rf"Karpenter brings no node: .*{words}")
+        late(training, GpuError, words)

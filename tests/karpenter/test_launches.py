@@ -6,14 +6,16 @@ fails otherwise, and deletes after fifteen one whose machine does not join.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
 from gpu_sandbox.karpenter import MachineCloud, Offering, Refusal
 from tests.karpenter.cluster import NEVER, Cluster
-from tests.karpenter.nights import Night, failure, told
+from tests.karpenter.nights import Night, late, told
 from tests.sandbox.running import eventually
 from tests.sandbox.ways import BOTH_WAYS
 
@@ -33,10 +35,24 @@ BROKEN = Refusal(kind="LaunchFailed", message="InternalError: An internal error 
 GOT_NONE = "Karpenter got no machine: .*"
 
 
+def refused_launch(night: Night, words: str = "") -> Future[Any]:
+    """Begin a training, and return it once its log says that Karpenter's launch was refused."""
+    with told() as lines:
+        training = night.begin_train()
+        lines.until(f"{GOT_NONE}{words}")
+    return training
+
+
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.EVERY", 1.0)
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.FIRST", 0.5)
+
+
+@pytest.fixture
+def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed in the two seconds before a run is not taken for the run's: all clocks are this machine's."""
+    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.scarce_capacity._CLOCKS_APART", timedelta())
 
 
 @BOTH_WAYS
@@ -72,7 +88,7 @@ def test_a_stock_out_that_lasts_is_the_error(cluster: Cluster, cloud: MachineClo
     night = Night(cluster.node_pool("arid"))
     night.ensure()
     cloud.refusal = DRY
-    error = failure(night.begin_train(schedule_timeout_seconds=10), OutOfStock, "No capacity for")
+    error = late(refused_launch(night), OutOfStock, "No capacity for")
     assert "NodePool" in str(error)
     assert "capacity_types" not in str(error)
 
@@ -81,7 +97,7 @@ def test_a_quota_that_is_used_up_is_no_stock_out(cluster: Cluster, cloud: Machin
     night = Night(cluster.node_pool("poor"))
     night.ensure()
     cloud.refusal = NO_QUOTA
-    failure(night.begin_train(schedule_timeout_seconds=10), QuotaExceeded, "vCPU")
+    late(refused_launch(night), QuotaExceeded, "vCPU")
 
 
 def test_offerings_that_are_not_to_be_had_are_told_and_the_run_goes_on_when_they_are(
@@ -107,14 +123,12 @@ def test_a_launch_that_the_cloud_refuses_is_told_and_is_in_the_error(
     night = Night(cluster.node_pool(f"refused-{refused.kind}".lower()))
     night.ensure()
     cloud.refusal = refused
-    with told() as lines:
-        training = night.begin_train(schedule_timeout_seconds=12)
-        lines.until(f"{GOT_NONE}{words}", seconds=12)
-        error = failure(training, GpuError, words)
+    error = late(refused_launch(night, words), GpuError, words)
     assert not isinstance(error, OutOfStock)
     assert "capacity_types" not in str(error)
 
 
+@pytest.mark.usefixtures("one_clock")
 def test_what_karpenter_says_nothing_of_is_not_explained_by_an_older_failure(
     cluster: Cluster, cloud: MachineCloud
 ) -> None:
@@ -123,14 +137,15 @@ def test_what_karpenter_says_nothing_of_is_not_explained_by_an_older_failure(
     cloud.refusal = DRY
     first = Night(pool, "first")
     first.ensure()
-    failure(first.begin_train(schedule_timeout_seconds=10), OutOfStock, "No capacity for")
+    late(refused_launch(first), OutOfStock, "No capacity for")
+    eventually(lambda: not cluster.claims("silent"), seconds=60)
     cloud.refusal = Refusal(kind="NodeClassNotReady", message="AMI was not found")
     before, second = cloud.launches, Night(pool, "second")
     with told() as lines:
         second.ensure()
-        training = second.begin_train(schedule_timeout_seconds=20)
+        training = second.begin_train()
         eventually(lambda: cloud.launches >= before + 2, seconds=60)
-        error = failure(training, PodDeadline, "got no node")
+        error = late(training, PodDeadline, "got no node")
     assert not lines.matching("insufficient capacity")
     assert "insufficient capacity" not in str(error)
 
@@ -148,12 +163,13 @@ def test_a_node_pool_that_is_not_ready_any_more_is_told(cluster: Cluster) -> Non
         training.result(120)
 
 
+@pytest.mark.usefixtures("one_clock")
 def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: MachineCloud) -> None:
     pool = cluster.node_pool("stopped")
     cloud.refusal = DRY
     first = Night(pool, "first")
     first.ensure()
-    failure(first.begin_train(schedule_timeout_seconds=8), OutOfStock, "No capacity for")
+    late(refused_launch(first), OutOfStock, "No capacity for")
     cluster.core.delete_collection_namespaced_pod("default", grace_period_seconds=0)
     eventually(lambda: not cluster.claims("stopped"), seconds=60)
     second = Night(pool, "second")
@@ -161,7 +177,9 @@ def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: 
     try:
         with told() as lines:
             second.ensure()
-            error = failure(second.begin_train(schedule_timeout_seconds=8), PodDeadline, "got no node")
+            training = second.begin_train()
+            lines.until("waits for a node")
+            error = late(training, PodDeadline, "got no node")
     finally:
         cluster.karpenter.resume()
     assert not lines.matching("insufficient capacity")
@@ -171,8 +189,10 @@ def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: 
 def test_a_startup_taint_that_stays_is_named_and_one_that_goes_is_waited_for(cluster: Cluster) -> None:
     taint = {"key": "example.com/agent", "effect": "NoSchedule"}
     pool = cluster.node_pool("tainted", template={"startupTaints": [taint]})
-    first = Night(pool, "first").begin_train(schedule_timeout_seconds=12)
-    failure(first, GpuError, "See what should take the taint .* off the node")
+    with told() as lines:
+        first = Night(pool, "first").begin_train()
+        lines.until("is Ready, with the taint example.com/agent")
+        late(first, GpuError, "See what should take the taint .* off the node")
     with told() as lines:
         training = Night(pool, "second").begin_train()
         lines.until("untolerated taint", seconds=60)
@@ -206,9 +226,9 @@ def test_a_node_without_a_device_plugin_is_told_of(cluster: Cluster, cloud: Mach
     night = Night(cluster.node_pool("bare"))
     with told() as lines:
         night.ensure()
-        training = night.begin_train(schedule_timeout_seconds=20)
-        lines.until("its GPUs are not allocatable yet", seconds=30)
-        error = failure(training, GpuError, "got no node|not allocatable")
+        training = night.begin_train()
+        lines.until("its GPUs are not allocatable yet")
+        error = late(training, GpuError, "got no node|not allocatable")
     assert not isinstance(error, PodUnschedulable)
 
 
@@ -220,6 +240,6 @@ def test_a_machine_that_does_not_join_is_told_of(
     night = Night(cluster.node_pool("lost"))
     with told() as lines:
         night.ensure()
-        training = night.begin_train(schedule_timeout_seconds=20)
-        lines.until("pods cannot use it yet: .*NodeClaim lost-.*Node not registered with cluster", seconds=20)
-        failure(training, GpuError, "Node not registered with cluster")
+        training = night.begin_train()
+        lines.until("pods cannot use it yet: .*NodeClaim lost-.*Node not registered with cluster")
+        late(training, GpuError, "Node not registered with cluster")

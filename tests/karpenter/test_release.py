@@ -15,7 +15,7 @@ import pytest
 from airflow_gpu_provider.errors import PodDeadline, PoolNotReleased
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import NEVER, QUICK, Cluster
-from tests.karpenter.nights import FOREVER, Night, failure, side_by_side, told
+from tests.karpenter.nights import FOREVER, Night, failure, late, side_by_side, told
 from tests.sandbox.running import eventually
 
 BY_PRICE = {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s"}
@@ -81,7 +81,10 @@ def test_a_node_whose_device_plugin_never_came_stays_and_that_is_told(cluster: C
     cloud.brings_plugin = False
     night = Night(cluster.node_pool("uninitialized"))
     night.ensure()
-    failure(night.begin_train(schedule_timeout_seconds=10), PodDeadline, "got no node")
+    with told() as lines:
+        training = night.begin_train()
+        lines.until("its GPUs are not allocatable yet")
+        late(training, PodDeadline, "got no node")
     error = failure(night.begin_scale_down(timeout=timedelta(seconds=15)), PoolNotReleased, "waiting for Karpenter")
     assert "nvidia.com/gpu" in str(error).partition("waiting for Karpenter")[2]
     (claim,) = cluster.claims("uninitialized")

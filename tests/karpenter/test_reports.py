@@ -11,7 +11,7 @@ from airflow_gpu_provider.reports.status import PoolStatus, read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import NEVER, Cluster
-from tests.karpenter.nights import Night, failure
+from tests.karpenter.nights import Night, late, told
 from tests.karpenter.test_launches import DRY
 from tests.sandbox.running import eventually
 
@@ -91,7 +91,10 @@ def test_the_doctor_tells_limits_that_are_used_up(cluster: Cluster) -> None:
 def test_the_doctor_tells_a_stock_out_of_a_minute_ago(cluster: Cluster, cloud: MachineCloud) -> None:
     pool = cluster.node_pool("dried-up")
     cloud.refusal = DRY
-    failure(Night(pool).begin_train(schedule_timeout_seconds=8), OutOfStock, "No capacity for")
+    with told() as lines:
+        training = Night(pool).begin_train()
+        lines.until("Karpenter got no machine")
+        late(training, OutOfStock, "No capacity for")
     cloud.refusal = None
     found = findings(pool)
     assert found["stock"].result == "warning"
