@@ -17,9 +17,9 @@ TORCH = (
 )
 
 
-# What programs printed on an H200 (driver 580, CUDA 13.0), those named "none" with that hidden from them
-# (CUDA_VISIBLE_DEVICES=""): torch 2.11, torchrun, lightning, jax 0.11, CuPy 14.2, numba, triton 3.6, CUDA C++. Where
-# the program itself is the cause, it is empty.
+# Printed on an H200 (driver 580, CUDA 13.0), some with the GPU hidden from them (CUDA_VISIBLE_DEVICES=""),
+# or in a mount namespace without the driver's libraries or its devices: torch 2.11, torchrun, lightning, jax 0.11, CuPy
+# 14.2, numba, triton 3.6, CUDA C++, nvidia-smi. Where the program itself is the cause, it is empty.
 PRINTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "logs_of_a_gpu.json").read_text())
 
 
