@@ -155,14 +155,23 @@ class PodState:
         )
 
     def following(self, before: PodState | None) -> PodState:
-        """Return this state of a pod with when it was deleted as the state before has it, where that was earlier.
+        """Return this state of a pod with what the state before tells of when it was deleted.
 
         A kubelet deletes a pod whose containers have ended once more, with no grace period, and that moves its
         deletionTimestamp to the present (BeforeDelete in k8s.io/apiserver's pkg/registry/rest/delete.go).
         """
-        if self.deletion_asked_at is None or before is None or before.deletion_asked_at is None:
+        if before is None or self.deletion_asked_at is None:
             return self
-        return replace(self, deletion_asked_at=min(before.deletion_asked_at, self.deletion_asked_at))
+        ended_at = before.base.finished_at if before.base and before.deletion_asked_at is None else None
+        if ended_at is not None and self.deletion_asked_at == ended_at:
+            return replace(self, deletion_asked_at=self.gone_by)  # it had ended before somebody deleted it
+        return self.deleted_by(before.deletion_asked_at)
+
+    def deleted_by(self, at: datetime | None) -> PodState:
+        """Return this state of a pod that is being deleted with the time of that, if it was earlier than this says."""
+        if self.deletion_asked_at is None or at is None:
+            return self
+        return replace(self, deletion_asked_at=min(at, self.deletion_asked_at))
 
     @property
     def started(self) -> bool:

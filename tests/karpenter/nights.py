@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, KubernetesGpuPool, ScaleDownSensor
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.operators.gpu_pod import SCHEDULE_TIMEOUT
 from tests.sandbox.running import eventually, line_of, run
 
 SMI = ("nvidia-smi", "-L")
@@ -90,7 +91,7 @@ _now = AsyncApi.now
 
 
 async def _after_schedule_timeout(api: AsyncApi) -> datetime:
-    return await _now(api) + timedelta(minutes=31)  # waits go by the API server's time, and the default is 30 minutes
+    return await _now(api) + SCHEDULE_TIMEOUT + timedelta(minutes=1)  # waits go by the API server's time
 
 
 def failure(task: Future[Any], kind: type[GpuError], match: str, *, seconds: float = 240.0) -> GpuError:

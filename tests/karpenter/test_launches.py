@@ -7,12 +7,14 @@ fails otherwise, and deletes after fifteen one whose machine does not join.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
+from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from gpu_sandbox.karpenter import MachineCloud, Offering, Refusal
 from tests.karpenter.cluster import NEVER, Cluster
 from tests.karpenter.nights import Night, late, told
@@ -164,7 +166,16 @@ def test_a_node_pool_that_is_not_ready_any_more_is_told(cluster: Cluster) -> Non
 
 
 @pytest.mark.usefixtures("one_clock")
-def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: MachineCloud) -> None:
+def test_where_no_karpenter_runs_nothing_older_is_told(
+    cluster: Cluster, cloud: MachineCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[PoolSnapshot] = []
+
+    def look(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | None:
+        looks.append(snapshot)
+        return missing_for_pods(snapshot, since)
+
+    monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.missing_for_pods", look)
     pool = cluster.node_pool("stopped")
     cloud.refusal = DRY
     first = Night(pool, "first")
@@ -177,8 +188,9 @@ def test_where_no_karpenter_runs_nothing_older_is_told(cluster: Cluster, cloud: 
     try:
         with told() as lines:
             second.ensure()
-            training = second.begin_train()
+            training, before = second.begin_train(), len(looks)
             lines.until("waits for a node")
+            eventually(lambda: len(looks) >= before + 2)
             error = late(training, PodDeadline, "got no node")
     finally:
         cluster.karpenter.resume()

@@ -105,7 +105,7 @@ _LIBRARY_ON_GKE = (
 _LIBRARY_NOT_FOUND = re.compile(
     r"libcuda\.so|libnvidia-ml\.so|NVML Shared Library Not Found|NVMLError_LibraryNotFound"
     r"|CUDA driver library cannot be found|Found no NVIDIA driver|driver version is insufficient"
-    r"|cudaErrorInsufficientDriver|failed call to cuInit"
+    r"|cudaErrorInsufficientDriver|failed call to cuInit|JAX was unable to load the CUDA libraries"
 )
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 

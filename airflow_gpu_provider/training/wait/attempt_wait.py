@@ -178,6 +178,7 @@ class WaitOutcome(Record):
         saw_end: The wait ended by its own rules. False: the watching process could not continue.
         error: How the wait ended; None if the pod succeeded. Or why the pod could not be watched.
         container_ended: The base container had ended by then.
+        deletion_asked_at: When the pod was deleted, as the wait saw it; None if it did not see that.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
         timeline: The phases of the pod's life.
         logs: How far its log is written: PodLogs.safe_rest, and whether the triggerer has `streamed` any of it.
@@ -193,6 +194,7 @@ class WaitOutcome(Record):
     saw_end: bool
     error: GpuError | None = None
     container_ended: bool = False
+    deletion_asked_at: datetime | None = None
     machine: str = ""
     timeline: Sequence[Json] = ()
     logs: Json = field(default_factory=dict)
@@ -210,6 +212,7 @@ class WaitOutcome(Record):
             cls.of_failure(wait, progress.error),
             saw_end=progress.result is not None,
             container_ended=bool(result.get("container_ended")),
+            deletion_asked_at=result.get("deletion_asked_at"),
             machine=result.get("machine") or "",
             timeline=result.get("timeline") or (),
         )
@@ -235,6 +238,7 @@ class WaitOutcome(Record):
         """
         if self.saw_end and self.error is None:
             return PodEnd()
+        pod = pod.deleted_by(self.deletion_asked_at) if pod is not None else None
         own = end_of(pod) if pod is not None else None
         if own is not None and pod is not None and (believed_at := certain_at(pod)) and now < believed_at:
             own = None

@@ -54,7 +54,7 @@ _REPORTS = re.compile(
             r"ChildFailedError|\bSignalException\b|torch[./]distributed[./]elastic",
             r"\bExceptionGroup\b|\bCancelledError\b",  # Python: a group of errors, and a task that ended for another's
             r"Process(?:Exited|Raised)Exception",  # torch/multiprocessing/spawn.py
-            r"Backend '\w+' is not in the list of known backends",  # jax: _src/xla_bridge.py, after its plugin's error
+            r"Backend 'cuda' is not in the list of known backends",  # jax: _src/xla_bridge.py, after its plugin's error
             r"CalledProcessError|BrokenProcessPool|BrokenPipeError|\bEOFError|SystemExit|KeyboardInterrupt",  # Python
             r"DataLoader worker \(pid",  # torch/utils/data/dataloader.py
             r"Connection (?:reset|closed) by peer|Socket Timeout|Dist(?:Network|Store)Error",  # c10d's TCPStore, gloo

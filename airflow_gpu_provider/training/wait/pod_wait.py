@@ -229,6 +229,7 @@ class PodWait(AttemptWait):
         result = {
             "timeline": timeline(pod, snapshot.events, snapshot.admitted_at) if pod else [],
             "container_ended": has_ended,
+            "deletion_asked_at": pod.deletion_asked_at if pod else None,
             "machine": snapshot.machine,
         }
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)

@@ -17,9 +17,9 @@ TORCH = (
 )
 
 
-# Printed on an H200 (driver 580, CUDA 13.0), some with the GPU hidden from them (CUDA_VISIBLE_DEVICES=""),
-# or in a mount namespace without the driver's libraries or its devices: torch 2.11, torchrun, lightning, jax 0.11, CuPy
-# 14.2, numba, triton 3.6, CUDA C++, nvidia-smi. Where the program itself is the cause, it is empty.
+# Printed on an H200 (driver 580, CUDA 13.0), some with the GPU hidden from them (CUDA_VISIBLE_DEVICES=""), or in a
+# mount namespace with empty files for the driver's libraries or devices: torch 2.11, torchrun, lightning, jax 0.11,
+# CuPy 14.2, numba, triton 3.6, CUDA C++, nvidia-smi. Where the program itself is the cause, it is empty.
 PRINTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "logs_of_a_gpu.json").read_text())
 
 
@@ -27,6 +27,26 @@ PRINTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "logs_o
 def test_what_real_programs_print_on_a_real_gpu(name: str) -> None:
     word = last_word(PRINTED[name]["log"])
     assert (word.cause if word else "") == PRINTED[name]["cause"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["PermissionError: the call to bind to port 80 was blocked by the operating system"],
+        ["Traceback (most recent call last):", "RuntimeError: Failed to initialize NVML: Not Supported", "loss 0.4",
+         "Traceback (most recent call last):",
+         "RuntimeError: Backend 'gpux' is not in the list of known backends: ['cpu', 'cuda']."],
+    ],
+)  # fmt: skip
+def test_what_only_sounds_like_it_is_the_program(lines: list[str]) -> None:
+    assert last_word(lines) is None
+
+
+@pytest.mark.parametrize("name", ["CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_DEVICE_UNAVAILABLE"])
+def test_a_gpu_that_is_taken_is_told_of_by_jax_too(name: str) -> None:
+    word = last_word([f"RuntimeError: jaxlib/cuda/versions_helpers.cc:135: operation cuInit(0) failed: {name}"])
+    assert word is not None
+    assert word.advice is BUSY
 
 
 @pytest.mark.parametrize(

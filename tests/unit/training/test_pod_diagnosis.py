@@ -47,6 +47,8 @@ def test_driver() -> None:
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
         "CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
         "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
+        "RuntimeError: jaxlib/cuda/versions_helpers.cc:135: operation cuInit(0) failed: Unknown CUDA error 303; "
+        "cuGetErrorName failed. This probably means that JAX was unable to load the CUDA libraries.",
     ],
 )
 def test_an_image_that_does_not_look_where_gke_mounts_the_driver_s_library(line: str) -> None:

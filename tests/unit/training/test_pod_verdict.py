@@ -67,6 +67,15 @@ def test_end(event: WaitOutcome, state: str, error_type: type[GpuError] | None) 
     assert type(end.error) is (error_type or type(None))
 
 
+def test_pod_that_was_told_to_stop_before_it_ended_well_was_cut_short_also_where_only_the_wait_saw_that() -> None:
+    """Its kubelet's last delete has moved its deletionTimestamp, and its finalizer keeps it."""
+    kept = pod(ended(0, at=41), phase="Succeeded", deleted_at=72, grace=0, finalizers=True)
+    seen = watched("failed", PodPreempted("Evicted."), deletion_asked_at=START + timedelta(seconds=40))
+    end = seen.end(kept, LATER)
+    assert end is not None
+    assert type(end.error) is PodPreempted
+
+
 def test_pod_that_runs_is_not_over_because_nobody_could_watch_it() -> None:
     assert watched("error", AWAY).end(STATES["runs"], LATER) is None
     assert watched("error").end(STATES["runs"], LATER) is None

@@ -296,6 +296,7 @@ def test_base_container_that_ended_is_the_end() -> None:
     assert progress.done
     assert progress.result == {
         "container_ended": True,
+        "deletion_asked_at": None,
         "machine": "",
         "timeline": [
             {"phase": "waited for a node", "at": format_time(at(0)), "seconds": 4.0},
