@@ -51,9 +51,8 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.scaling.wait.pool_updates.FIRST", 0.5)
 
 
-@pytest.fixture
-def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed in the two seconds before a run is not taken for the run's: all clocks are this machine's."""
+def forget_what_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take nothing of the two seconds before a run for the run's own: all clocks are this machine's."""
     monkeypatch.setattr("airflow_gpu_provider.scaling.decide.scarce_capacity._CLOCKS_APART", timedelta())
 
 
@@ -130,9 +129,8 @@ def test_a_launch_that_the_cloud_refuses_is_told_and_is_in_the_error(
     assert "capacity_types" not in str(error)
 
 
-@pytest.mark.usefixtures("one_clock")
 def test_what_karpenter_says_nothing_of_is_not_explained_by_an_older_failure(
-    cluster: Cluster, cloud: MachineCloud
+    cluster: Cluster, cloud: MachineCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node class that is not ready at a launch: Karpenter deletes the claim, and publishes no event."""
     pool = cluster.node_pool("silent")
@@ -141,6 +139,7 @@ def test_what_karpenter_says_nothing_of_is_not_explained_by_an_older_failure(
     first.ensure()
     late(refused_launch(first), OutOfStock, "No capacity for")
     eventually(lambda: not cluster.claims("silent"), seconds=60)
+    forget_what_failed_before(monkeypatch)
     cloud.refusal = Refusal(kind="NodeClassNotReady", message="AMI was not found")
     before, second = cloud.launches, Night(pool, "second")
     with told() as lines:
@@ -165,7 +164,6 @@ def test_a_node_pool_that_is_not_ready_any_more_is_told(cluster: Cluster) -> Non
         training.result(120)
 
 
-@pytest.mark.usefixtures("one_clock")
 def test_where_no_karpenter_runs_nothing_older_is_told(
     cluster: Cluster, cloud: MachineCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +181,7 @@ def test_where_no_karpenter_runs_nothing_older_is_told(
     late(refused_launch(first), OutOfStock, "No capacity for")
     cluster.core.delete_collection_namespaced_pod("default", grace_period_seconds=0)
     eventually(lambda: not cluster.claims("stopped"), seconds=60)
+    forget_what_failed_before(monkeypatch)
     second = Night(pool, "second")
     cluster.karpenter.pause()
     try:
