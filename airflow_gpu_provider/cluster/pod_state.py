@@ -165,13 +165,16 @@ class PodState:
         ended_at = before.base.finished_at if before.base and before.deletion_asked_at is None else None
         if ended_at is not None and self.deletion_asked_at == ended_at:
             return replace(self, deletion_asked_at=self.gone_by)  # it had ended before somebody deleted it
-        return self.deleted_by(before.deletion_asked_at)
+        return self.deleted_at(before.deletion_asked_at)
 
-    def deleted_by(self, at: datetime | None) -> PodState:
-        """Return this state of a pod that is being deleted with the time of that, if it was earlier than this says."""
+    def deleted_at(self, at: datetime | None) -> PodState:
+        """Return this state of a pod that is being deleted with when that was as it was first seen, if that is known.
+
+        Later states know less: their deletionTimestamp may have moved.
+        """
         if self.deletion_asked_at is None or at is None:
             return self
-        return replace(self, deletion_asked_at=min(at, self.deletion_asked_at))
+        return replace(self, deletion_asked_at=at)
 
     @property
     def started(self) -> bool:

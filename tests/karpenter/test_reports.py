@@ -11,8 +11,8 @@ from airflow_gpu_provider.reports.status import PoolStatus, read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import NEVER, Cluster
-from tests.karpenter.nights import Night, late, told
-from tests.karpenter.test_launches import DRY
+from tests.karpenter.nights import Night, late
+from tests.karpenter.test_launches import DRY, refused_launch
 from tests.sandbox.running import eventually
 
 
@@ -91,10 +91,7 @@ def test_the_doctor_tells_limits_that_are_used_up(cluster: Cluster) -> None:
 def test_the_doctor_tells_a_stock_out_of_a_minute_ago(cluster: Cluster, cloud: MachineCloud) -> None:
     pool = cluster.node_pool("dried-up")
     cloud.refusal = DRY
-    with told() as lines:
-        training = Night(pool).begin_train()
-        lines.until("Karpenter got no machine")
-        late(training, OutOfStock, "No capacity for")
+    late(refused_launch(Night(pool)), OutOfStock, "No capacity for")
     cloud.refusal = None
     found = findings(pool)
     assert found["stock"].result == "warning"

@@ -238,7 +238,7 @@ class WaitOutcome(Record):
         """
         if self.saw_end and self.error is None:
             return PodEnd()
-        pod = pod.deleted_by(self.deletion_asked_at) if pod is not None else None
+        pod = pod.deleted_at(self.deletion_asked_at) if pod is not None else None
         own = end_of(pod) if pod is not None else None
         if own is not None and pod is not None and (believed_at := certain_at(pod)) and now < believed_at:
             own = None

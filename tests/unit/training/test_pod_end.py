@@ -155,6 +155,7 @@ def test_a_pod_that_ended_before_it_was_deleted_has_its_own_end() -> None:
     assert error_of(deleted.following(None)) is None
     kept = pod(ended(0, at=40), phase="Succeeded", deleted_at=50, grace=0, finalizers=True)
     assert error_of(kept.following(before)) is None
+    assert error_of(kept.following(kept.following(before))) is None  # its finalizer is taken off
     assert type(error_of(kept)) is PodPreempted  # nobody can tell
 
 
