@@ -127,7 +127,7 @@ class AirflowHome:
         while not self._healthy():
             self.check()
             if time.monotonic() > deadline:
-                logs = "\n".join(self._account(component, "still starts") for component in self._processes)
+                logs = "\n".join(self.account(component, "still starts") for component in self._processes)
                 raise AirflowNotHealthy(f"Airflow is not healthy after {timeout:g} s\n{logs}")
             time.sleep(0.2)
 
@@ -137,11 +137,20 @@ class AirflowHome:
             process = self._processes.get(component)
             if process is None or process.poll() is not None:
                 how = "was ended" if process is None else f"ended with {process.returncode}"
-                raise AirflowNotHealthy(self._account(component, how))
+                raise AirflowNotHealthy(self.account(component, how))
 
     def ended(self) -> list[Component]:
         """The components that have exited by themselves."""
         return [component for component, process in list(self._processes.items()) if process.poll() is not None]
+
+    def revive(self) -> list[Component]:
+        """Start again the components that have ended by themselves, as what runs an installation does; return them."""
+        ended = self.ended()
+        for component in ended:
+            self._launch(component)
+        if ended:
+            self.wait_until_healthy()
+        return ended
 
     def kill(
         self,
@@ -228,7 +237,8 @@ class AirflowHome:
             return False
         return all(health.get(name) == "healthy" for name in HEALTH_NAMES)
 
-    def _account(self, component: Component, what: str) -> str:
+    def account(self, component: Component, what: str) -> str:
+        """What happened to a component, with the end of its log."""
         log = self.log_file(component)
         end = log.read_text(errors="replace").splitlines()[-20:]
         return "\n".join([f"{component} {what}; the end of {log}:", *(f"    {line}" for line in end)])

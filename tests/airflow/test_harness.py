@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpu_sandbox import airflow_processes
@@ -52,6 +53,15 @@ def test_a_killed_component_is_missed_and_comes_back(airflow: Airflow) -> None:
     if airflow.lost_by_airflow(run, "defers"):
         pytest.skip("Airflow lost the task (apache/airflow#72716)")
     assert run.state == "success"
+
+
+def test_a_component_that_ended_by_itself_runs_again_in_the_next_test(airflow: Airflow) -> None:
+    (triggerer,) = (each for each in psutil.Process().children() if "triggerer" in each.cmdline())
+    triggerer.kill()
+    wait_until(lambda: airflow.home.ended() == ["triggerer"], what="the triggerer to end")
+    with pytest.warns(UserWarning, match="triggerer ended by itself; the end of .*log:"):
+        airflow.begin_test()
+    airflow.home.check()
 
 
 def test_an_unknown_dag_is_an_error(airflow: Airflow) -> None:

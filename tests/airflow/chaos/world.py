@@ -155,11 +155,9 @@ class World:
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def revive(self) -> None:
-        """Start again what of Airflow has ended by itself, as whatever runs an installation does."""
+        """Start again what of Airflow has ended by itself, and remember it."""
         with self._reviving:
-            for component in self.home.ended():
-                self.revived.append(component)
-                self.home.restart(component)
+            self.revived += self.home.revive()
 
     @contextmanager
     def out_of_stock(self, shortage: Stockout) -> Iterator[None]:
