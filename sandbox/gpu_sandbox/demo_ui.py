@@ -72,7 +72,9 @@ def stay(airflow: AirflowHome, faults: Faults, training: Training, zone: str, sa
         say(f"Played {night}: {state}.")
     say(f"All {NIGHTS} earlier nights are there. Ctrl-C ends everything.")
     while True:
-        airflow.check()
+        # Airflow's scheduler may end where somebody deletes a DAG that runs (apache/airflow#25117).
+        for component in airflow.revive():
+            say(f"Airflow's {component} ended by itself, and was started again.")
         time.sleep(1)
 
 
