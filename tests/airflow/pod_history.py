@@ -144,16 +144,18 @@ class Training:
 def under_way(airflow: Airflow, history: PodHistory, dags: Mapping[str, str]) -> Iterator[dict[str, Training]]:
     """A training of each DAG, by its name in `dags`, until the tests have ended."""
     trainings = {name: Training(airflow, history, dag_id) for name, dag_id in dags.items()}
-    # While tasks start, Airflow's API server may answer a kill with 500, for want of SQLite's one lock.
-    for training in trainings.values():
-        training.begun()
-    yield trainings
-    # Where only some tests run, as when those that failed are repeated.
-    without_test = [training for training in trainings.values() if training.has_pod]
-    for training in without_test:
-        airflow.api.mark_run(training.run.dag_id, training.run.run_id, "failed")
-    for training in without_test:
-        training.finished()
+    try:
+        # While tasks start, Airflow's API server may answer a kill with 500, for want of SQLite's one lock.
+        for training in trainings.values():
+            training.begun()
+        yield trainings
+    finally:
+        # Where only some tests run, as when those that failed are repeated.
+        without_test = [training for training in trainings.values() if training.has_pod]
+        for training in without_test:
+            airflow.api.mark_run(training.run.dag_id, training.run.run_id, "failed")
+        for training in without_test:
+            training.finished()
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.gangs import jobs, pod_of, until_all_run
 from tests.airflow.harness import Airflow
-from tests.airflow.pools import zero
+from tests.airflow.pools import end, zero
 
 pytestmark = pytest.mark.nightly
 
@@ -17,14 +17,17 @@ DAGS = ("gang_marked_failed", "gang_rank_fails")
 
 
 @pytest.fixture(scope="module")
-def started(airflow: Airflow) -> Mapping[str, RunStatus]:
+def started(airflow: Airflow) -> Iterator[Mapping[str, RunStatus]]:
     """Runs of all DAGs, started together, each on a pool of its own; a rank that is to fail fails beside the tests."""
     started = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
-    fails = started["gang_rank_fails"]
-    until_all_run(airflow, fails)
-    wait_until(lambda: "[rank 0] up" in airflow.log(fails, "train"), what="rank 0 to be up")
-    airflow.run_in(pod_of(airflow, fails, rank=1), "touch", "/dev/shm/end")
-    return started
+    try:
+        fails = started["gang_rank_fails"]
+        until_all_run(airflow, fails)
+        wait_until(lambda: "[rank 0] up" in airflow.log(fails, "train"), what="rank 0 to be up")
+        airflow.run_in(pod_of(airflow, fails, rank=1), "touch", "/dev/shm/end")
+        yield started
+    finally:
+        end(airflow, started.values())
 
 
 @pytest.fixture

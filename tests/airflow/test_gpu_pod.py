@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.harness import Airflow
-from tests.airflow.pools import pods_of, zero
+from tests.airflow.pools import end, pods_of, zero
 
 pytestmark = pytest.mark.nightly
 
@@ -19,10 +19,12 @@ DAGS = ("pod_sweep", "gpu_function", "pod_logs", "pod_watched_anew")
 
 
 @pytest.fixture(scope="module")
-def started(airflow: Airflow) -> Mapping[str, RunStatus]:
+def started(airflow: Airflow) -> Iterator[Mapping[str, RunStatus]]:
     """Runs of all DAGs, started together, each on a pool of its own."""
     airflow.api.set_variable("tracking_api_key", "known-to-workers-only")
-    return {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
+    started = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
+    yield started
+    end(airflow, started.values())
 
 
 @pytest.fixture
@@ -104,8 +106,7 @@ def test_training_outlives_five_triggerers_whose_cluster_is_away_at_first(
 
     run = runs["pod_watched_anew"]
     airflow.until_watched(run)
-    for dag_id in DAGS[:-1]:
-        airflow.finish(runs[dag_id])
+    end(airflow, (runs[dag_id] for dag_id in DAGS[:-1]))
     for _ in range(5):
         borne, watched = times("The wait continues."), times("started on node")
         airflow.home.kill("triggerer", signal.SIGTERM)
