@@ -21,7 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -127,7 +127,7 @@ class AirflowHome:
         while not self._healthy():
             self.check()
             if time.monotonic() > deadline:
-                logs = "\n".join(self.account(component, "still starts") for component in self._processes)
+                logs = "\n".join(self._account(component, "still starts") for component in self._processes)
                 raise AirflowNotHealthy(f"Airflow is not healthy after {timeout:g} s\n{logs}")
             time.sleep(0.2)
 
@@ -137,20 +137,23 @@ class AirflowHome:
             process = self._processes.get(component)
             if process is None or process.poll() is not None:
                 how = "was ended" if process is None else f"ended with {process.returncode}"
-                raise AirflowNotHealthy(self.account(component, how))
+                raise AirflowNotHealthy(self._account(component, how))
 
     def ended(self) -> list[Component]:
         """The components that have exited by themselves."""
         return [component for component, process in list(self._processes.items()) if process.poll() is not None]
 
-    def revive(self) -> list[Component]:
-        """Start again the components that have ended by themselves, as what runs an installation does; return them."""
+    def revive(self, tell: Callable[[Component, str], object]) -> None:
+        """Start again what has ended by itself, as what runs an installation does.
+
+        tell: gets each component first, and what happened to it, with the end of its log.
+        """
         ended = self.ended()
         for component in ended:
+            tell(component, self._account(component, "ended by itself"))
             self._launch(component)
         if ended:
             self.wait_until_healthy()
-        return ended
 
     def kill(
         self,
@@ -237,8 +240,7 @@ class AirflowHome:
             return False
         return all(health.get(name) == "healthy" for name in HEALTH_NAMES)
 
-    def account(self, component: Component, what: str) -> str:
-        """What happened to a component, with the end of its log."""
+    def _account(self, component: Component, what: str) -> str:
         log = self.log_file(component)
         end = log.read_text(errors="replace").splitlines()[-20:]
         return "\n".join([f"{component} {what}; the end of {log}:", *(f"    {line}" for line in end)])

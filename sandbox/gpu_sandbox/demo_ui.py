@@ -73,8 +73,7 @@ def stay(airflow: AirflowHome, faults: Faults, training: Training, zone: str, sa
     say(f"All {NIGHTS} earlier nights are there. Ctrl-C ends everything.")
     while True:
         # Airflow's scheduler may end where somebody deletes a DAG that runs (apache/airflow#25117).
-        for component in airflow.revive():
-            say(f"Airflow's {component} ended by itself, and was started again.")
+        airflow.revive(lambda component, _: say(f"Airflow's {component} ended by itself, and is started again."))
         time.sleep(1)
 
 

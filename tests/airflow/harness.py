@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,7 @@ class Airflow:
         and an installation starts it again.
         """
         self._started.clear()
-        for component in self.home.ended():
-            warnings.warn(self.home.account(component, "ended by itself"), stacklevel=1)
-        self.home.revive()
+        self.home.revive(lambda _, account: warnings.warn(account, stacklevel=2))
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> RunStatus:
         """Start a run, once the DAG's file has been parsed, and return at once."""
@@ -95,6 +93,15 @@ class Airflow:
         """Wait until the run has ended; `timeout` in seconds."""
         status = self.api.wait_for_run(run.dag_id, run.run_id, timeout=timeout)
         return FinishedRun(status=status, tasks=tuple(self.api.tasks(run.dag_id, run.run_id)))
+
+    def end(self, runs: Iterable[RunStatus]) -> None:
+        """Mark the runs failed that no test has ended, as where only some tests run, and wait until all have ended."""
+        runs = tuple(runs)
+        for run in runs:
+            if not self.api.run(run.dag_id, run.run_id).ended:
+                self.api.mark_run(run.dag_id, run.run_id, "failed")
+        for run in runs:
+            self.finish(run)
 
     def run_dag(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, first_tries: bool = False) -> FinishedRun:
         """Start a run and wait until it has ended; up to two others where Airflow has lost a task of it.

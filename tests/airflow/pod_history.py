@@ -150,12 +150,7 @@ def under_way(airflow: Airflow, history: PodHistory, dags: Mapping[str, str]) ->
             training.begun()
         yield trainings
     finally:
-        # Where only some tests run, as when those that failed are repeated.
-        without_test = [training for training in trainings.values() if training.has_pod]
-        for training in without_test:
-            airflow.api.mark_run(training.run.dag_id, training.run.run_id, "failed")
-        for training in without_test:
-            training.finished()
+        airflow.end(training.run for training in trainings.values() if training.has_pod)
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ class World:
     def revive(self) -> None:
         """Start again what of Airflow has ended by itself, and remember it."""
         with self._reviving:
-            self.revived += self.home.revive()
+            self.home.revive(lambda component, _: self.revived.append(component))
 
     @contextmanager
     def out_of_stock(self, shortage: Stockout) -> Iterator[None]:
