@@ -39,6 +39,7 @@ def last_lines(results: Sequence[TierResult]) -> Iterator[str]:
         if result.error:
             yield f"FAILED {result.name}: {result.error}"
         yield from (f"FAILED {test}: {error}" for test, error in result.failed.items())
+    yield from (f"STALLED {result.name}: {result.stalled}" for result in results if result.stalled)
     for result in results:
         yield from (f"FLAKY {test}: passed by itself; before, {error}" for test, error in result.flaky.items())
     tests, skipped = sum(each.tests for each in results), sum(each.skipped for each in results)

@@ -21,6 +21,9 @@ from tests.rings.tiers import BIN, Tier
 MOST_FOR_A_SECOND_TRY = 40
 """Failures of one tier. More are no flakes: a fixture of many tests may fail once, a tier does not."""
 
+LONGEST_SILENCE = 600
+"""Seconds without any test that begins or ends, more than which are told: all tests together wait for something."""
+
 FOLDER = Path("build") / "tiers"
 
 
@@ -38,6 +41,8 @@ class TierResult:
     """What failed beside the tests, in a line."""
     left_out: str | None = None
     """Why it was not run, in a line."""
+    stalled: str | None = None
+    """When no test began or ended for longer than any should take, in a line."""
 
     @property
     def is_well(self) -> bool:
@@ -68,6 +73,8 @@ def _run_tests(tier: Tier, result: TierResult, *, nightly: bool, output: IO[byte
     tests = (*tier.tests, *(() if nightly else ("-m", "not nightly")))
     code, first = _pytest(tier, tests, "first", output)
     result.tests, result.skipped, result.failed = first.count, len(first.skipped), first.failed
+    if first.silence > LONGEST_SILENCE:
+        result.stalled = f"no test began or ended for {first.silence:.0f} s, after {first.silent_after}"
     if not first.is_whole:
         code, second = _pytest(tier, tests, "again", output)
         result.tests, result.skipped = second.count, len(second.skipped)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rings import report, running
+from tests.rings import outcomes, report, running
 from tests.rings.__main__ import run_group
 from tests.rings.running import TierResult, run_tier
 from tests.rings.tiers import RINGS, TIERS, Tier
@@ -109,6 +109,22 @@ def test_nightly_tests_are_of_nightly_only(tier: Callable[..., Tier]) -> None:
     marked = tier("import pytest\n@pytest.mark.nightly\ndef test_long(): pass\ndef test_short(): pass\n")
     assert run_tier(marked, nightly=False).tests == 1
     assert run_tier(marked, nightly=True).tests == 2
+
+
+def test_the_longest_silence_is_told_with_what_was_before_it(tmp_path: Path) -> None:
+    lines = [("one", "begun", 100), ("one", "ended", 160), ("two", "begun", 161), ("two", "ended", 3701)]
+    file = tmp_path / "outcomes.jsonl"
+    file.write_text("".join(json.dumps({"id": test, "what": what, "at": at}) + "\n" for test, what, at in lines))
+    found = outcomes.read(file)
+    assert (found.silence, found.silent_after) == (3540, "two had begun")
+
+
+def test_a_tier_that_stalls_says_so(tier: Callable[..., Tier], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "LONGEST_SILENCE", -1)
+    result = run_tier(tier("def test_good(): pass\n"), nightly=False)
+    assert result.is_well
+    stalled, _ = report.last_lines([result])
+    assert stalled.startswith("STALLED it: no test began or ended for 0 s, after test_it.py::test_good had ")
 
 
 def test_no_test_at_all_fails(tier: Callable[..., Tier]) -> None:
