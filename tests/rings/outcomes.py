@@ -29,8 +29,8 @@ class Outcomes:
     """Whether pytest came to its end: otherwise some tests were never begun."""
     silence: float = 0.0
     """The longest time, in seconds, in which no test began or ended."""
-    silent_after: str = ""
-    """What began or ended before it."""
+    silent: str = ""
+    """The tests that were under way in it."""
 
     @property
     def count(self) -> int:
@@ -42,10 +42,10 @@ def read(file: Path) -> Outcomes:
     found, begun = Outcomes(), {}
     before = None
     for line in _lines(file):
-        if before and line["at"] - before["at"] > found.silence:
-            found.silence = line["at"] - before["at"]
-            found.silent_after = f"{before['id']} had {before['what']}"
-        before = line
+        if before is not None and line["at"] - before > found.silence:
+            found.silence = line["at"] - before
+            found.silent = ", ".join(begun)
+        before = line["at"]
         if line["what"] == "finished":
             found.is_whole = True
             continue

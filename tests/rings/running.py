@@ -74,7 +74,7 @@ def _run_tests(tier: Tier, result: TierResult, *, nightly: bool, output: IO[byte
     code, first = _pytest(tier, tests, "first", output)
     result.tests, result.skipped, result.failed = first.count, len(first.skipped), first.failed
     if first.silence > LONGEST_SILENCE:
-        result.stalled = f"no test began or ended for {first.silence:.0f} s, after {first.silent_after}"
+        result.stalled = f"no test began or ended for {first.silence:.0f} s, in {first.silent or 'none'}"
     if not first.is_whole:
         code, second = _pytest(tier, tests, "again", output)
         result.tests, result.skipped = second.count, len(second.skipped)

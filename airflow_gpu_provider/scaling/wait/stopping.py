@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 _WHOLE = ("airflow.sdk.execution_time.comms", "logging", "structlog._output")
 _ASK_AGAIN_SECONDS = 0.05
+"""And once more where that is not heard: a signal just before a blocking call, such as time.sleep, does not end it."""
 _LOOP_ENDS_WITHIN_SECONDS = 30.0
 """How long what blocks an event loop, such as a progress_callback that hangs, may outlast the execution_timeout."""
 
@@ -46,6 +48,7 @@ class Stop:
         self._time_out: Callable[[], object] | None = None
         self._is_in_loop = False
         self._waiting: asyncio.Task[Any] | None = None
+        self._heard = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in an event loop of its own, until it returns or the task receives SIGTERM or times out.
@@ -68,14 +71,21 @@ class Stop:
         later.
         """
         self.error = error
+        self._heard += 1
         if self._is_in_loop:
             self._interrupt()
         elif _is_in_what_stays_whole():
-            again = threading.Timer(_ASK_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+            again = threading.Timer(_ASK_AGAIN_SECONDS, self._send_until_heard)
             again.daemon = True
             again.start()
         else:
             raise error
+
+    def _send_until_heard(self) -> None:
+        heard = self._heard
+        while self._heard == heard:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_ASK_AGAIN_SECONDS)
 
     def check(self) -> None:
         """Raise TaskKilled if the task received SIGTERM: the error itself may have been swallowed on its way."""
@@ -102,8 +112,9 @@ class Stop:
             self._interrupt()
             signal.setitimer(signal.ITIMER_REAL, _LOOP_ENDS_WITHIN_SECONDS)
         elif _is_in_what_stays_whole():
-            signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_SECONDS, _ASK_AGAIN_SECONDS)
         else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             theirs(number, frame)
 
     def _interrupt(self) -> None:

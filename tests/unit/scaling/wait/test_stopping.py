@@ -214,6 +214,66 @@ def test_logging_is_not_cut_off_with_its_lock_held(told: signal.Signals) -> None
     assert lines == ["the pod is deleted"]
 
 
+@pytest.fixture
+def deaf() -> Iterator[int]:
+    """A thread that gets a signal without the main one's being woken, as where it comes just before a blocking call."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert thread.ident is not None
+    yield thread.ident
+    done.set()
+    thread.join()
+
+
+def test_sigterm_comes_once_more_where_a_blocking_call_does_not_hear_it(
+    stop: Stop, deaf: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, sent = os.kill, list[int]()
+
+    def send(pid: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) == 2:  # the first is in the middle of logging
+            signal.pthread_kill(deaf, number)
+        else:
+            kill(pid, number)
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def work() -> None:
+        logger.warning("the pod is deleted")
+        time.sleep(60)
+
+    monkeypatch.setattr(os, "kill", send)
+    logger = logging.Logger("training")
+    logger.addHandler(Log())
+    with pytest.raises(TaskKilled):
+        work()
+    assert len(sent) == 3
+
+
+def test_so_does_the_signal_of_an_execution_timeout(stop: Stop) -> None:
+    intervals = []
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(os.getpid(), signal.SIGALRM)
+            intervals.append(signal.getitimer(signal.ITIMER_REAL)[1])
+
+    def work() -> None:
+        logger.warning("the pod is deleted")
+        time.sleep(60)
+
+    logger = logging.Logger("training")
+    logger.addHandler(Log())
+    with timeout(60), stop.heeding_timeout(), pytest.raises(AirflowTaskTimeout):
+        work()
+    assert intervals == [pytest.approx(0.05, abs=0.01)]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
 def test_nor_is_structlog_whose_lock_nobody_takes_twice(told: signal.Signals) -> None:
     class File(io.BytesIO):
         def write(self, line: Any) -> int:
