@@ -24,7 +24,7 @@ State = Literal["pending", "running"]
 
 
 class PlayedPods:
-    """A context manager: the Node exists, and is kept Ready, until the end; the pods are deleted then."""
+    """A context manager: the Node exists, and is kept Ready, until the end; all that was made goes then."""
 
     def __init__(self, api: client.CoreV1Api) -> None:
         self._api = api
@@ -47,6 +47,7 @@ class PlayedPods:
         self.delete()
         for name in self._nodes:
             self._api.delete_node(name)
+            self._leases.delete_namespaced_lease(name, "kube-node-lease")
 
     def add_node(self, name: str, labels: dict[str, str]) -> None:
         """Let there be a Ready Node on which nothing is scheduled."""
