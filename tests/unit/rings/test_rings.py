@@ -53,6 +53,7 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tier]
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second to import
     monkeypatch.setattr(running, "BIN", str(Path(sys.executable).parent))
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)  # COVERAGE=1 is for the provider's tests
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: x\naddopts = -p no:cacheprovider\n")
 
     def tier(text: str, *arguments: str) -> Tier:
