@@ -1,0 +1,114 @@
+"""Text and JSON from outside (a pod, an event, a Lease, a person's reason), made safe to keep and to show. Pure.
+
+Airflow keeps events and XComs as JSON, on PostgreSQL as JSONB, which refuses U+0000, halves of surrogate pairs, NaN and
+Infinity (PostgreSQL manual, "JSON Types"); its processes pass them on as MessagePack, whose integers have 64 bits. What
+it refuses there ends the triggerer of all DAGs. A terminal obeys escape sequences, and embeddings, overrides and
+isolates show a text in another order than it has (Unicode Technical Standard 55, "Source Code Handling").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+LONGEST_TEXT = 4096
+"""Characters of one text, if its caller names no other bound: as many as a container's termination message has bytes."""
+DEEPEST = 64
+"""How many arrays and objects may be within each other."""
+
+# OSC, DCS, SOS, PM and APC take a string up to their terminator, CSI parameters up to a letter (ECMA-48). Each
+# alternative scans on only over what no sequence begins with, so that the whole is linear.
+_ESCAPE = re.compile(
+    r"\x1b(?:[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)"
+    r"|\x9b[0-?]*[ -/]*[@-~]?"
+)
+_HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+_WHITESPACE = re.compile(r"\s+")
+_INTEGERS = range(-(2**63), 2**64)
+
+
+class NotStorable(ValueError):
+    """JSON that Airflow's database, or its processes, refuse; the message is the reason."""
+
+
+def plain(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text of at most `longest` characters without control characters, escape sequences and hidden order.
+
+    Tabs and line ends stay.
+    """
+    text = text[:longest]
+    if "\x1b" in text or "\x9b" in text:
+        text = _ESCAPE.sub("", text)
+    return _HALF_PAIR.sub("\ufffd", _HIDDEN.sub("", text))
+
+
+def one_line(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a plain text in one line, its whitespace as single spaces: for a table, a message, an annotation."""
+    return _WHITESPACE.sub(" ", plain(text, longest)).strip()
+
+
+def finite(number: float) -> float | None:
+    """Return a number that JSON knows; None for NaN and the infinities."""
+    return number if math.isfinite(number) else None
+
+
+def storable(value: Any, deepest: int = DEEPEST) -> Any:
+    """Return a JSON value in which every text is plain, and None stands for what a database would refuse.
+
+    Texts keep their length; tuples become lists, keys texts. It never raises.
+    """
+    if isinstance(value, str):
+        return plain(value, len(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if value in _INTEGERS else None
+    if isinstance(value, float):
+        return finite(value)
+    if deepest <= 0:
+        return None
+    if isinstance(value, dict):
+        return {plain(str(key)): storable(each, deepest - 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(each, deepest - 1) for each in value]
+    return plain(str(value))
+
+
+def loads(text: str) -> Any:
+    """Return the value of a JSON text that somebody else wrote.
+
+    Raises:
+        NotStorable: It is JSON in Python's eyes, and could not be stored: NaN, Infinity, a number beyond 64 bits or
+            1e308, U+0000, half of a surrogate pair, or nesting deeper than DEEPEST.
+        ValueError: It is no JSON.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refused_constant)
+    except RecursionError:
+        raise NotStorable(f"it is nested deeper than {DEEPEST} levels") from None
+    _check(value, DEEPEST)
+    return value
+
+
+def _refused_constant(name: str) -> Any:
+    raise NotStorable(f"{name} is no JSON number")
+
+
+def _check(value: Any, deepest: int) -> None:
+    if isinstance(value, str):
+        if "\x00" in value or _HALF_PAIR.search(value):
+            raise NotStorable("a text in it has U+0000 or half of a surrogate pair")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise NotStorable("a number in it is greater than 1.8e308")
+    elif isinstance(value, int):
+        if value not in _INTEGERS:
+            raise NotStorable("a whole number in it has more than 64 bits")
+    elif value and isinstance(value, dict | list):
+        if not deepest:
+            raise NotStorable(f"it is nested deeper than {DEEPEST} levels")
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check(each, deepest - 1)
