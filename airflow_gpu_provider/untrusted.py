@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 LONGEST_TEXT = 4096
-"""Characters of one text, if its caller names no other bound: as many as a container's termination message has bytes."""
+"""Characters of a text whose caller names no other bound: a container's termination message has as many bytes."""
 DEEPEST = 64
 """How many arrays and objects may be within each other."""
 
