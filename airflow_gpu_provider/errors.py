@@ -44,6 +44,9 @@ from typing import Any, ClassVar, Self
 
 from airflow.sdk.exceptions import AirflowException
 
+from airflow_gpu_provider.untrusted import plain, storable
+
+_LONGEST = 2**16
 _NOT_AT_ALL = timedelta(0)
 _MINUTES = timedelta(minutes=5)
 """For errors that may be permanent or transient: an API server that has just started answers 403 before it knows its
@@ -64,9 +67,8 @@ class GpuError(AirflowException):
     """How long a wait continues while calls keep failing with this error; None: until the wait's own deadline."""
 
     def __init__(self, what: str, fix: str = "", **details: Any) -> None:
-        super().__init__(f"{what} {fix}".strip())
-        self.what = what
-        self.fix = fix
+        self.what, self.fix = plain(what, _LONGEST), plain(fix, _LONGEST)  # they quote logs, events and answers
+        super().__init__(f"{self.what} {self.fix}".strip())
         self.details = details
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,7 +76,7 @@ class GpuError(AirflowException):
 
     def to_record(self) -> dict[str, Any]:
         """Return the error as JSON values, for a trigger's event."""
-        return {"type": type(self).__name__, "what": self.what, "fix": self.fix, "details": self.details}
+        return {"type": type(self).__name__, "what": self.what, "fix": self.fix, "details": storable(self.details)}
 
     @staticmethod
     def from_record(record: dict[str, Any]) -> GpuError:

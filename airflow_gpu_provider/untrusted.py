@@ -24,7 +24,8 @@ _ESCAPE = re.compile(
     r"\x1b(?:[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)"
     r"|\x9b[0-?]*[ -/]*[@-~]?"
 )
-_HIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_BREAK = re.compile(r"[\x0b\x0c\x85\u2028\u2029]")
+_HIDDEN = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 _WHITESPACE = re.compile(r"\s+")
 _INTEGERS = range(-(2**63), 2**64)
@@ -37,12 +38,12 @@ class NotStorable(ValueError):
 def plain(text: str, longest: int = LONGEST_TEXT) -> str:
     """Return a text of at most `longest` characters without control characters, escape sequences and hidden order.
 
-    Tabs and line ends stay.
+    Tabs, line ends and carriage returns stay; what else ends a line or a page becomes a space.
     """
     text = text[:longest]
     if "\x1b" in text or "\x9b" in text:
         text = _ESCAPE.sub("", text)
-    return _HALF_PAIR.sub("\ufffd", _HIDDEN.sub("", text))
+    return _HALF_PAIR.sub("\ufffd", _HIDDEN.sub("", _BREAK.sub(" ", text)))
 
 
 def one_line(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -58,7 +59,7 @@ def finite(number: float) -> float | None:
 def storable(value: Any, deepest: int = DEEPEST) -> Any:
     """Return a JSON value in which every text is plain, and None stands for what a database would refuse.
 
-    Texts keep their length; tuples become lists, keys texts. It never raises.
+    Texts keep their length; tuples become lists, keys texts. What is no JSON stays as it is. It never raises.
     """
     if isinstance(value, str):
         return plain(value, len(value))
@@ -74,7 +75,7 @@ def storable(value: Any, deepest: int = DEEPEST) -> Any:
         return {plain(str(key)): storable(each, deepest - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [storable(each, deepest - 1) for each in value]
-    return plain(str(value))
+    return value
 
 
 def loads(text: str) -> Any:
@@ -83,12 +84,16 @@ def loads(text: str) -> Any:
     Raises:
         NotStorable: It is JSON in Python's eyes, and could not be stored: NaN, Infinity, a number beyond 64 bits or
             1e308, U+0000, half of a surrogate pair, or nesting deeper than DEEPEST.
-        ValueError: It is no JSON.
+        json.JSONDecodeError: It is no JSON.
     """
     try:
         value = json.loads(text, parse_constant=_refused_constant)
     except RecursionError:
         raise NotStorable(f"it is nested deeper than {DEEPEST} levels") from None
+    except (json.JSONDecodeError, NotStorable):
+        raise
+    except ValueError:  # sys.set_int_max_str_digits
+        raise NotStorable("a whole number in it has thousands of digits") from None
     _check(value, DEEPEST)
     return value
 
@@ -107,7 +112,7 @@ def _check(value: Any, deepest: int) -> None:
     elif isinstance(value, int):
         if value not in _INTEGERS:
             raise NotStorable("a whole number in it has more than 64 bits")
-    elif value and isinstance(value, dict | list):
+    elif isinstance(value, dict | list):
         if not deepest:
             raise NotStorable(f"it is nested deeper than {DEEPEST} levels")
         for each in [*value, *value.values()] if isinstance(value, dict) else value:

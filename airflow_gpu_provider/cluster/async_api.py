@@ -32,6 +32,9 @@ _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
 _LOG_BUFFER = 2**16
 _EXEC = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # each message of an exec begins with its channel's number
 _STDOUT, _STATUS = 1, 3
+LONGEST_OUTPUT = 2**16
+"""Bytes of a command's output: this process is shared by all DAGs, and a container's program may print without end."""
+_CLOSE_WITHIN = 0.5
 _SSL = re.compile(r" ssl:(<[^>]*>|\S+)")  # what aiohttp calls the settings of a connection
 _MERGE_PATCH = {"Content-Type": MERGE_PATCH}
 _VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
@@ -39,6 +42,10 @@ _VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
 
 class Expired(Exception):
     """No watch goes on from this resource version (410), or in this API version (404): list again."""
+
+
+class OutputTooLong(GpuError):
+    """A command in a container wrote more than is wanted of it."""
 
 
 class AsyncApi:
@@ -163,15 +170,20 @@ class AsyncApi:
 
         Args:
             within: Seconds after which it is given up.
+
+        Raises:
+            OutputTooLong: It writes more than LONGEST_OUTPUT bytes; the connection is closed.
         """
         params = [("container", container), ("stdout", "true"), *(("command", word) for word in command)]
         written, status = bytearray(), {}
         try:
-            async with asyncio.timeout(within), await self._opened(f"{path}/exec", params) as socket:
+            async with asyncio.timeout(within), _closing(await self._opened(f"{path}/exec", params)) as socket:
                 async for message in socket:
                     channel, data = message.data[0], message.data[1:]
                     if channel == _STDOUT:
                         written += data
+                        if len(written) > LONGEST_OUTPUT:
+                            raise _too_long(path, command)
                     elif channel == _STATUS:
                         status = json.loads(data)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, LookupError) as error:
@@ -316,6 +328,24 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
     if wait.isdigit():
         error.details["retry_after"] = int(wait)
     return error
+
+
+@asynccontextmanager
+async def _closing(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """Close the socket within _CLOSE_WITHIN seconds: aiohttp's own close reads for as long as anything comes."""
+    try:
+        yield socket
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN):
+                await socket.close()
+
+
+def _too_long(path: str, command: Sequence[str]) -> OutputTooLong:
+    return OutputTooLong(
+        f"{command[0]} in pod {path.rpartition('/')[2]} wrote more than {LONGEST_OUTPUT // 1024} KiB.",
+        "Check what the image runs under this name.",
+    )
 
 
 def _in_words(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.errors import AutoscalerNotRunning, ObjectRejected
+from airflow_gpu_provider.untrusted import plain
 
 STATUS_NAMESPACE = "kube-system"
 STATUS_NAME = "cluster-autoscaler-status"
@@ -268,4 +269,4 @@ def _refusals(conditions: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _in_words(condition: Mapping[str, Any]) -> str:
-    return str(condition.get("message") or condition.get("reason") or condition.get("type"))
+    return plain(str(condition.get("message") or condition.get("reason") or condition.get("type")))

@@ -9,6 +9,7 @@ from typing import Self
 
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.untrusted import plain
 
 _GREW = re.compile(r"\{(\S+) (\d+)->(\d+) \(max: (\d+)\)\}")
 _PULLED = re.compile(
@@ -72,8 +73,8 @@ class PodEvent:
             pod=about.get("name") or "",
             pod_uid=about.get("uid") or "",
             type=raw.get("type") or "Normal",
-            reason=raw.get("reason") or "",
-            message=raw.get("message") or "",
+            reason=plain(raw.get("reason") or ""),
+            message=plain(raw.get("message") or ""),
             at=time_of(raw),
             first_at=parse_time(raw.get("firstTimestamp") or raw.get("eventTime")),
             by=(raw.get("source") or {}).get("component") or raw.get("reportingComponent") or "",

@@ -25,6 +25,7 @@ from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
 from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
+from airflow_gpu_provider.untrusted import plain
 
 NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"
@@ -287,7 +288,7 @@ def list_launches(api: ApiClient) -> list[Launch]:
 def _launch(event: Mapping[str, Any]) -> Launch | None:
     # Of a claim that is gone operatorpkg's status controller tells without its name (reason Finalized).
     claim = event["involvedObject"].get("name") or ""
-    reason, message = event.get("reason"), event.get("message") or ""
+    reason, message = event.get("reason"), plain(event.get("message") or "")
     if reason in _FAILURES:
         why = message.partition(" event: ")[2] or message
         return Launch(claim=claim, at=time_of(event), reason=reason, message=why)
@@ -377,4 +378,4 @@ def _about(event: Event) -> tuple[str, str]:
 
 
 def _words(event: Event) -> str:
-    return str(event.get("message") or "")
+    return plain(event.get("message") or "")

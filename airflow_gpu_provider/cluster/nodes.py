@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.leases import update
 from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint
+from airflow_gpu_provider.untrusted import plain
 
 _DISCOVERED = "nvidia.com/cuda.driver-version.full"
 _DISCOVERED_BEFORE = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
@@ -206,7 +207,7 @@ class Node:
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         ready = conditions.get("Ready", {})
         is_ready = ready.get("status") == "True"
-        words = ready.get("message") or ready.get("reason") or "the kubelet has not reported yet"
+        words = plain(ready.get("message") or ready.get("reason") or "the kubelet has not reported yet")
         return cls(
             name=meta["name"],
             uid=meta.get("uid", ""),

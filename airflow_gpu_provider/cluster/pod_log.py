@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from airflow_gpu_provider.untrusted import plain
+
 POSITIONS = "airflow-gpu-provider/log-positions"
 """The annotation of a pod whose log is streamed: its containers' LogPositions, as JSON."""
 
@@ -23,7 +25,6 @@ LONGEST_LINE = 2**18
 """How many bytes of a line are kept: a progress bar that only returns to the line's start is one line for hours."""
 
 _LONGEST_SHOWN = 1000
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAG = 1
 _FRACTION = re.compile(r"\.(\d{1,9})")
@@ -137,11 +138,11 @@ class LogReader:
     def take(self, line: bytes) -> str | None:
         """Return a line's text if it is new; None if it was read before."""
         is_first, self._at_start = self._at_start, False
-        stamp, _, text = line.decode(errors="backslashreplace").partition(" ")
+        stamp, _, text = text_of(line).partition(" ")
         at = _nanoseconds(stamp)
         if at is None:
             # The end of a long line whose beginning is older than what was asked for, or the kubelet's own words.
-            return None if is_first and self._start.since > 0 else line.decode(errors="backslashreplace")
+            return None if is_first and self._start.since > 0 else text_of(line)
         is_old = self._to_skip > 0 and at <= self._start.newest
         self.is_after_gap = not is_old and 0 < self._start.seen == self._to_skip
         self._to_skip = self._to_skip - 1 if is_old else 0
@@ -157,6 +158,12 @@ class LogReader:
             self._of_second = Counter({s: count for s, count in self._of_second.items() if s >= oldest})
 
 
+def text_of(line: bytes) -> str:
+    """Return a log's line as plain text; bytes that are no UTF-8 show as escapes."""
+    text = line.decode(errors="backslashreplace")
+    return plain(text, len(text))
+
+
 def lines_of(text: str) -> list[str]:
     """Return the lines of a log without blank ones. Only a newline ends one: a progress bar is a single line."""
     return [line for line in text.split("\n") if line.strip()]
@@ -164,7 +171,7 @@ def lines_of(text: str) -> list[str]:
 
 def shown(line: str) -> str:
     """Return what a terminal shows of a line: what came last after a carriage return, without colours; cut off."""
-    parts = (part.rstrip() for part in reversed(_COLOUR.sub("", line).split("\r")))
+    parts = (part.rstrip() for part in reversed(plain(line, len(line)).split("\r")))
     return next((part for part in parts if part), "")[:_LONGEST_SHOWN]
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
+from airflow_gpu_provider.untrusted import plain
 
 Json = Mapping[str, Any]
 
@@ -134,15 +135,15 @@ class PodState:
             uid=metadata["uid"],
             owner=(metadata.get("annotations") or {}).get(OWNER_ANNOTATION, ""),
             phase=status.get("phase") or "Pending",
-            reason=status.get("reason") or "",
-            message=status.get("message") or "",
+            reason=plain(status.get("reason") or ""),
+            message=plain(status.get("message") or ""),
             node=spec.get("nodeName"),
             created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
             foreign_deadline=_foreign_deadline(metadata, spec),
             grace=grace,
-            unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
+            unschedulable=plain(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else "",
             tolerations=tuple(spec.get("tolerations") or ()),
             gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
             deletion_asked_at=_deletion_asked_at(metadata, gone_by, grace, base) if gone_by else None,
@@ -234,7 +235,7 @@ def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
             )
         else:
             waiting = state.get("waiting") or {}
-            reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+            reason, message = plain(waiting.get("reason") or ""), plain(waiting.get("message") or "")
             yield ContainerState(name=name, status="waiting", reason=reason, message=message, before=before)
 
 
@@ -242,8 +243,8 @@ def _terminated(name: str, ended: Json) -> ContainerState:
     return ContainerState(
         name=name,
         status="terminated",
-        reason=ended.get("reason") or "",
-        message=ended.get("message") or "",
+        reason=plain(ended.get("reason") or ""),
+        message=plain(ended.get("message") or ""),
         exit_code=ended.get("exitCode"),
         started_at=_moment(ended.get("startedAt")),
         finished_at=_moment(ended.get("finishedAt")),
@@ -260,7 +261,7 @@ def _disruption(condition: Json | None) -> Disruption | None:
     if condition is None or condition.get("status") != "True":
         return None
     return Disruption(
-        reason=condition.get("reason") or "",
-        message=condition.get("message") or "",
+        reason=plain(condition.get("reason") or ""),
+        message=plain(condition.get("message") or ""),
         at=parse_time(condition.get("lastTransitionTime")),
     )

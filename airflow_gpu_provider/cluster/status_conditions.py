@@ -7,6 +7,7 @@ from datetime import datetime
 
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.untrusted import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ def conditions_of(raw: Json) -> dict[str, Condition]:
         each["type"]: Condition(
             type=each["type"],
             status=each["status"],
-            reason=each.get("reason") or "",
-            message=each.get("message") or "",
+            reason=plain(each.get("reason") or ""),
+            message=plain(each.get("message") or ""),
             since=parse_time(each.get("lastTransitionTime")),
         )
         for each in (raw.get("status") or {}).get("conditions") or ()

@@ -30,6 +30,7 @@ from airflow_gpu_provider.pools.prices import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -196,7 +197,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             self.log.info(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
-        context["ti"].xcom_push(key="plan", value=lines)
+        push(context, "plan", lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = run_key(context, self.gpu_pool.name, self.block_id)
         over_quota = self._call_with_retries(

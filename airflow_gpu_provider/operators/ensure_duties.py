@@ -19,6 +19,7 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
 from airflow_gpu_provider.pools.prices import rate_in_words, typed_prices
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -186,7 +187,7 @@ def giving_up_on_failure(
         within = WHEN_KILLED if operator._stop.error is not None else None
         release_quietly(opened, key, log=operator.log, within=within)
         if isinstance(error, GpuError) and (tried := error.details.get("tried")):
-            context["ti"].xcom_push(key="tried", value=[*tried, *too_dear_of(operator, context)])
+            push(context, "tried", [*tried, *too_dear_of(operator, context)])
         raise
 
 
@@ -195,7 +196,7 @@ def push_too_dear(found: Sequence[TooDear], at: datetime, context: Context) -> N
     from airflow_gpu_provider.scaling.decide.scarce_capacity import not_tried
 
     if found:
-        context["ti"].xcom_push(key=_TOO_DEAR, value=[not_tried(each, at) for each in found])
+        push(context, _TOO_DEAR, [not_tried(each, at) for each in found])
 
 
 def too_dear_of(operator: EnsureGpuPoolOperator, context: Context) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools, duration
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -81,7 +82,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         )
         self._tell(reaped)
         records = [each.to_json() for each in reaped]
-        context["ti"].xcom_push(key="reaped", value=records)
+        push(context, "reaped", records)
         if not self.plan_only:
             self._check(reaped)
         for each in reaped:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolNotUsable
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools
+from airflow_gpu_provider.tasks.xcom import push
+from airflow_gpu_provider.untrusted import storable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,9 +62,9 @@ class GpuPoolStatusOperator(_ReportOperator):
             self._log(asked)
             found.append(asked.to_json())
         if errors:
-            context["ti"].xcom_push(key="return_value", value=found)
+            push(context, "return_value", found)
             raise errors[0]
-        return found
+        return [storable(each) for each in found]
 
     def _log(self, status: PoolStatus) -> None:
         from airflow_gpu_provider.cost.amounts import in_words
@@ -117,7 +119,7 @@ class GpuPoolDoctorOperator(_ReportOperator):
             log = self.log.info if each.result == "ok" else self.log.warning
             log("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.message, each.fix)
         records = [each.to_json() for each in findings]
-        context["ti"].xcom_push(key="findings", value=records)
+        push(context, "findings", records)
         problems = [each for each in findings if each.result == "problem"]
         if problems:
             raise PoolNotUsable(

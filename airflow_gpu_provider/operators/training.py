@@ -20,6 +20,7 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
+from airflow_gpu_provider.tasks.xcom import push
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.run import AttemptRecord, OnPreemption, Ownership, PodSettings, Preemptions, Run
@@ -235,7 +236,7 @@ class TrainingOperator(PoolOperator):
 
     def push(self, key: str, value: Any) -> None:
         """Push an XCom, and measure what it has."""
-        self._context["ti"].xcom_push(key=key, value=value)
+        push(self._context, key, value)
         if measure := _MEASURED.get(key):
             measure(self, value)
         if key == "timeline":

@@ -14,6 +14,7 @@ from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_bill
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -207,7 +208,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _leave(self, context: Context, bill: Bill) -> dict[str, Any]:
         usage = bill.to_json()
-        context["ti"].xcom_push(key=USAGE, value=usage)
+        push(context, USAGE, usage)
         self._lineage = partial(of_bill, usage, self.gpu_pool.gpus_per_node)
         return usage
 

@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, err
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.telemetry import count_outcome
+from airflow_gpu_provider.untrusted import storable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -201,7 +202,7 @@ def leave_error(ti: Any, error: GpuError) -> None:
     # XCom masks nothing by itself, and an error may quote a line of the training's log.
     sentences = {"what": str(redact(error.what)), "fix": str(redact(error.fix))}
     record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}
-    ti.xcom_push(key=ERROR, value=record)
+    ti.xcom_push(key=ERROR, value=storable(record))
 
 
 def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:

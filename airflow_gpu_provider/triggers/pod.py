@@ -39,6 +39,7 @@ from airflow_gpu_provider.triggers.record import (
     runs_again,
     wait_out_airflow_72716,
 )
+from airflow_gpu_provider.untrusted import storable
 
 RECORD_VERSION = 1
 LONGEST_RESULT = 2**14
@@ -51,8 +52,8 @@ class GpuPodTrigger(Recorded):
     """Waits until what an attempt runs has ended: a pod, a gang or a workload.
 
     Yields one event, a WaitOutcome's record. The result file is read at once, because the pod's node may be gone before
-    a worker starts; its text is left out if it is longer than LONGEST_RESULT, or could not be read. It never raises: an
-    exception in a trigger would lose its type.
+    a worker starts; its text is left out if it is longer than LONGEST_RESULT, if it could not be read, or if Airflow's
+    database would refuse it. It never raises: an exception in a trigger would lose its type.
 
     A cluster that cannot be reached, or opened, is retried until the pod's deadline.
 
@@ -167,7 +168,8 @@ class GpuPodTrigger(Recorded):
         path = f"api/v1/namespaces/{namespace}/pods/{pod}"
         try:
             read = await self._api.output(path, container=where["container"], command=command, within=_RESULT_WITHIN)
-            return read.decode() if read is not None and len(read) <= LONGEST_RESULT else None
+            text = read.decode() if read is not None and len(read) <= LONGEST_RESULT else None
+            return text if storable(text) == text else None
         except (GpuError, UnicodeDecodeError) as error:
             self.log.info("The pod's result is left to a worker: %s", error)
             return None

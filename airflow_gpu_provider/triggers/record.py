@@ -28,6 +28,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
+from airflow_gpu_provider.untrusted import storable
 
 EVENT_AFTER_SECONDS = 6.0
 _TAKEN_UP_WITHIN = 30.0  # by a live triggerer; a dead one's waits move to another after 30 s without a heartbeat
@@ -159,7 +160,7 @@ class Recorded(BaseTrigger):
         await wait_out_airflow_72716(self.record["deferred_at"])
         await self.undo_if_nobody_waits()
         await self.cleanup()  # nobody else does in a dag.test(), whose loop then ends with a connection open
-        yield TriggerEvent({**(self.record.get("extra") or {}), **event})  # type: ignore[no-untyped-call]
+        yield TriggerEvent(storable({**(self.record.get("extra") or {}), **event}))  # type: ignore[no-untyped-call]
 
     @abstractmethod
     async def _event(self) -> Values:

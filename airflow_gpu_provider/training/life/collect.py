@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
-from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import ApiException, V1Pod
 
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
@@ -31,13 +30,16 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.training.life.diagnosis import PodMachine, diagnosed, with_last_lines
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.run import Run
-from airflow_gpu_provider.training.life.store import as_v1
+from airflow_gpu_provider.training.life.store import RESULT_FILE, as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import RETRY, end_of, why_disrupted
+from airflow_gpu_provider.untrusted import NotStorable, loads, storable
 
-RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
 _SHOWN, _SAID = 100, 300
+_UNFIT = {False: "is not valid JSON", True: "cannot be stored by Airflow"}
+_WRITE_JSON = "Have the training write JSON there, and rename the file into place when it is whole."
+_KEEP_SMALL = "Have the training write plain JSON there (null for NaN), and what is large to an object store."
 
 _log = logging.getLogger(__name__)
 
@@ -63,22 +65,26 @@ def check_exec(run: Run, namespace: str) -> None:
 
 
 def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
-    """Return the result in a result file; None if it is empty."""
+    """Return the result in a result file, its texts plain; None if it is empty.
+
+    Raises:
+        PodResultInvalid: It is no JSON, or none that Airflow can store.
+    """
     if text.strip() in ("", EMPTY_XCOM_RESULT):
         return None
     try:
-        return json.loads(text)
+        return storable(loads(text))
     except ValueError as error:
         raise invalid(text, error, pod=pod, succeeded=succeeded) from None
 
 
 def invalid(text: str, error: ValueError, *, pod: str, succeeded: bool = True) -> PodResultInvalid:
-    """Return the error for a result file with this text, which is not JSON."""
-    begins = repr(text[:_SHOWN])
+    """Return the error for a result file with this text, which is not JSON, or JSON that Airflow cannot store."""
+    begins = f"; its {len(text)} characters start with {text[:_SHOWN]!r}" if text else ""
+    is_json = isinstance(error, NotStorable)
     return PodResultInvalid(
-        f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, is not valid JSON ({error}); its"
-        f" {len(text)} characters start with {begins}.",
-        "Have the training write JSON there, and rename the file into place when it is whole.",
+        f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, {_UNFIT[is_json]} ({error}){begins}.",
+        _KEEP_SMALL if is_json else _WRITE_JSON,
         pod=pod,
     )
 
@@ -225,8 +231,8 @@ def _extracted(pod: Json, cluster: PoolHook, extract: Callable[[V1Pod], object],
     name = pod["metadata"]["name"]
     try:
         return extract(as_v1(pod))
-    except json.JSONDecodeError as error:
-        raise invalid(error.doc, error, pod=name, succeeded=succeeded) from None
+    except (json.JSONDecodeError, NotStorable) as error:
+        raise invalid(getattr(error, "doc", ""), error, pod=name, succeeded=succeeded) from None
     except Exception as error:
         # On exec, each library below raises its own errors: the pod's state tells what they mean.
         is_there = is_node_there(cluster.api, pod["spec"].get("nodeName"))

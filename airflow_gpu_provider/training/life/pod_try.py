@@ -31,10 +31,10 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
-from airflow_gpu_provider.training.life.collect import RESULT_FILE, ResultUnread
+from airflow_gpu_provider.training.life.collect import ResultUnread
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
-from airflow_gpu_provider.training.life.store import attempt_of
+from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.trigger_log import write_again
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome

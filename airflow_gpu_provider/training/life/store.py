@@ -5,14 +5,18 @@ A pod is an object as well: it is its own only pod. All are JSON, as the API ser
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from datetime import datetime, timedelta
 
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
-from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
+from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT, PodManager
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import ApiClient, V1Pod
+from kubernetes.stream import stream
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import API_VERSION, PLURAL
@@ -27,7 +31,11 @@ from airflow_gpu_provider.training.life.run import Ownership
 from airflow_gpu_provider.training.place.indexed_job import headless_service, node_request
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED
+from airflow_gpu_provider.untrusted import NotStorable, loads, storable
 
+RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
+LONGEST_RESULT = 4 * 2**20
+"""Bytes of a result: it goes through a worker's memory into Airflow's database."""
 NAME_FREED_IN = 120.0
 """Seconds within which a deleted object is gone: KubeRay's finalizer holds a RayJob until it is stopped."""
 _LOOK_EVERY = 0.5
@@ -255,7 +263,29 @@ class TaskGangs(TaskObjects):
 
 
 class CarefulPodManager(PodManager):
-    """Deletes a pod for KubernetesPodOperator as TaskPods does: only if it is the one that was read."""
+    """Deletes a pod for KubernetesPodOperator as TaskPods does: only if it is the one that was read.
+
+    It reads no more of a pod's result than Airflow can store.
+    """
+
+    def extract_xcom_json(self, pod: V1Pod) -> str:
+        """Return the text in a pod's result file, its texts plain, or EMPTY_XCOM_RESULT.
+
+        Raises:
+            NotStorable: It is longer than LONGEST_RESULT, or JSON that Airflow's database refuses.
+            json.JSONDecodeError: It is no JSON.
+        """
+        head = f"head -c {LONGEST_RESULT + 1} {RESULT_FILE}"
+        read = f"if [ -s {RESULT_FILE} ]; then {head}; else echo {EMPTY_XCOM_RESULT}; fi"
+        exec_in = self._client.connect_get_namespaced_pod_exec
+        where = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "command": ["/bin/sh", "-c", read]}
+        ways = {"stdin": False, "stdout": True, "stderr": True, "tty": False, "_preload_content": False}
+        with closing(stream(exec_in, pod.metadata.name, pod.metadata.namespace, **where, **ways)) as answer:
+            answer.run_forever()
+            text: str = answer.read_all()
+        if len(text) > LONGEST_RESULT:
+            raise NotStorable(f"it is longer than {LONGEST_RESULT // 2**20} MiB")
+        return text if text.rstrip() == EMPTY_XCOM_RESULT else json.dumps(storable(loads(text)))
 
     def delete_pod(self, pod: V1Pod) -> None:
         api = self._client.api_client

@@ -15,7 +15,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -61,6 +61,7 @@ _SOON, _LATEST = 0.5, 15.0
 _TOLD_WITHIN = 2.0  # seconds: a kubelet looks at its containers once in a second, and then tells
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
+_USUAL_LENGTH = 1000  # bytes; a longer line counts as several
 _LONGEST_LINE = 500
 
 
@@ -249,9 +250,8 @@ class PodLogs:
         async with aclosing(self._api.follow(f"{self._path}/log", silence=_SILENCE, **parameters)) as bunches:
             async for lines in bunches:
                 heard_at = time.monotonic()
-                for start in range(0, len(lines), _BUNCH):
-                    bunch = lines[start : start + _BUNCH]
-                    await (asyncio.sleep(0) if self._alone else _turn(len(bunch)))
+                for bunch in _bunches(lines):
+                    await (asyncio.sleep(0) if self._alone else _turn(_cost(bunch)))
                     # Nothing is awaited in here: a line is both taken and written, or neither.
                     for line in bunch:
                         text = reader.take(line)
@@ -332,6 +332,23 @@ async def _slot(report_full: Callable[[int], None]) -> AsyncIterator[None]:
         report_full(shared.bound)
     async with shared.slots:
         yield
+
+
+def _bunches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the lines in the portions that are written without a pause: one line, or as many as cost _BUNCH."""
+    bunch: list[bytes] = []
+    for line in lines:
+        if bunch and _cost([*bunch, line]) > _BUNCH:
+            yield bunch
+            bunch = []
+        bunch.append(line)
+    if bunch:
+        yield bunch
+
+
+def _cost(lines: Sequence[bytes]) -> int:
+    """Return for how many lines of usual length these count."""
+    return len(lines) + sum(len(line) // _USUAL_LENGTH for line in lines)
 
 
 async def _turn(lines: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     log_line,
     positions_from_record,
     positions_to_record,
+    text_of,
 )
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import TIMEOUT
@@ -227,8 +229,11 @@ def last_lines(client: CoreV1Api, pod: PodState, container: str) -> list[str]:
             tail_lines=LAST_LINES,
             _preload_content=False,
         )
-        text = answer.data.decode(errors="replace")
+        splitter, lines = LineSplitter(), deque[bytes](maxlen=LAST_LINES)
+        for chunk in answer.stream(2**16):
+            lines.extend(splitter.feed(chunk))
+        lines.extend(splitter.last())
     except (ApiException, HTTPError) as failure:
         _log.debug("No last lines of pod %s: %s", pod.name, failure)
         return []
-    return lines_of(text)
+    return lines_of("\n".join(map(text_of, lines)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.untrusted import plain
 
 Manifest = dict[str, Any]
 
@@ -259,8 +260,8 @@ def _by_conditions(*, good: str, bad: str) -> Callable[[Json], WorkloadEnd | Non
             if condition.get("status") == "True" and condition["type"] in (good, bad):
                 return WorkloadEnd(
                     succeeded=condition["type"] == good,
-                    reason=condition.get("reason") or "",
-                    message=condition.get("message") or "",
+                    reason=plain(condition.get("reason") or ""),
+                    message=plain(condition.get("message") or ""),
                 )
         return None
 
@@ -273,8 +274,8 @@ def _by_ray_status(workload: Json) -> WorkloadEnd | None:
     deployment, job = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     if deployment not in ("Complete", "Failed", "ValidationFailed"):
         return None
-    details = {"reason": status.get("reason") or job, "message": status.get("message") or ""}
-    return WorkloadEnd(succeeded=deployment == "Complete" and job == "SUCCEEDED", **details)
+    reason, message = plain(status.get("reason") or job), plain(status.get("message") or "")
+    return WorkloadEnd(succeeded=deployment == "Complete" and job == "SUCCEEDED", reason=reason, message=message)
 
 
 _ROWS = (

@@ -15,7 +15,7 @@ row has to say so, of each GPU of each pod, and each pod has to have several.
 
 from __future__ import annotations
 
-import csv
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -55,6 +55,8 @@ _IDLE_SAMPLES = 3
 _JITTER = 0.01  # of the time between samples
 _IDLE_KEPT = 15
 _COLUMNS = 4
+_MOST_LINES = 256
+_NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}(?:\.[0-9]{0,9})?\s{0,9}")
 _DIFFER = 10.0
 
 
@@ -99,8 +101,9 @@ class Sample:
 
 
 def parse(text: str) -> Sample | None:
-    """Parse the output of a query; None if it has no line for a GPU."""
-    rows = [[_number(cell) for cell in row] for row in csv.reader(text.splitlines()) if len(row) == _COLUMNS]
+    """Parse the output of a query; None if it has no line for a GPU. An image may run any program by that name."""
+    cells = [line.split(",") for line in text.split("\n")[:_MOST_LINES]]
+    rows = [[_number(cell) for cell in row] for row in cells if len(row) == _COLUMNS]
     gpus = tuple(
         Reading(
             percent=None if percent is None else min(percent, 100.0), memory_mib=memory, power_w=power, limit_w=limit
@@ -111,8 +114,7 @@ def parse(text: str) -> Sample | None:
 
 
 def _number(cell: str) -> float | None:
-    cell = cell.strip()
-    return float(cell) if cell.isascii() and cell.replace(".", "", 1).isdigit() else None
+    return float(cell) if _NUMBER.fullmatch(cell) else None
 
 
 @dataclass(frozen=True, kw_only=True)

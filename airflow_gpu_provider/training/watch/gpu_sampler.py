@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
+from airflow_gpu_provider.cluster.async_api import AsyncApi, OutputTooLong
 from airflow_gpu_provider.cluster.pods import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.records import Progress
@@ -30,7 +31,6 @@ from airflow_gpu_provider.training.wait.gpu_use import (
 )
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.async_api import AsyncApi
     from airflow_gpu_provider.cluster.pod_state import Json, PodState
 
 
@@ -314,6 +314,8 @@ def _has_gpus(pod: Json, container: str) -> bool:
 
 
 def _refuses(error: GpuError) -> bool:
+    if isinstance(error, OutputTooLong):
+        return True
     cause = error.__cause__
     if not isinstance(cause, aiohttp.ClientResponseError):
         return False

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.async_api import LONGEST_OUTPUT, AsyncApi, OutputTooLong
 from airflow_gpu_provider.errors import ClusterUnreachable
 
 POD = "api/v1/namespaces/ml/pods/train-x"
@@ -60,3 +60,27 @@ async def test_refusal_is_an_error() -> None:
     async with exec_that_sends() as api:
         with pytest.raises(ClusterUnreachable, match="404"):
             await api.output("api/v1/namespaces/ml/pods/another", container="side", command=["cat"], within=10)
+
+
+async def test_a_program_that_prints_without_end_is_left() -> None:
+    """As `nvidia-smi` in an image where that is `yes`: the triggerer, which all DAGs share, keeps 64 KiB of it."""
+    sent = 0
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
+        await socket.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await socket.send_bytes(STDOUT + b"1, 2\n" * 6400)
+                sent += 32_000
+        return socket
+
+    app = web.Application()
+    app.router.add_get(f"/{POD}/exec", flood)
+    async with TestServer(app) as server:
+        api = AsyncApi(ClusterAccess(server=str(server.make_url("/")), token=lambda: "token"))
+        with pytest.raises(OutputTooLong, match="nvidia-smi in pod train-x wrote more than 64 KiB"):
+            await api.output(POD, container="side", command=["nvidia-smi"], within=60)
+        await api.close()
+    assert sent >= LONGEST_OUTPUT

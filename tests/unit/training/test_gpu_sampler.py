@@ -11,6 +11,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from airflow_gpu_provider.cluster.async_api import OutputTooLong
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import HANG, HangNote
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
@@ -277,6 +278,28 @@ async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) ->
         else:
             await asyncio.sleep(0.1)
     assert bool(seen.sampler.use.samples) == is_asked_again
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OutputTooLong("nvidia-smi in pod train wrote more than 64 KiB."),
+        b'"' + b"x" * 60_000,
+        b"1, " * 20_000,
+        b"\x00\xff\n" * 100,
+    ],
+    ids=["without end", "a quote", "one line", "bytes"],
+)
+async def test_a_program_that_is_no_nvidia_smi_is_left_alone(answer: bytes | Exception) -> None:
+    """The sampler goes on without it, and so does the wait."""
+    seen = Sampled(Api(answer), GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, RAW)
+        await seen.until(lambda: seen.said)
+        await asyncio.sleep(0.1)
+    assert seen.api.asked == 1
+    (line,) = seen.said
+    assert "cannot be sampled" in line
 
 
 async def test_container_that_has_ended_meanwhile_is_no_failure() -> None:

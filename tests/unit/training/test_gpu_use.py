@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,17 @@ def test_each_gpu_has_its_own_reading() -> None:
         Reading(percent=100, memory_mib=1, power_w=16, limit_w=72),
         Reading(percent=50, memory_mib=None, power_w=None, limit_w=None),
     )
+
+
+@given(st.text(st.sampled_from('0123456789.,\n -infaNexE\0"٣'), max_size=200) | st.integers(10**9, 10**400).map(str))
+def test_whatever_it_prints_adds_up_to_finite_numbers(said: str) -> None:
+    use = GpuUse()
+    for text in (said, ", ".join([said] * 4), f"{said}\n" * 300):
+        if sample := parse(text):
+            assert len(sample.gpus) <= 256
+            use = use.plus(sample).plus(sample)
+    assert json.dumps([use.to_record(), use.to_json()], allow_nan=False)
+    assert use.in_words()
 
 
 @pytest.mark.parametrize("said", ["No devices were found\n", 'Field "power.draw" is not a valid field to query.\n', ""])

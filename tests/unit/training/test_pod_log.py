@@ -148,5 +148,5 @@ def test_a_progress_bar_is_one_line_of_which_a_terminal_shows_the_end() -> None:
     bar = "\r".join(f"{at}%|####" for at in range(100))
     lines = lines_of(f"begins\r\n\n{bar}\nsaid\x0cmore\u2028still\n")
     assert lines == ["begins\r", bar, "said\x0cmore\u2028still"]
-    assert [shown(line) for line in lines] == ["begins", "99%|####", "said\x0cmore\u2028still"]
+    assert [shown(line) for line in lines] == ["begins", "99%|####", "said more still"]
     assert shown(f"{bar}\r \r") == "99%|####"

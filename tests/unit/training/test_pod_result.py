@@ -14,16 +14,32 @@ from kubernetes.client import ApiException
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted, PodResultInvalid, PodResultLost
 from airflow_gpu_provider.training.life.collect import ResultUnread, parsed, unread
+from airflow_gpu_provider.untrusted import storable
 from tests.unit.training.test_pod_end import disrupted, ended, pod, running, waiting
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"))
+JSON = st.recursive(st.none() | st.booleans() | NUMBERS | TEXTS, lambda inner: st.lists(inner, max_size=3))
 SIDECAR = running("airflow-xcom-sidecar")
 PULLS = waiting("ImagePullBackOff", 'Back-off pulling image "alpine"', name="airflow-xcom-sidecar")
 
 
 @given(JSON)
 def test_json_is_read(value: Any) -> None:
-    assert parsed(json.dumps(value), pod="train-x") == value
+    assert parsed(json.dumps(value), pod="train-x") == storable(value)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"loss": NaN}', '{"a": 1e999}', '{"a": "\\u0000"}', '"\\ud800"', "1" * 5000, "9" * 30, "[" * 8000]
+)
+def test_what_airflow_cannot_store_is_no_result(text: str) -> None:
+    with pytest.raises(PodResultInvalid, match="cannot be stored by Airflow"):
+        parsed(text, pod="train-x")
+
+
+def test_a_nul_behind_a_result_is_no_json() -> None:
+    with pytest.raises(PodResultInvalid, match="not valid JSON"):
+        parsed('{"a": 1}\0', pod="train-x")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "__airflow_xcom_result_empty__\n"])

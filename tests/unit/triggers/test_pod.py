@@ -8,6 +8,7 @@ import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -21,6 +22,7 @@ from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
+from airflow_gpu_provider.triggers.record import Recorded
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_wait import WAIT
 
@@ -85,3 +87,42 @@ def test_connection_is_closed_before_the_event_is_sent(caplog: pytest.LogCapture
     assert event.payload["error"] is None
     assert connections == 0
     assert "asynchronous generator" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (b'{"loss": 0.1}', '{"loss": 0.1}'),
+        (b'{"loss": 0.1}\x00', None),
+        (b"\xff", None),
+        (b'"\xe2\x80\xae"', None),
+        (b" " * 20_000, None),
+    ],
+    ids=["JSON", "a NUL", "no UTF-8", "hidden order", "long"],
+)
+def test_a_result_that_no_event_may_have_is_left_to_the_worker(written: bytes, read: str | None) -> None:
+    async def output(*_: Any, **__: Any) -> bytes:
+        return written
+
+    trigger = Quick(
+        {"version": 1, "result": {"container": "airflow-xcom-sidecar", "path": "/airflow/xcom/return.json"}}
+    )
+    trigger._api = cast("AsyncApi", SimpleNamespace(output=output))
+    assert asyncio.run(trigger._read_result("default", "p")) == read
+
+
+def test_an_event_has_only_what_a_database_takes() -> None:
+    class Hostile(Recorded):
+        record_version = 1
+
+        async def _event(self) -> dict[str, Any]:
+            return {"lines": ["a\x00b", "\ud800"], "use": {"watts": float("inf"), "samples": 10**30}}
+
+    async def event() -> Any:
+        return await anext(aiter(Hostile({"version": 1, "deferred_at": 0.0, "extra": {"\x00": (1,)}}).run()))
+
+    assert asyncio.run(event()).payload == {
+        "": [1],
+        "lines": ["ab", "\ufffd"],
+        "use": {"watts": None, "samples": None},
+    }

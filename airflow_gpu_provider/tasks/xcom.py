@@ -1,0 +1,12 @@
+"""Pushes an XCom: what is in it may quote a pod's log, an event or a person, and has to fit into Airflow's database."""
+
+from __future__ import annotations
+
+from airflow.sdk import Context
+
+from airflow_gpu_provider.untrusted import storable
+
+
+def push(context: Context, key: str, value: object) -> None:
+    """Push a JSON value; texts in it become plain, and numbers that JSON does not know None (see docs/xcom.md)."""
+    context["ti"].xcom_push(key=key, value=storable(value))
