@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.rest import ApiClient, call, find, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.untrusted import storable
 
 DEMAND_NAMESPACE = "airflow-gpu-provider"
 """The namespace of all leases of this package."""
@@ -30,12 +31,12 @@ PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 def lease_manifest(
     name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a Lease of this package, with `notes` as its annotations."""
+    """Return a Lease of this package, with `notes` as its annotations: plain texts, since all runs of a pool read them."""
     metadata = {"name": name, "labels": {**PART_OF, _KIND: kind, **labels}}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {**metadata, "annotations": notes} if notes else metadata,
+        "metadata": {**metadata, "annotations": storable(notes)} if notes else metadata,
         "spec": spec,
     }
 

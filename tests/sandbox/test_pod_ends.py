@@ -201,6 +201,29 @@ def test_half_written_result_hides_no_end(
         assert '{"loss": 0.1' in str(error.value)
 
 
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (r"""printf '{"a": 1}\0'""", "is not valid JSON"),
+        ("""echo '{"loss": NaN}'""", "cannot be stored by Airflow"),
+        ("yes 1 | head -c 5000000", "is longer than 4 MiB"),
+    ],
+)
+def test_a_result_that_airflow_cannot_store_is_told_in_one_try(
+    pool: EksGpuPool, written: str, problem: str, deferrable: bool
+) -> None:
+    script = f"{written} > /airflow/xcom/return.json"
+    with pytest.raises(PodResultInvalid, match=problem):
+        run(training(pool, "sh", "-c", script, deferrable=deferrable, do_xcom_push=True))
+
+
+@BOTH_WAYS
+def test_texts_of_a_result_are_plain(pool: EksGpuPool, deferrable: bool) -> None:
+    script = r"""printf '{"a": "\\u001b[31mred\\u202e"}' > /airflow/xcom/return.json"""
+    assert run(training(pool, "sh", "-c", script, deferrable=deferrable, do_xcom_push=True)) == {"a": "red"}
+
+
 def test_node_that_is_lost_with_the_result_is_a_preemption_and_resumes(
     pool: EksGpuPool, core: client.CoreV1Api, gpu_sandbox: Sandbox
 ) -> None:
