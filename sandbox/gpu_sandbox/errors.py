@@ -23,6 +23,10 @@ class BuildFailed(SandboxError):
     """The control plane did not compile."""
 
 
+class FolderNotPrivate(SandboxError):
+    """A folder of programs or tokens is another user's, or others could have written to it."""
+
+
 class ComponentFailed(SandboxError):
     """A process of the sandbox exited, or was not ready in time; the end of its log is in the message."""
 

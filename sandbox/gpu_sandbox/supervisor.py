@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from gpu_sandbox.build import cache_folder
+from gpu_sandbox.cache import cache_folder, private_folder
 from gpu_sandbox.control_api import ControlApiClient
 from gpu_sandbox.errors import (
     ComponentFailed,
@@ -178,11 +178,10 @@ def forget(name: str) -> None:
 
 
 def state_folder() -> Path:
-    """Where this user's sandboxes are noted: in $XDG_RUNTIME_DIR, else in the user's cache."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "airflow-gpu-provider" if runtime else cache_folder() / "run"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    """Where this user's sandboxes are noted: in $XDG_RUNTIME_DIR, else in the user's cache. Raises FolderNotPrivate."""
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return private_folder(Path(runtime) / "airflow-gpu-provider", variable="XDG_RUNTIME_DIR")
+    return private_folder(cache_folder() / "run", variable="XDG_CACHE_HOME")
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

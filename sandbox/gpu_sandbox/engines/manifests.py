@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from gpu_sandbox.build import GoModule, cache_folder, module_folder
+from gpu_sandbox.build import GoModule, module_folder
+from gpu_sandbox.cache import cache_folder
 from gpu_sandbox.engines.catalogue import Engine
 from gpu_sandbox.errors import BuildFailed
 

@@ -62,7 +62,21 @@ def test_it_is_compiled_once(tmp_path: Path, cache: Path) -> None:
     assert os.access(binary, os.X_OK)
     assert builds(tmp_path) == 1
     assert lines[0].startswith("compiling the Kubernetes 1.36.3 control plane with Go 1.26, once")
-    assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [binary.name]
+    kept = sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+    assert kept == [binary.name, f"{binary.name}.sum"]
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["beside its checksum", "without one"])
+def test_what_was_not_compiled_is_not_run_but_compiled_anew(checksum: bool, tmp_path: Path, cache: Path) -> None:
+    binary = build.control_plane_binary()
+    compiled = binary.read_bytes()
+    binary.write_bytes(b"#!/bin/sh\necho planted\n")
+    if not checksum:
+        (cache / f"{binary.name}.sum").unlink()
+    lines: list[str] = []
+    assert build.control_plane_binary(lines.append).read_bytes() == compiled
+    assert lines[0] == f"{binary} has not the checksum that it was compiled with: it is compiled again"
+    assert builds(tmp_path) == 2
 
 
 def test_gos_own_packages_are_compiled_as_the_build_wants_them_while_modules_are_downloaded(tmp_path: Path) -> None:
