@@ -45,11 +45,26 @@ def test_what_a_workflow_runs_is_in_the_repository(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_each_action_has_a_version(name: str) -> None:
-    used = [each["uses"] for each in (*jobs(name).values(), *steps(name)) if "uses" in each]
+def test_each_action_is_a_commit_and_names_the_release_that_it_is(name: str) -> None:
+    """A tag can be moved, and then what runs with this workflow's rights is another program."""
+    used = re.findall(r"uses: (.+)$", WORKFLOWS[name].read_text(), re.MULTILINE)
+    assert len(used) == sum("uses" in each for each in (*jobs(name).values(), *steps(name)))
     ours = [each for each in used if each.startswith("./")]
     assert [each for each in ours if not (REPOSITORY / each).is_file()] == []
-    assert [each for each in used if each not in ours and not re.fullmatch(r"[\w-]+/[\w-]+@v\d+(\.\d+)*", each)] == []
+    pinned = re.compile(r"[\w-]+/[\w-]+@[\da-f]{40}  # v\d+\.\d+\.\d+")
+    assert [each for each in used if each not in ours and not pinned.fullmatch(each)] == []
+
+
+def test_an_action_is_the_same_commit_wherever_it_is_used() -> None:
+    used = re.findall(r"uses: ([\w/-]+)@(\w+)", "".join(path.read_text() for path in WORKFLOWS.values()))
+    assert len(set(used)) == len({action for action, _ in used})
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_runs_after_a_checkout_does_not_get_its_token(name: str) -> None:
+    checkouts = [step for step in steps(name) if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkouts
+    assert [each for each in checkouts if each.get("with") != {"persist-credentials": "false"}] == []
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -58,7 +73,7 @@ def test_a_workflow_may_read_and_only_a_releases_jobs_may_do_more(name: str) -> 
     more = {job: of["permissions"] for job, of in jobs(name).items() if "permissions" in of}
     assert more == (
         {
-            "build": {"contents": "read", "id-token": "write", "attestations": "write"},
+            "attest": {"id-token": "write", "attestations": "write"},
             "publish": {"id-token": "write"},
             "page": {"contents": "write"},
         }
@@ -67,11 +82,28 @@ def test_a_workflow_may_read_and_only_a_releases_jobs_may_do_more(name: str) -> 
     )
 
 
+def test_what_may_sign_or_publish_runs_no_code_of_a_package_and_none_of_this_repository() -> None:
+    """What is compromised in a build can attest or publish nothing but what it built."""
+    for name, job in jobs("release").items():
+        uses = {each["uses"].split("@")[0] for each in job.get("steps", []) if "uses" in each}
+        runs = [each["run"] for each in job.get("steps", []) if "run" in each]
+        if "write" in job.get("permissions", {}).values():
+            assert uses <= {"actions/download-artifact", "actions/attest", "pypa/gh-action-pypi-publish"}, name
+            assert [each for each in runs if not each.startswith("gh release create ")] == []
+        else:  # and others' runs leave nothing to a build: a pull request may fill a cache
+            assert "actions/cache" not in uses, name
+
+
 def test_a_release_is_published_after_ci_and_without_a_stored_token() -> None:
     assert read("release")["on"] == {"push": {"tags": ["v*"]}}
     assert "workflow_call" in read("ci")["on"]
     publish = jobs("release")["publish"]
-    assert (jobs("release")["build"]["needs"], publish["needs"]) == ("ci", "build")
+    assert [jobs("release")[each]["needs"] for each in ("build", "attest", "publish", "page")] == [
+        "ci",
+        "build",
+        "attest",
+        "publish",
+    ]
     assert jobs("release")["ci"] == {"uses": "./.github/workflows/ci.yml"}
     fetched, published = publish["steps"]
     assert fetched["with"]["name"] == "dist"
@@ -80,10 +112,18 @@ def test_a_release_is_published_after_ci_and_without_a_stored_token() -> None:
 
 
 def test_a_release_attests_what_it_publishes_with_both_sboms() -> None:
-    attested = [step["with"] for step in steps("release") if step.get("uses", "").startswith("actions/attest-")]
-    assert [each["subject-path"] for each in attested] == ["build/dist/*"] * 3
-    made = re.findall(r"build/sbom/[\w-]+\.cdx\.json", (REPOSITORY / "Makefile").read_text())
-    assert sorted(each["sbom-path"] for each in attested if "sbom-path" in each) == sorted(made)
+    attested = [step["with"] for step in steps("release") if step.get("uses", "").startswith("actions/attest@")]
+    assert [each["subject-path"] for each in attested] == ["dist/*"] * 3
+    fetched = [step["with"] for step in jobs("release")["attest"]["steps"] if "download-artifact" in step["uses"]]
+    assert fetched == [{"name": each, "path": each} for each in ("dist", "sbom")]
+    made = re.findall(r"build/(sbom/[\w-]+\.cdx\.json)", (REPOSITORY / "Makefile").read_text())
+    assert sorted(each["sbom-path"] for each in attested if "sbom-path" in each) == sorted(set(made))
+    given = {
+        step["with"]["name"]: step["with"]["path"]
+        for step in jobs("release")["build"]["steps"]
+        if "path" in step.get("with", {})
+    }
+    assert given == {"dist": "build/dist/*", "sbom": "build/sbom/*.cdx.json"}
 
 
 def test_the_version_is_the_same_wherever_it_is_written() -> None:
