@@ -21,6 +21,8 @@ Manifest = dict[str, Any]
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
+# As NVIDIA/gpu-operator v26.7.0 has it, in bundle/manifests/gpu-operator-certified.clusterserviceversion.yaml.
+_DIGESTS = {VERSION: "@sha256:a61ba9fd8efb82f3a79f877f7580e02c1e8e7593f62473644bc9c79e315c3312"}
 CONTAINER = "nvidia-device-plugin"
 
 CONFIG_FOLDER = "/config"
@@ -158,7 +160,7 @@ class DevicePlugin:
     def _container(self) -> Manifest:
         container: dict[str, Any] = {
             "name": CONTAINER,
-            "image": self.image or f"{IMAGE}:{self.version}",
+            "image": self.image or f"{IMAGE}:{self.version}{_DIGESTS.get(self.version, '')}",
             "env": [{"name": name, "value": value} for name, value in sorted(self._environment().items())],
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "volumeMounts": [{"name": "device-plugins", "mountPath": PLUGIN_FOLDER}],
@@ -186,7 +188,8 @@ class DevicePlugin:
 # have it, but for one pool's nodes only.
 
 DRIVER_NAMESPACE = "kube-system"
-PAUSE_IMAGE = "gke.gcr.io/pause:3.8"
+# With the digest that daemonset-preloaded-latest.yaml beside it has.
+PAUSE_IMAGE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 
 # The node images bring these; there is nothing to pull.
 _PRELOADED = {"cos": "cos-nvidia-installer:fixed", "ubuntu": "gke-nvidia-installer:fixed"}

@@ -38,7 +38,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
             permissions of the nodes' role.
         version: Tag of the image. Default: the release of the cluster's minor version, so that a run after the
             cluster's upgrade brings the autoscaler along. With render_only v1.36.1.
-        image: An image with its tag, to use instead of registry.k8s.io's. Not taken from default_args.
+        image: An image with its tag or digest, to use instead of registry.k8s.io's. Not taken from default_args.
         render_only: Return the manifests as YAML, and call nothing. Default False.
         timeout: How long it may take to run and report. Default 5 minutes.
 

@@ -41,15 +41,15 @@ class InstallDevicePluginOperator(PoolOperator):
     Args:
         gpu_pool: The pool.
         version: Version of NVIDIA's device plugin. Default v0.20.0.
-        image: An image with its tag, to use instead of NVIDIA's. Like `container_resources` and `namespace`, not taken
-            from default_args, where they are the training's.
+        image: An image with its tag or digest, to use instead of NVIDIA's. Like `container_resources` and `namespace`,
+            not taken from default_args, where they are the training's.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
         config: The plugin's configuration file as a mapping, like {"sharing": {"timeSlicing": {"resources": [{"name":
             "nvidia.com/gpu", "replicas": 4}]}}}; kept in a ConfigMap. Default none.
         driver_image: Image of the driver installer on a GKE pool with driver="daemonset". Default: the one included in
             GKE's node image.
-        efa_image: Image of EFA's device plugin on an EKS pool with network="efa", with its tag. Default: that of AWS's
-            chart.
+        efa_image: Image of EFA's device plugin on an EKS pool with network="efa", with its tag or digest. Default: that
+            of AWS's chart.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
         namespace: The DaemonSet's namespace. Default kube-system, where its priority is allowed.
         timeout: How long to wait for the GPUs. Default 10 minutes.

@@ -96,7 +96,7 @@ def test_a_config_by_which_pods_would_not_get_their_gpus_is_refused(sharing: dic
 
 
 def test_image_and_resources() -> None:
-    assert pod_spec()["containers"][0]["image"] == "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+    assert pod_spec()["containers"][0]["image"].startswith("nvcr.io/nvidia/k8s-device-plugin:v0.20.0@sha256:")
     assert pod_spec(version="v0.19.0")["containers"][0]["image"].endswith(":v0.19.0")
     assert pod_spec(image="mirror/plugin:1")["containers"][0]["image"] == "mirror/plugin:1"
     assert pod_spec(resources={"limits": {"memory": "100Mi"}})["containers"][0]["resources"] == {

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[3] / "airflow_gpu_provider"
 EKS = EksGpuPool(
     name="train", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1, scaling="autoscaler"
 )
-VERSIONED = re.compile(r"[\w.-]+(/[\w.-]+)*:v?\d[\w.-]*")
+VERSIONED = re.compile(r"[\w.-]+(/[\w.-]+)*:v?\d[\w.-]*(@sha256:[\da-f]{64})?")
 # Of GKE's node images: it is on the node's disk, and of the version of the node.
 PRELOADED = re.compile(r"(cos|gke)-nvidia-installer:fixed")
 
