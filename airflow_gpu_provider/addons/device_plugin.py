@@ -1,4 +1,8 @@
-"""What is installed for the nodes of one pool: NVIDIA's device plugin and driver, and EFA's device plugin. Pure."""
+"""What is installed for the nodes of one pool: NVIDIA's device plugin and driver, and EFA's device plugin. Pure.
+
+All of it is in one namespace, which has nothing else: its pods need folders of the node, which pod security below
+`privileged` refuses, and who may write DaemonSets there owns the nodes.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,34 @@ PLUGIN_LABELS = {**_NAME, **PART_OF}
 # The plugin's own default is to crash where it finds no GPU; only NVIDIA's manifest, which lands on every node, says
 # otherwise. On GPU nodes a crash is right: the kubelet starts it again once the driver is there, and it is seen.
 _OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
+
+
+PLUGIN_NAMESPACE = "airflow-gpu-device-plugins"
+_PRIORITY = "system-node-critical"
+
+
+def namespace_manifests() -> list[Manifest]:
+    """Return the namespace of all this, and the quota that allows the priority of its pods there.
+
+    GKE admits pods of that priority outside kube-system only where a ResourceQuota has its scope ("Limit Priority
+    Class consumption by default" in Kubernetes' "Resource Quotas"; cilium/cilium#13852, admiraltyio/admiralty#124). The
+    number is that of GKE's own quota in kube-system (openservicemesh/osm#4408): it limits nothing.
+    """
+    privileged = {"pod-security.kubernetes.io/enforce": "privileged"}
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": [_PRIORITY]}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": PLUGIN_NAMESPACE, "labels": {**PART_OF, **privileged}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": _PRIORITY, "namespace": PLUGIN_NAMESPACE, "labels": PART_OF},
+            "spec": {"hard": {"pods": "1G"}, "scopeSelector": {"matchExpressions": [scope]}},
+        },
+    ]
 
 
 def plugin_labels(pool: GpuPool) -> dict[str, str]:
@@ -79,7 +111,7 @@ class DevicePlugin:
     options: Mapping[str, str] | None = None
     config: Mapping[str, Any] | None = None
     resources: Mapping[str, Any] | None = None
-    namespace: str = "kube-system"
+    namespace: str = PLUGIN_NAMESPACE
 
     @property
     def name(self) -> str:
@@ -144,7 +176,8 @@ class DevicePlugin:
         selected = [{"key": key, "operator": "In", "values": [v]} for key, v in self.pool.node_selector.items()]
         config = [{"name": "config", "configMap": {"name": self.config_name}}] if self.config else []
         return {
-            "priorityClassName": "system-node-critical",
+            "priorityClassName": _PRIORITY,
+            "automountServiceAccountToken": False,
             "tolerations": _tolerations(self.pool),
             "affinity": {
                 "nodeAffinity": {
@@ -187,7 +220,6 @@ class DevicePlugin:
 # As in GoogleCloudPlatform/container-engine-accelerators, nvidia-driver-installer/{cos,ubuntu}/daemonset-preloaded.yaml
 # have it, but for one pool's nodes only.
 
-DRIVER_NAMESPACE = "kube-system"
 # With the digest that daemonset-preloaded-latest.yaml beside it has.
 PAUSE_IMAGE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
 
@@ -216,23 +248,22 @@ _MOUNTS = {
 }
 
 
-def driver_manifest(pool: GpuPool, *, image: str | None = None) -> Manifest | None:
+def driver_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest | None:
     """Return the DaemonSet that installs the driver, or None where the pool does not leave that to one.
 
     `image` is another installer instead of the node image's own.
     """
     if not isinstance(pool, GkeGpuPool) or pool.driver != "daemonset":
         return None
-    return daemon_set(
-        pool, f"nvidia-driver-installer-{pool.name}", DRIVER_NAMESPACE, _DRIVER, _driver_pod_spec(pool, image)
-    )
+    return daemon_set(pool, f"nvidia-driver-installer-{pool.name}", namespace, _DRIVER, _driver_pod_spec(pool, image))
 
 
 def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> Manifest:
     system = "ubuntu" if "UBUNTU" in pool.image_type.upper() else "cos"
     mounts = _MOUNTS[system]
     return {
-        "priorityClassName": "system-node-critical",
+        "priorityClassName": _PRIORITY,
+        "automountServiceAccountToken": False,
         "nodeSelector": pool.node_selector,
         "tolerations": [{"operator": "Exists"}],
         **({"hostNetwork": True, "hostPID": True} if system == "cos" else {}),
@@ -278,7 +309,7 @@ def efa_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> 
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in _EFA_MOUNTS.items()],
     }
     pod_spec = {
-        "priorityClassName": "system-node-critical",
+        "priorityClassName": _PRIORITY,
         "automountServiceAccountToken": False,
         "hostNetwork": True,
         "nodeSelector": dict(pool.node_selector),

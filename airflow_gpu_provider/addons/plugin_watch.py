@@ -129,8 +129,7 @@ async def watch_plugin(
     pods = plugin_pods(namespace)
     narrator = Narrator(report, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
-    # Where the platform brings the plugin none of our pods is there, and their namespace may be the platform's own:
-    # GKE Autopilot manages kube-system.
+    # Where the platform brings the plugin none of our pods is there, nor a role to watch them.
     wants = pool_nodes(pool.node_selector) if platform_of(pool) else {pods: pool.name, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         now = await feed.api.now()

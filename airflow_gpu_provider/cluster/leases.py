@@ -27,6 +27,9 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
 PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 """The label of all that this package keeps there."""
 
+_RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Only prefetches have pods there; who may write DaemonSets there gets no node by that ("Pod Security Standards")."""
+
 
 def lease_manifest(
     name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
@@ -76,7 +79,7 @@ def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
     try:
         return call(api, "create", LEASES, resource="leases", body=manifest)
     except ReferenceNotFound:
-        namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": PART_OF}}
+        namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": {**PART_OF, **_RESTRICTED}}}
         call(api, "create", "/api/v1/namespaces", resource="namespaces", body=namespace)
     return call(api, "create", LEASES, resource="leases", body=manifest)
 

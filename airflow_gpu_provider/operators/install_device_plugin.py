@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
+from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, ReferenceNotFound
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import record_phases
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.wait.records import Progress
 
 VERSION = "v0.20.0"
-NAMESPACE = "kube-system"
+NAMESPACE = "airflow-gpu-device-plugins"
 _DEFER_MARGIN = timedelta(minutes=2)
 
 # Most plugins register within this time. A deferral costs the scheduler and the triggerer about as much.
@@ -51,7 +51,9 @@ class InstallDevicePluginOperator(PoolOperator):
         efa_image: Image of EFA's device plugin on an EKS pool with network="efa", with its tag or digest. Default: that
             of AWS's chart.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
-        namespace: The DaemonSet's namespace. Default kube-system, where its priority is allowed.
+        namespace: The namespace of all that is installed. Default airflow-gpu-device-plugins, which is created where it
+            is missing. Another one has to have pod security `privileged`, and on GKE a ResourceQuota with the scope of
+            the PriorityClass system-node-critical.
         timeout: How long to wait for the GPUs. Default 10 minutes.
         deferrable: Wait in the triggerer. Default True.
         dry_run: Log what would be done, change nothing. Default False.
@@ -132,15 +134,28 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
         """Apply the plugin's objects, and return the combined result."""
+        changes = {self._put(api, each) for each in plugin.manifests()}
+        return changes.pop() if len(changes) == 1 else "configured"
+
+    def _put(self, api: ApiClient, manifest: dict[str, Any]) -> Applied:
+        """Apply one object, and the package's own namespace before it where that is missing."""
+        from airflow_gpu_provider.addons.device_plugin import namespace_manifests
         from airflow_gpu_provider.cluster.rest import server_side_apply
 
-        changes = {server_side_apply(api, each, dry_run=self.plan_only) for each in plugin.manifests()}
-        return changes.pop() if len(changes) == 1 else "configured"
+        try:
+            return server_side_apply(api, manifest, dry_run=self.plan_only)
+        except ReferenceNotFound:
+            if self.namespace != NAMESPACE:
+                raise
+        if self.plan_only:
+            return "created"
+        for each in namespace_manifests():
+            server_side_apply(api, each)
+        return server_side_apply(api, manifest)
 
     def _install_efa(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.detection import look_for_efa
         from airflow_gpu_provider.addons.device_plugin import efa_manifest, wants_efa
-        from airflow_gpu_provider.cluster.rest import server_side_apply
 
         if not wants_efa(self.gpu_pool):
             return
@@ -149,16 +164,15 @@ class InstallDevicePluginOperator(PoolOperator):
             self.log.info("EFA interfaces of pool %s are handed out by %s", self.gpu_pool.name, server)
             return
         manifest = efa_manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
-        change = server_side_apply(api, manifest, dry_run=self.plan_only)
+        change = self._put(api, manifest)
         self.log.info("EFA's device plugin %s: %s", manifest["metadata"]["name"], change)
 
     def _install_driver(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.device_plugin import driver_manifest
-        from airflow_gpu_provider.cluster.rest import server_side_apply
 
-        manifest = driver_manifest(self.gpu_pool, image=self.driver_image)
+        manifest = driver_manifest(self.gpu_pool, namespace=self.namespace, image=self.driver_image)
         if manifest:
-            change = server_side_apply(api, manifest, dry_run=self.plan_only)
+            change = self._put(api, manifest)
             self.log.info("driver installer %s: %s", manifest["metadata"]["name"], change)
 
     def _plugin(self) -> DevicePlugin:

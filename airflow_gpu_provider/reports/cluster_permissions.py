@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.addons.detection import platform_of
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
@@ -17,8 +18,6 @@ from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
-
-_PLUGIN_NAMESPACE = "kube-system"
 
 _OF_OWNED = ("full.yaml", "device-plugin.yaml")
 """The files for pools whose groups this package owns; scale-only.yaml has what other pools need from both."""
@@ -61,7 +60,7 @@ def to_install_a_plugin() -> tuple[Rule, ...]:
     """Return what InstallDevicePluginOperator needs if nothing serves the pool's nodes yet."""
     verbs = ("get", "create", "patch")
     return (
-        Rule(group="apps", resource="daemonsets", verbs=verbs, namespace=_PLUGIN_NAMESPACE, roles="device-plugin.yaml"),
+        Rule(group="apps", resource="daemonsets", verbs=verbs, namespace=PLUGIN_NAMESPACE, roles="device-plugin.yaml"),
     )
 
 
@@ -87,7 +86,7 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
 def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
     if not platform_of(pool):
         verbs = ("list", "watch")
-        yield Rule(group="", resource="pods", verbs=verbs, namespace=_PLUGIN_NAMESPACE, roles="device-plugin.yaml")
+        yield Rule(group="", resource="pods", verbs=verbs, namespace=PLUGIN_NAMESPACE, roles="device-plugin.yaml")
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:

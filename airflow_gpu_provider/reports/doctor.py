@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
-from airflow_gpu_provider.addons.device_plugin import CONTAINER, plugin_labels
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_NAMESPACE, plugin_labels
 from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
@@ -352,6 +352,6 @@ def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
 def list_plugin_pods(api: ApiClient, pool: GpuPool) -> dict[str, PodState]:
     """Return the plugin's pods by the node that they run on."""
     selector = label_selector(plugin_labels(pool))
-    raw = list_items(api, "/api/v1/namespaces/kube-system/pods", resource="pods", labelSelector=selector)
+    raw = list_items(api, f"/api/v1/namespaces/{PLUGIN_NAMESPACE}/pods", resource="pods", labelSelector=selector)
     states = (PodState.parse(each, CONTAINER) for each in raw)
     return {state.node: state for state in states if state.node}

@@ -42,6 +42,10 @@ _ETCD_CLIENT_SOCKET = "etcd-client:0"
 _ETCD_PEER_SOCKET = "etcd-peer:0"
 
 
+CRITICAL = ["system-node-critical", "system-cluster-critical"]
+"""Kubernetes' own priority classes."""
+
+
 class ControlPlane:
     """One control plane. It writes everything to `data_dir`, which must not exist or must be empty.
 
@@ -49,7 +53,8 @@ class ControlPlane:
     `audit_log` tells what callers with limited rights needed their roles for.
     `token_webhook_url` is asked about bearer tokens that are not service accounts'; its answers are kept for
     `token_cache_ttl` seconds, to which the API server adds up to ten of its own. Without it no tokens but
-    service accounts' are taken. `admission_plugins` are enabled beside Kubernetes' default ones.
+    service accounts' are taken. `admission_plugins` are enabled beside Kubernetes' default ones. With
+    `critical_pods_need_quota` a pod of a `system-` priority class needs a ResourceQuota of that scope in its namespace.
 
     By its name `dns_endpoint`, host and port, the API server has a certificate that the cluster's authority knows
     nothing of: `public_authority`, a PEM file, vouches for it, as an authority of the public does for that of GKE's
@@ -65,6 +70,7 @@ class ControlPlane:
         token_cache_ttl: float = 10.0,
         cluster_name: str = "sandbox",
         admission_plugins: Sequence[str] = (),
+        critical_pods_need_quota: bool = False,
     ) -> None:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
@@ -75,6 +81,7 @@ class ControlPlane:
         self._token_webhook_url = token_webhook_url
         self._token_cache_ttl = token_cache_ttl
         self._admission_plugins = tuple(admission_plugins)
+        self._critical_pods_need_quota = critical_pods_need_quota
         # Bound, never listening: it reserves the port until stop, including API server restarts.
         self._port_holder = _reserve_port()
         self._port: int = self._port_holder.getsockname()[1]
@@ -279,7 +286,24 @@ class ControlPlane:
             *self._token_webhook(),
             *self.audit_log.flags(),
             *([f"--enable-admission-plugins={','.join(self._admission_plugins)}"] if self._admission_plugins else []),
+            *self._admission_configuration(),
         ]
+
+    def _admission_configuration(self) -> list[str]:
+        """As "Limit Priority Class consumption by default" in Kubernetes' "Resource Quotas" has it."""
+        if not self._critical_pods_need_quota:
+            return []
+        scope = {"scopeName": "PriorityClass", "operator": "In", "values": CRITICAL}
+        version = "apiserver.config.k8s.io/v1"
+        quotas = {
+            "apiVersion": version,
+            "kind": "ResourceQuotaConfiguration",
+            "limitedResources": [{"resource": "pods", "matchScopes": [scope]}],
+        }
+        plugins = [{"name": "ResourceQuota", "configuration": quotas}]
+        path = self._data_dir / "admission.json"
+        path.write_text(json.dumps({"apiVersion": version, "kind": "AdmissionConfiguration", "plugins": plugins}))
+        return [f"--admission-control-config-file={path}"]
 
     def _token_webhook(self) -> list[str]:
         if self._token_webhook_url is None:

@@ -28,6 +28,7 @@ class EksCluster:
     """Implements `ManagedCluster`."""
 
     admission_plugins: Sequence[str] = ()
+    critical_pods_need_quota = False
     shuts_down_at_notice = False
     drains_only_ready_nodes = True
 
@@ -170,7 +171,7 @@ class EksCluster:
     def groups(self) -> list[dict[str, Any]]:
         return self.aws.describe_groups()
 
-    def definitions(self) -> Sequence[Mapping[str, Any]]:
+    def objects(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
         return []
 
     def node_groups(self) -> NodeGroups:

@@ -51,6 +51,8 @@ class GkeCluster:
 
     # GKE gives a pod that asks for a GPU the toleration for its nodes' taint.
     admission_plugins: Sequence[str] = ("ExtendedResourceToleration",)
+    # Seen by many (cilium/cilium#13852, openservicemesh/osm#4408, which shows the quota of kube-system too).
+    critical_pods_need_quota = True
     shuts_down_at_notice = True
     drains_only_ready_nodes = False
 
@@ -201,10 +203,19 @@ class GkeCluster:
     def groups(self) -> list[dict[str, Any]]:
         return self.google.describe_groups()
 
-    def definitions(self) -> Sequence[Mapping[str, Any]]:
+    def objects(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
         from gpu_sandbox.autoscaler.provisioning_crd import CRD
+        from gpu_sandbox.control_plane import CRITICAL
 
-        return [CRD]
+        scope = {"scopeName": "PriorityClass", "operator": "In", "values": CRITICAL}
+        quota = {
+            "metadata": {"name": "gcp-critical-pods"},
+            "spec": {"hard": {"pods": "1G"}, "scopeSelector": {"matchExpressions": [scope]}},
+        }
+        return [
+            ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD),
+            ("/api/v1/namespaces/kube-system/resourcequotas", quota),
+        ]
 
     def node_groups(self) -> NodeGroups:
         from gpu_sandbox.autoscaler.gke_groups import GkeNodeGroups

@@ -47,6 +47,10 @@ class ManagedCluster(Protocol):
         """Those of the API server that this platform enables."""
 
     @property
+    def critical_pods_need_quota(self) -> bool:
+        """Whether pods of Kubernetes' own priority classes need a ResourceQuota in their namespace."""
+
+    @property
     def shuts_down_at_notice(self) -> bool:
         """Whether kubelets end their pods when a spot instance has its notice."""
 
@@ -90,8 +94,8 @@ class ManagedCluster(Protocol):
     def groups(self) -> list[dict[str, Any]]:
         """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
 
-    def definitions(self) -> Sequence[Mapping[str, Any]]:
-        """The custom resources that the platform's clusters have from the start."""
+    def objects(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """What the platform's clusters have from the start, each with the path of its collection."""
 
     def node_groups(self) -> NodeGroups:
         """The groups that an autoscaler in the cluster manages."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 
-_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _GPU = "nvidia.com/gpu"
 # With a manual clock a started sandbox is so old: what a cluster has from the beginning is there.
 _UNTIL_COMPLETE = 300.0
@@ -208,6 +207,7 @@ class Sandbox:
             token_webhook_url=self.authenticator.url,
             cluster_name=self.cluster_name,
             admission_plugins=self.cluster.admission_plugins,
+            critical_pods_need_quota=self.cluster.critical_pods_need_quota,
         )
         self.kubeconfig = self.control_plane.kubeconfig
         # Importing and starting the cloud takes as long as the control plane does, so they run in parallel.
@@ -216,8 +216,8 @@ class Sandbox:
             starting.callback(self.control_plane.stop)
             self._start_cloud(starting)
             control_plane_started.result()
-        for definition in self.cluster.definitions():
-            self.control_plane.request("POST", _DEFINITIONS, definition)
+        for collection, manifest in self.cluster.objects():
+            self.control_plane.request("POST", collection, manifest)
         self.progress("starting the nodes")
         self._start_nodes(starting)
         if self.autoscaler == "stand-in":

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config, utils
 
 from airflow_gpu_provider.addons import plugin_watch
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
@@ -51,7 +52,7 @@ def remove_daemon_sets(api: client.ApiClient) -> None:
     for one in client.AppsV1Api(api).list_daemon_set_for_all_namespaces().items:
         client.AppsV1Api(api).delete_namespaced_daemon_set(one.metadata.name, one.metadata.namespace)
     core = client.CoreV1Api(api)
-    eventually(lambda: not [pod for pod in core.list_namespaced_pod("kube-system").items])
+    eventually(lambda: not any(core.list_namespaced_pod(each).items for each in ("kube-system", PLUGIN_NAMESPACE)))
     eventually(lambda: not any(gpus_of(node) for node in core.list_node(label_selector=NODES).items))
 
 
@@ -90,9 +91,9 @@ def test_installs_and_waits_for_the_gpus(pool: EksGpuPool, apps: client.AppsV1Ap
 
 def test_second_run_changes_nothing(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
     run(plugin(pool))
-    before = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    before = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", PLUGIN_NAMESPACE)
     assert run(plugin(pool))["change"] == "unchanged"
-    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", PLUGIN_NAMESPACE)
     assert after.metadata.generation == before.metadata.generation
 
 
@@ -101,7 +102,7 @@ def test_option_reaches_the_plugin_and_changes_it_once(pool: EksGpuPool, apps: c
     options = {"DP_DISABLE_HEALTHCHECKS": "xids"}
     changes = [run(plugin(pool, options=options))["change"] for _ in range(2)]
     assert changes == ["configured", "unchanged"]
-    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", PLUGIN_NAMESPACE)
     environment = {entry.name: entry.value for entry in after.spec.template.spec.containers[0].env}
     assert environment["DP_DISABLE_HEALTHCHECKS"] == "xids"
 
@@ -112,16 +113,16 @@ def test_a_config_reaches_the_plugin_by_a_config_map(pool: EksGpuPool, apps: cli
     run(plugin(pool))
     changes = [run(plugin(pool, config=config))["change"] for _ in range(2)]
     assert changes == ["configured", "unchanged"]
-    (written,) = core.list_namespaced_config_map("kube-system", label_selector=f"{NODES}=plugin").items
+    (written,) = core.list_namespaced_config_map(PLUGIN_NAMESPACE, label_selector=f"{NODES}=plugin").items
     assert json.loads(written.data["config.yaml"])["sharing"] == config["sharing"]
 
     def is_running_with_it() -> bool:
-        pods = core.list_namespaced_pod("kube-system", label_selector=f"{NODES}=plugin").items
+        pods = core.list_namespaced_pod(PLUGIN_NAMESPACE, label_selector=f"{NODES}=plugin").items
         mounted = [v.config_map.name for pod in pods for v in pod.spec.volumes if v.config_map]
         return [pod.status.phase for pod in pods] == ["Running"] and written.metadata.name in mounted
 
     eventually(is_running_with_it)
-    core.delete_namespaced_config_map(written.metadata.name, "kube-system")
+    core.delete_namespaced_config_map(written.metadata.name, PLUGIN_NAMESPACE)
 
 
 def test_pool_without_a_node_is_done_at_once(gpu_sandbox: Sandbox, apps: client.AppsV1Api) -> None:
@@ -192,9 +193,9 @@ def test_plugin_that_never_registers_names_node_and_last_words(
 def last_words(apps: client.AppsV1Api) -> str:
     """What the pool's plugin has logged; nothing before it runs."""
     core = client.CoreV1Api(apps.api_client)
-    pods = core.list_namespaced_pod("kube-system", label_selector=f"{NODES}=plugin").items
+    pods = core.list_namespaced_pod(PLUGIN_NAMESPACE, label_selector=f"{NODES}=plugin").items
     names = [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
-    return "".join(str(core.read_namespaced_pod_log(name, "kube-system")) for name in names)
+    return "".join(str(core.read_namespaced_pod_log(name, PLUGIN_NAMESPACE)) for name in names)
 
 
 def test_slow_plugin_is_waited_for_in_the_triggerer(
@@ -224,7 +225,7 @@ def test_a_wait_whose_time_is_over_still_looks_before_it_says_that_there_is_no_n
     """Its triggerer was away for longer than its timeout."""
     long_ago = datetime.now(UTC) - timedelta(hours=1)
     wait = GpusWait(pool=pool.name, server="nothing", started=long_ago, deadline=long_ago + timedelta(minutes=10))
-    progress = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", report=print))
+    progress = asyncio.run(watch_plugin(pool, wait, namespace=PLUGIN_NAMESPACE, report=print))
     assert isinstance(progress.error, GpusNotAllocatable)
 
 
@@ -240,12 +241,12 @@ def test_a_wait_that_never_hears_of_nodes_is_no_success(
 
     def is_told() -> bool:
         """Not while a busy machine takes all its time for the first request."""
-        sooner = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", report=said.append, until=now))
+        sooner = asyncio.run(watch_plugin(pool, wait, namespace=PLUGIN_NAMESPACE, report=said.append, until=now))
         assert (sooner.done, sooner.error) == (False, None)
         return any("the API server does not answer" in line for line in said)
 
     eventually(is_told)
     over = replace(wait, deadline=now)
     assert isinstance(
-        asyncio.run(watch_plugin(pool, over, namespace="kube-system", report=print)).error, ClusterUnreachable
+        asyncio.run(watch_plugin(pool, over, namespace=PLUGIN_NAMESPACE, report=print)).error, ClusterUnreachable
     )

@@ -383,7 +383,7 @@ def test_a_driver_that_never_becomes_ready(pool: Callable[..., EksGpuPool], gpu_
         blind = eventually(lambda: [each for each in examined(patient) if each.result == "problem"])
         assert [each.check for each in blind] == ["driver"]
         assert "; plugin pod nvidia-device-plugin-doctor-blind-" in blind[0].message
-        assert "kubectl -n kube-system logs nvidia-device-plugin-doctor-blind-" in blind[0].fix
+        assert "kubectl -n airflow-gpu-device-plugins logs nvidia-device-plugin-doctor-blind-" in blind[0].fix
         with pytest.raises(PoolNotUsable, match=r"Pool doctor-blind, driver: node .* without an allocatable GPU"):
             run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[patient]))
     finally:

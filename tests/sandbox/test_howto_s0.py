@@ -22,6 +22,7 @@ from airflow_gpu_provider import (
     InstallClusterAutoscalerOperator,
     gpu_nodes,
 )
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.sandbox import Sandbox
@@ -182,10 +183,10 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
         is_tuned(pool)
     # NVIDIA's plugin, applied by the package, for this pool's nodes only.
     served_by = results["train-gpu.device_plugin"]["served_by"]
-    plugin = client.AppsV1Api(api).read_namespaced_daemon_set(served_by.rpartition("/")[2], "kube-system")
+    plugin = client.AppsV1Api(api).read_namespaced_daemon_set(served_by.rpartition("/")[2], PLUGIN_NAMESPACE)
     assert "k8s-device-plugin" in plugin.spec.template.spec.containers[0].image
     assert "train-gpu" in str(plugin.spec.template.spec.affinity)
-    client.AppsV1Api(api).delete_namespaced_daemon_set(plugin.metadata.name, "kube-system")
+    client.AppsV1Api(api).delete_namespaced_daemon_set(plugin.metadata.name, PLUGIN_NAMESPACE)
     delete(pool)
 
 
@@ -218,7 +219,7 @@ def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
     assert limits == ((True, 0, 1) if scaling == "autoscaler" else (False, 0, 0))
     # The COS driver installer, for this pool's nodes; the plugin is GKE's own.
     assert results["train-gpu.device_plugin"]["served_by"] == "GKE"
-    installer = client.AppsV1Api(api).read_namespaced_daemon_set("nvidia-driver-installer-train-gpu", "kube-system")
+    installer = client.AppsV1Api(api).read_namespaced_daemon_set("nvidia-driver-installer-train-gpu", PLUGIN_NAMESPACE)
     assert installer.spec.template.spec.init_containers[0].image == "cos-nvidia-installer:fixed"
-    client.AppsV1Api(api).delete_namespaced_daemon_set(installer.metadata.name, "kube-system")
+    client.AppsV1Api(api).delete_namespaced_daemon_set(installer.metadata.name, PLUGIN_NAMESPACE)
     delete(pool)

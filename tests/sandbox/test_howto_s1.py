@@ -18,6 +18,7 @@ from airflow.providers.google.cloud.hooks import kubernetes_engine
 from google.cloud.container_v1 import ClusterManagerClient
 from kubernetes import client, config
 
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, run_tasks
@@ -89,7 +90,7 @@ def test_a_cluster_for_one_night(
             "cpu nodes": machines(core, "system"),
         }
         if task_id == "nvidia_smi":
-            daemon_sets = client.AppsV1Api(core.api_client).list_namespaced_daemon_set("kube-system").items
+            daemon_sets = client.AppsV1Api(core.api_client).list_namespaced_daemon_set(PLUGIN_NAMESPACE).items
             pools = project.google.node_pools
             scaled = [pools.get(each).settings.autoscaling for each in pools.pools if each.startswith("night-gpu-")]
             seen[task_id]["driver"] = [each.metadata.name for each in daemon_sets]

@@ -9,6 +9,7 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.errors import QuotaExceeded
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
@@ -83,7 +84,7 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     (node,) = results["serving-gpu.ensure"]["nodes"]
     assert node["instance_type"] == "n1-standard-4"
     assert results["serving-gpu.device_plugin"]["nodes"] == {node["name"]: 1}
-    (installer,) = apps.list_namespaced_daemon_set("kube-system", label_selector=POOL).items
+    (installer,) = apps.list_namespaced_daemon_set(PLUGIN_NAMESPACE, label_selector=POOL).items
     assert installer.spec.template.spec.init_containers[0].image == DRIVER
     assert results["until_ready"] == node["name"]
     # One replica with a limit of one GPU sees one: a T4, on the only node, of the second type of the list.

@@ -21,6 +21,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     placement,
 )
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.errors import ConnectionNotFound, PodUnschedulable, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import platform_for
 from gpu_sandbox.nodes import NodeSpec
@@ -47,7 +48,8 @@ def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
         yield core
         core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
         apps = client.AppsV1Api(core.api_client)
-        apps.delete_collection_namespaced_daemon_set("kube-system")
+        for namespace in ("kube-system", PLUGIN_NAMESPACE):
+            apps.delete_collection_namespaced_daemon_set(namespace)
         eventually(lambda: not core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={NODE}").items)
         gpu_sandbox.agent.remove_node(NODE)
 
@@ -92,7 +94,7 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     assert plugin["nodes"] == {NODE: 4}
     assert core.read_node(NODE).status.allocatable["nvidia.com/gpu"] == "4"
     namespace, _, daemon_set = plugin["served_by"].rpartition(" ")[2].rpartition("/")
-    applied = client.AppsV1Api(core.api_client).read_namespaced_daemon_set(daemon_set, namespace or "kube-system")
+    applied = client.AppsV1Api(core.api_client).read_namespaced_daemon_set(daemon_set, namespace or PLUGIN_NAMESPACE)
     (container,) = applied.spec.template.spec.containers
     assert {each.name: each.value for each in container.env}["DP_DISABLE_HEALTHCHECKS"] == "xids"
 

@@ -13,6 +13,7 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
@@ -72,7 +73,9 @@ def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: 
 
     # The plugin tolerates the taint, and has an affinity to the pool's nodes.
     served_by = results["gpu-fleet.device_plugin"]["served_by"].rpartition("/")[2]
-    plugin = client.AppsV1Api(core.api_client).read_namespaced_daemon_set(served_by, "kube-system").spec.template.spec
+    plugin = (
+        client.AppsV1Api(core.api_client).read_namespaced_daemon_set(served_by, PLUGIN_NAMESPACE).spec.template.spec
+    )
     assert "nvidia.com/gpu" in {toleration.key for toleration in plugin.tolerations}
     assert "gpu-fleet" in str(plugin.affinity.node_affinity)
 

@@ -24,6 +24,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     gpu_nodes,
 )
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
@@ -101,8 +102,8 @@ def no_plugin_stays(gpu_sandbox: Sandbox) -> Iterator[None]:
     yield
     apps = client.AppsV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
     mine = {"label_selector": f"{POOL_LABEL} in (train-karpenter,train-dry,train-cluster-autoscaler)"}
-    apps.delete_collection_namespaced_daemon_set("kube-system", **mine)
-    eventually(lambda: not apps.list_namespaced_daemon_set("kube-system", **mine).items)
+    apps.delete_collection_namespaced_daemon_set(PLUGIN_NAMESPACE, **mine)
+    eventually(lambda: not apps.list_namespaced_daemon_set(PLUGIN_NAMESPACE, **mine).items)
 
 
 @pytest.fixture

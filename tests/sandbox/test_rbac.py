@@ -6,7 +6,7 @@ Those of groups that others own are in test_scale_only.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call, object_path, server_side_apply
@@ -23,6 +24,7 @@ from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.audit_log import RoleUse
@@ -32,6 +34,7 @@ from tests.sandbox.running import eventually, lines_of, run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-provider"
+PRIVILEGE = "pod-security.kubernetes.io/enforce"
 _NODES, _PLUGIN, _PODS = "ClusterRole {0}", "Role {0}-device-plugin", "Role {0}-pods"
 NOT_IN_THIS_NIGHT = {
     RoleUse(role.format(GROUP), verb, resource)
@@ -47,12 +50,10 @@ NOT_IN_THIS_NIGHT = {
         # a checkpoint on a volume, and in which zone that is
         (_NODES, "get", "persistentvolumes"),
         (_PODS, "get", "persistentvolumeclaims"),
-        # applied where it is not there yet, for which the API server asks without auditing it; shared GPUs
+        # applied where it is not there yet, for which the API server asks without auditing it
         (_PLUGIN, "create", "daemonsets"),
-        (_PLUGIN, "get create patch", "configmaps"),
         # a plugin, or a pod, that does not start
         (_PLUGIN, "get", "pods/log"),
-        (_PLUGIN, "list watch", "events"),
         (_PODS, "list watch", "events"),
         # in these namespaces, too, the cluster's role allows it first
         (_PLUGIN, "get list", "pods"),
@@ -174,8 +175,7 @@ def test_a_prefetch_needs_its_role_too_and_a_night_goes_on_without(
 @pytest.mark.usefixtures("impatient")
 def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
     give(administrator, *documented_roles.FULL_ROLES)
-    for roles in ("autoscaler.yaml", "device-plugin.yaml"):  # each lets ConfigMaps of kube-system be read
-        take(administrator, roles)
+    take(administrator, "autoscaler.yaml")
     until_it_reports(client.CoreV1Api(administrator))
     scaled = replace(pool, name="rbac-scaled", scaling="autoscaler")
     with pytest.raises(PermissionDenied, match="configmaps"):
@@ -183,7 +183,82 @@ def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administ
 
     give(administrator, "autoscaler.yaml")
     assert run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled))["nodes"] == []
-    give(administrator, "device-plugin.yaml")
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=scaled))
     assert train(scaled) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=scaled))["nodes"] == 0
+
+
+def test_a_configuration_file_of_the_plugin_needs_its_role_too(
+    pool: EksGpuPool, administrator: client.ApiClient
+) -> None:
+    give(administrator, *documented_roles.FULL_ROLES)
+    take(administrator, "device-plugin-config.yaml")
+    shared = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}}
+    install = InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, config=shared)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PermissionDenied, "tolerated_for", timedelta(0))
+        with pytest.raises(PermissionDenied, match="configmaps"):
+            run(install)
+    give(administrator, "device-plugin-config.yaml")
+    assert run(install)["change"] == "configured"
+
+
+# -- what a holder of all these roles cannot do --------------------------------------------------------------------
+
+
+@pytest.fixture
+def holder(
+    gpu_sandbox: Sandbox, airflow_identity: str, pool: EksGpuPool, administrator: client.ApiClient
+) -> Iterator[client.ApiClient]:
+    """The API, as a member of each group that a file of docs/rbac names; beside what a cluster of EKS has."""
+    give(administrator, *sorted(path.name for path in (DOCS / "rbac").glob("*.yaml")))
+    gpu_sandbox.authenticator.access_entries[airflow_identity] = [GROUP, "airflow-gpu-scaler"]
+    core, apps = client.CoreV1Api(administrator), client.AppsV1Api(administrator)
+    core.create_namespaced_config_map("kube-system", {"metadata": {"name": "aws-auth"}, "data": {"mapRoles": "[]"}})
+    apps.create_namespaced_daemon_set("kube-system", daemon_set("aws-node", {"example.com/node": "none"}))
+    yield platform_for(pool).cluster_access().api_client()
+    core.delete_namespaced_config_map("aws-auth", "kube-system")
+    apps.delete_namespaced_daemon_set("aws-node", "kube-system")
+
+
+def daemon_set(name: str, nodes: dict[str, str]) -> dict[str, Any]:
+    """Return a DaemonSet with the whole node in its hands."""
+    labels = {"app": name}
+    spec = {
+        "nodeSelector": nodes,
+        "tolerations": [{"operator": "Exists"}],
+        "hostPID": True,
+        "containers": [{"name": "all", "image": "busybox:1.36", "securityContext": {"privileged": True}}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+
+
+def test_nothing_of_the_cluster_itself_can_be_changed(holder: client.ApiClient) -> None:
+    core, apps = client.CoreV1Api(holder), client.AppsV1Api(holder)
+    own_role = "[{rolearn: arn:aws:iam::123456789012:role/mine, groups: [system:masters]}]"
+    tried: list[Callable[[], Any]] = [
+        lambda: core.patch_namespaced_config_map("aws-auth", "kube-system", {"data": {"mapRoles": own_role}}),
+        lambda: core.create_namespaced_config_map("kube-system", {"metadata": {"name": "aws-auth-2"}}),
+        lambda: apps.patch_namespaced_daemon_set("aws-node", "kube-system", {"metadata": {"labels": {"a": "b"}}}),
+        lambda: apps.create_namespaced_daemon_set("kube-system", daemon_set("mine", {})),
+        lambda: core.list_namespaced_secret("default"),
+        lambda: core.patch_namespace("airflow-gpu-provider", {"metadata": {"labels": {PRIVILEGE: "privileged"}}}),
+    ]
+    for each in tried:
+        with pytest.raises(ApiException) as refused:
+            each()
+        assert refused.value.status == 403
+
+
+def test_no_privileged_pod_comes_of_the_role_for_prefetches(
+    holder: client.ApiClient, administrator: client.ApiClient
+) -> None:
+    namespace, events = "airflow-gpu-provider", client.CoreV1Api(administrator)
+    apps = client.AppsV1Api(holder)
+    apps.create_namespaced_daemon_set(namespace, daemon_set("mine", {}))
+    of_it = {"namespace": namespace, "field_selector": "involvedObject.name=mine,reason=FailedCreate"}
+    event = eventually(lambda: events.list_namespaced_event(**of_it).items)[0]
+    assert 'violates PodSecurity "restricted:latest"' in event.message
+    assert not events.list_namespaced_pod(namespace, label_selector="app=mine").items
+    client.AppsV1Api(administrator).delete_namespaced_daemon_set("mine", namespace)

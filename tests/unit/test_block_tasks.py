@@ -49,7 +49,7 @@ def block_of(dag: DAG, *, inner: dict[str, Any] | None = None, **kwargs: Any) ->
 def test_what_is_meant_for_trainings_stays_with_them() -> None:
     tasks = block_of(new_dag(**TRAININGS), inner={"image": "my/training:1"})
     plugin = tasks["device_plugin"]
-    assert (plugin.image, plugin.namespace, plugin.container_resources) == (None, "kube-system", None)
+    assert (plugin.image, plugin.namespace, plugin.container_resources) == (None, "airflow-gpu-device-plugins", None)
     assert tasks["train"].namespace == "ml"
 
 

@@ -22,6 +22,7 @@ from google.cloud.container_v1 import (
 )
 from google.oauth2 import service_account
 from kubernetes.client import CoreV1Api
+from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config
 
 from gpu_sandbox.control_api import ControlApiClient
@@ -171,6 +172,18 @@ def apply_driver_daemonset(sandbox: Sandbox) -> None:
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
     post(sandbox, "/apis/apps/v1/namespaces/kube-system/daemonsets", manifest)
+
+
+def test_a_critical_pod_needs_a_quota_that_allows_it(core: CoreV1Api) -> None:
+    container = {"name": "all", "image": "busybox:1.36"}
+    pod = {
+        "metadata": {"generateName": "critical-"},
+        "spec": {"priorityClassName": "system-node-critical", "containers": [container]},
+    }
+    with pytest.raises(ApiException, match="insufficient quota to match these scopes") as refused:
+        core.create_namespaced_pod("default", pod)
+    assert refused.value.status == 403
+    core.create_namespaced_pod("kube-system", pod, dry_run="All")
 
 
 def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(

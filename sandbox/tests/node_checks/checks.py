@@ -25,6 +25,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     placement,
 )
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.training.wait.pull import LASTS
 from sandbox.tests.node_checks import stories
@@ -75,7 +76,7 @@ class NodeChecks:
         assert (plugin["change"], plugin["nodes"]) == ("created", {node: GPUS})
         yield pool
         client.AppsV1Api(core.api_client).delete_namespaced_daemon_set(
-            "nvidia-device-plugin-lab", "kube-system", grace_period_seconds=1
+            "nvidia-device-plugin-lab", PLUGIN_NAMESPACE, grace_period_seconds=1
         )
         eventually(lambda: gpus(core, node) == 0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.addons.detection import efa_served_by, find_servers
-from airflow_gpu_provider.addons.device_plugin import efa_manifest, wants_efa
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE, efa_manifest, wants_efa
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from tests.unit.addons.test_detection import affinity, daemon_set, node
@@ -23,7 +23,7 @@ DRANET = daemon_set("aws-dranet", "public.ecr.aws/eks/aws-dranet:v1.2.0")
 
 
 def test_it_runs_on_the_pool_s_nodes_alone_and_sees_the_devices() -> None:
-    made = efa_manifest(a_pool(**EFA, taints=["team=vision:NoExecute"]), namespace="kube-system")
+    made = efa_manifest(a_pool(**EFA, taints=["team=vision:NoExecute"]), namespace=PLUGIN_NAMESPACE)
     spec = made["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"airflow-gpu-provider/pool": "train-gpu"}
     assert [each["effect"] for each in spec["tolerations"] if each["key"] == "team"] == ["NoExecute"]
@@ -45,7 +45,7 @@ def test_only_pools_with_efa_want_it() -> None:
 
 def test_ours_is_not_taken_for_nvidia_s() -> None:
     pool = a_pool(**EFA)
-    assert not find_servers(pool, [efa_manifest(pool, namespace="kube-system")], [])
+    assert not find_servers(pool, [efa_manifest(pool, namespace=PLUGIN_NAMESPACE)], [])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_ours_is_not_taken_for_nvidia_s() -> None:
 )
 def test_what_is_there_already_is_left_alone(sets: list[dict[str, Any]], by: str | None) -> None:
     pool = a_pool(**EFA)
-    ours = efa_manifest(pool, namespace="kube-system")
+    ours = efa_manifest(pool, namespace=PLUGIN_NAMESPACE)
     for there in (sets, [*sets, ours]):
         found = efa_served_by(pool, there, [])
         assert (str(found) if found else None) == by

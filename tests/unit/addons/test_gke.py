@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.addons.detection import find_servers, served_by
-from airflow_gpu_provider.addons.device_plugin import driver_manifest
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE, driver_manifest
 from airflow_gpu_provider.errors import DevicePluginConflict
 from tests.unit.addons.test_detection import STATIC, affinity, daemon_set
 from tests.unit.pools.test_gke import pool
@@ -45,8 +45,8 @@ def test_our_own_plugin_next_to_gkes_is_a_conflict() -> None:
 
 
 def test_only_a_pool_that_wants_it_has_a_driver_installer() -> None:
-    assert driver_manifest(pool()) is None
-    assert driver_manifest(a_pool()) is None
+    assert driver_manifest(pool(), namespace=PLUGIN_NAMESPACE) is None
+    assert driver_manifest(a_pool(), namespace=PLUGIN_NAMESPACE) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_only_a_pool_that_wants_it_has_a_driver_installer() -> None:
     ],
 )
 def test_the_installer_is_that_of_the_node_image(image_type: str, installer: str, host_network: bool | None) -> None:
-    manifest = driver_manifest(pool(driver="daemonset", image_type=image_type))
+    manifest = driver_manifest(pool(driver="daemonset", image_type=image_type), namespace=PLUGIN_NAMESPACE)
     assert manifest
     spec = manifest["spec"]["template"]["spec"]
     (container,) = spec["initContainers"]
@@ -70,7 +70,7 @@ def test_the_installer_is_that_of_the_node_image(image_type: str, installer: str
 
 
 def test_the_installer_may_be_ones_own() -> None:
-    manifest = driver_manifest(pool(driver="daemonset"), image="registry.example/driver:1")
+    manifest = driver_manifest(pool(driver="daemonset"), namespace=PLUGIN_NAMESPACE, image="registry.example/driver:1")
     assert manifest
     (container,) = manifest["spec"]["template"]["spec"]["initContainers"]
     assert (container["image"], container["imagePullPolicy"]) == ("registry.example/driver:1", "IfNotPresent")

@@ -6,19 +6,29 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
-from airflow_gpu_provider.addons.device_plugin import DevicePlugin, driver_manifest
+from airflow_gpu_provider.addons.device_plugin import (
+    PLUGIN_NAMESPACE,
+    DevicePlugin,
+    driver_manifest,
+    efa_manifest,
+    namespace_manifests,
+)
+from airflow_gpu_provider.operators import install_device_plugin
 
 PACKAGE = Path(__file__).parents[3] / "airflow_gpu_provider"
 EKS = EksGpuPool(
     name="train", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1, scaling="autoscaler"
 )
+EFA = replace(EKS, scaling="direct", instance_types=["p4d.24xlarge"], network="efa")
 VERSIONED = re.compile(r"[\w.-]+(/[\w.-]+)*:v?\d[\w.-]*(@sha256:[\da-f]{64})?")
 # Of GKE's node images: it is on the node's disk, and of the version of the node.
 PRELOADED = re.compile(r"(cos|gke)-nvidia-installer:fixed")
@@ -34,8 +44,9 @@ def gke(image_type: str) -> GkeGpuPool:
 MANIFESTS: dict[str, Any] = {
     "device plugin": DevicePlugin(pool=EKS).manifests(),
     "cluster-autoscaler": ClusterAutoscaler(pool=EKS).manifests(),
-    "driver on COS": driver_manifest(gke("COS_CONTAINERD")),
-    "driver on Ubuntu": driver_manifest(gke("UBUNTU_CONTAINERD")),
+    "EFA's plugin": efa_manifest(EFA, namespace=PLUGIN_NAMESPACE),
+    "driver on COS": driver_manifest(gke("COS_CONTAINERD"), namespace=PLUGIN_NAMESPACE),
+    "driver on Ubuntu": driver_manifest(gke("UBUNTU_CONTAINERD"), namespace=PLUGIN_NAMESPACE),
 }
 
 
@@ -74,3 +85,18 @@ def test_nothing_in_the_package_says_latest() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     assert [(str(path), text) for path, text in texts if ":latest" in text] == []
+
+
+@pytest.mark.parametrize("name", sorted(MANIFESTS.keys() - {"cluster-autoscaler"}))
+def test_no_pod_has_a_token_that_it_does_not_need(name: str) -> None:
+    manifest = MANIFESTS[name]
+    sets = [each for each in (manifest if isinstance(manifest, list) else [manifest]) if each["kind"] == "DaemonSet"]
+    assert [each["spec"]["template"]["spec"]["automountServiceAccountToken"] for each in sets] == [False]
+
+
+def test_the_role_file_has_the_namespace_that_the_operator_makes() -> None:
+    file = Path(__file__).parents[3] / "docs" / "rbac" / "device-plugin.yaml"
+    documented = list(yaml.safe_load_all(file.read_text()))
+    assert documented[:2] == namespace_manifests()
+    assert {each["metadata"]["namespace"] for each in documented[1:]} == {PLUGIN_NAMESPACE}
+    assert DevicePlugin(pool=EKS).namespace == install_device_plugin.NAMESPACE == PLUGIN_NAMESPACE

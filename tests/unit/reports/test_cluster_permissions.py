@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.reports.cluster_permissions import Rule, rules, to_install_a_plugin
 from tests.unit.pools.test_gke import FLEX_START
@@ -35,8 +36,8 @@ AUTOPILOT = KubernetesGpuPool(name="brought", provisioner="autopilot", node_sele
 
 
 def test_nothing_of_kube_system_is_needed_where_the_platform_brings_the_plugin() -> None:
-    assert all(rule.namespace != "kube-system" for rule in rules(AUTOPILOT, "default"))
-    assert any(rule.namespace == "kube-system" for rule in rules(POOLS[0], "default"))
+    assert all(rule.namespace != PLUGIN_NAMESPACE for rule in rules(AUTOPILOT, "default"))
+    assert any(rule.namespace == PLUGIN_NAMESPACE for rule in rules(POOLS[0], "default"))
 
 
 def granted(file: str) -> set[tuple[str, str, str, str]]:
