@@ -137,9 +137,15 @@ class Account:
 
     @property
     def placeholders(self) -> dict[str, str]:
-        """What stands in the policies of docs/iam for this account's cluster."""
+        """What stands in the policies of docs/iam for this account's cluster, and a pool `train`."""
         role = self.network.node_role_arn.rpartition("/")[2]
-        return {"REGION": self.cloud.region, "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER, "NODE_ROLE": role}
+        return {
+            "REGION": self.cloud.region,
+            "ACCOUNT": ACCOUNT_ID,
+            "CLUSTER": CLUSTER,
+            "NODE_ROLE": role,
+            "POOL": "train",
+        }
 
     # Time
 

@@ -15,7 +15,9 @@ from gpu_sandbox.audit_log import RoleUse
 from gpu_sandbox.sandbox import Sandbox
 
 IAM = Path(__file__).parents[2] / "docs" / "iam"
-_PLACEHOLDER = re.compile(r"\b(?:REGION|ACCOUNT|CLUSTER|NODE_ROLE|NODE_GROUP|ASG_NAME|role/AIRFLOW)\b")
+_PLACEHOLDER = re.compile(
+    r"\b(?:REGION|ACCOUNT|CLUSTER|NODE_ROLE|NODE_GROUP|ASG_NAME|POOL|LAUNCH_TEMPLATE|TAG|role/AIRFLOW)\b"
+)
 
 
 def policy(*files: str, without: Sequence[str] = (), **values: str | Sequence[str]) -> dict[str, Any]:
@@ -32,13 +34,14 @@ def policy(*files: str, without: Sequence[str] = (), **values: str | Sequence[st
     return {"Version": "2012-10-17", "Statement": [_filled(each, lists) for each in statements if each["Action"]]}
 
 
-def of_cluster(sandbox: Sandbox) -> dict[str, str]:
-    """Return the values for pools of the sandbox's cluster."""
+def of_cluster(sandbox: Sandbox, *pools: str) -> dict[str, str | Sequence[str]]:
+    """Return the values for these pools of the sandbox's cluster."""
     return {
         "REGION": sandbox.region,
         "ACCOUNT": sandbox.aws.account_id,
         "CLUSTER": sandbox.cluster_name,
         "NODE_ROLE": sandbox.node_role_arn.rpartition("/")[2],
+        "POOL": pools,
     }
 
 

@@ -78,7 +78,9 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _eks_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:
     files = ("eks-full.json", "eks-launch-template.json", "eks-owned-templates.json")
-    policy = documented_roles.policy(*files, **documented_roles.of_cluster(sandbox))
+    policy = documented_roles.policy(
+        *files, **documented_roles.of_cluster(sandbox, "accept-train-gpu", "fallback-train-gpu")
+    )
     key = sandbox.aws.add_identity("airflow", policy=policy)
     return aws_identity.connection(sandbox, key), key.arn
 

@@ -181,7 +181,7 @@ def _refuse(cloud: Cloud, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
         account = cloud.sandbox.google.add_identity(name[:30], permissions=set(role) - {missing})
         connection, identity = cloud.sandbox.google.connection(account), account.email
     else:
-        of_cluster = documented_roles.of_cluster(cloud.sandbox)
+        of_cluster = documented_roles.of_cluster(cloud.sandbox, f"{NAME}*")
         policy = documented_roles.policy("eks-full.json", without=[missing], **of_cluster)
         key = cloud.sandbox.aws.add_identity(name, policy=policy)
         connection, identity = (

@@ -158,7 +158,7 @@ def test_two_losses_on_eks(
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS, "the lost pods' work is work"
     assert scale_down(pool) == usage, "another try says the same"
 
-    of_cluster = documented_roles.of_cluster(gpu_sandbox)
+    of_cluster = documented_roles.of_cluster(gpu_sandbox, "lost*")
     policy = documented_roles.policy("eks-full.json", without=["ec2:DescribeInstances"], **of_cluster)
     key = gpu_sandbox.aws.add_identity(f"bill-{deferrable}", policy=policy)
     monkeypatch.setitem(gpu_sandbox.authenticator.access_entries, key.arn, ["system:masters"])

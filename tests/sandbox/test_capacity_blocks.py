@@ -203,7 +203,7 @@ def night(
     gpu_sandbox: Sandbox, env: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Night]:
     night = OwnNight(gpu_sandbox) if getattr(request, "param", "") == "full" else Night(gpu_sandbox)
-    of_cluster = documented_roles.of_cluster(gpu_sandbox)
+    of_cluster = documented_roles.of_cluster(gpu_sandbox, "own")
     policy = documented_roles.policy(*night.policies, **of_cluster, NODE_GROUP=[BLOCK, NEXT], ASG_NAME=["none"])
     key = gpu_sandbox.aws.add_identity(f"scaler-{next(NUMBERS)}", policy=policy)
     monkeypatch.setitem(gpu_sandbox.authenticator.access_entries, key.arn, ["system:masters"])

@@ -65,7 +65,7 @@ def identity(
     entries = gpu_sandbox.authenticator.access_entries
 
     def identity(name: str, files: list[str], group: str, *, without: Sequence[str] = ()) -> None:
-        values = {**documented_roles.of_cluster(gpu_sandbox), "AIRFLOW": f"user/doctor-{name}"}
+        values = {**documented_roles.of_cluster(gpu_sandbox, "doctor*"), "AIRFLOW": f"user/doctor-{name}"}
         policy = documented_roles.policy(*files, without=without, **values)
         key = gpu_sandbox.aws.add_identity(f"doctor-{name}", policy=policy)
         monkeypatch.setitem(entries, key.arn, [group])

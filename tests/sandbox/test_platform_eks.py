@@ -1223,7 +1223,7 @@ def test_a_misspelt_group_of_others_is_named_though_the_policy_names_none_such(
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     request: pytest.FixtureRequest, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = documented_roles.policy("eks-full.json", **account.placeholders)
+    policy = documented_roles.policy("eks-full.json", **account.placeholders, TAG="team")
     key = account.cloud.add_identity("airflow", policy=policy)
     connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
     spec: dict[str, Any] = {"zones": [A, B], "subnets": [], "node_role": None}
@@ -1267,11 +1267,12 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 def test_the_first_pool_of_an_account_with_a_launch_template_needs_a_policy_more(
     request: pytest.FixtureRequest, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account.ec2.create_launch_template(LaunchTemplateName="gpu-nodes", LaunchTemplateData={"UserData": ""})
+    made = account.ec2.create_launch_template(LaunchTemplateName="gpu-nodes", LaunchTemplateData={"UserData": ""})
     files = ("eks-full.json", "eks-launch-template.json")
+    values = {**account.placeholders, "LAUNCH_TEMPLATE": made["LaunchTemplate"]["LaunchTemplateId"]}
 
     def act_as(name: str, *of: str) -> str:
-        key = account.cloud.add_identity(name, policy=documented_roles.policy(*of, **account.placeholders))
+        key = account.cloud.add_identity(name, policy=documented_roles.policy(*of, **values))
         connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
         return key.arn
 

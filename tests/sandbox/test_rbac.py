@@ -79,7 +79,7 @@ def airflow_identity(
     request: pytest.FixtureRequest, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """Everything below runs as an IAM user with one policy, who is nobody in the cluster but a member of one group."""
-    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(gpu_sandbox))
+    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(gpu_sandbox, "rbac*"))
     key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}", policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
     monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_IDENTITY", json.dumps(aws_identity.connection(gpu_sandbox, key)))

@@ -48,7 +48,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _on_eks(sandbox: Sandbox) -> tuple[str, dict[str, Any], str]:
-    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox))
+    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox, "train-eks"))
     key = sandbox.aws.add_identity("airflow", policy=policy)
     return "AIRFLOW_CONN_AWS_DEFAULT", aws_identity.connection(sandbox, key), key.arn
 

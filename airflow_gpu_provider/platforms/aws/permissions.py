@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, CredentialsError, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.platforms.answers import Refusals
+from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.pools import EksGpuPool
@@ -33,6 +34,10 @@ _RESOURCE_TAG = re.compile(r"\w+:ResourceTag/", re.IGNORECASE)
 _SESSION = re.compile(r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d+):assumed-role/(?P<role>[^/]+)/.+")
 
 
+KeyValue = str | bool | tuple[str, ...]
+"""The value of a condition key; of one with many, such as aws:TagKeys, all of them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """May these actions be done to each of these resources? `context` has the condition keys that the calls have.
@@ -42,7 +47,7 @@ class Question:
 
     actions: tuple[str, ...]
     resources: tuple[str, ...]
-    context: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, KeyValue] = field(default_factory=dict)
     has_all_tags: bool = False
 
 
@@ -63,14 +68,19 @@ def questions(
     group_name = f"autoScalingGroupName/eks-{pool.name}-new"
     new = f"arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:0:{group_name}"
     tagged = _tagged(pool)
-    of_cluster = {"aws:ResourceTag/eks:cluster-name": pool.cluster_name}
+    behind = {
+        "aws:ResourceTag/eks:cluster-name": pool.cluster_name,
+        "aws:ResourceTag/eks:nodegroup-name": f"{pool.name}-new",
+    }
+    keys = {"aws:TagKeys": (POOL_TAG, SUSPENDED_TAG, *pool.tags)}
     return (
         Question(actions=("eks:CreateNodegroup",), resources=(cluster_arn,), context=tagged),
         Question(actions=_CHANGES, resources=(managed,), context=tagged),
         Question(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),
-        Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
+        Question(actions=_SIZES, resources=arns or (new,), context=behind),
+        Question(actions=_TAGS, resources=arns or (new,), context={**behind, **keys}),
         *_template_questions(pool, f"arn:{partition}:ec2:{region}:{account}"),
     )
 
@@ -92,7 +102,12 @@ def _template_questions(pool: EksGpuPool, place: str) -> tuple[Question, ...]:
         *(of_efa if pool.network == "efa" else ()),
         Question(actions=("ec2:CreateLaunchTemplate", _NEW_VERSION), resources=(template,), context=made),
         _creation_question(template, "CreateLaunchTemplate"),
-        Question(actions=("ec2:RunInstances",), resources=(machine,), context={"ec2:LaunchTemplate": template}),
+        Question(actions=("ec2:RunInstances",), resources=(template,), context=made),
+        Question(
+            actions=("ec2:RunInstances",),
+            resources=(machine,),
+            context={"ec2:LaunchTemplate": template, "ec2:IsLaunchTemplateResource": True},
+        ),
     )
 
 
@@ -101,7 +116,7 @@ def _creation_question(resource: str, call: str) -> Question:
     return Question(actions=("ec2:CreateTags",), resources=(resource,), context={"ec2:CreateAction": call})
 
 
-def _tagged(pool: EksGpuPool) -> dict[str, str]:
+def _tagged(pool: EksGpuPool) -> dict[str, KeyValue]:
     return {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
 
 
@@ -133,6 +148,19 @@ def principal_of(caller: str) -> str:
     return "arn:{partition}:iam::{account}:role/{role}".format(**session.groupdict()) if session else caller
 
 
+def entries(question: Question) -> list[dict[str, Any]]:
+    """Return the question's condition keys as the simulator takes them (IAM's ContextEntry)."""
+    found = []
+    for name, value in question.context.items():
+        kind, values = "string", [str(value)]
+        if isinstance(value, tuple):
+            kind, values = "stringList", [*value]
+        elif isinstance(value, bool):
+            kind, values = "boolean", [str(value).lower()]
+        found.append({"ContextKeyName": name, "ContextKeyValues": values, "ContextKeyType": kind})
+    return found
+
+
 def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
     """Return the actions that are refused for one of the resources at least.
 
@@ -140,17 +168,13 @@ def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
     """
     if not question.resources:
         return []
-    context = [
-        {"ContextKeyName": name, "ContextKeyValues": [value], "ContextKeyType": "string"}
-        for name, value in question.context.items()
-    ]
     answers = iam.items(
         "simulate_principal_policy",
         "EvaluationResults",
         PolicySourceArn=principal,
         ActionNames=list(question.actions),
         ResourceArns=list(question.resources),
-        ContextEntries=context,
+        ContextEntries=entries(question),
     )
     return [
         each["EvalActionName"]

@@ -17,6 +17,7 @@ from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.conditions import UnsupportedPolicy
 from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.eks import Eks
+from gpu_sandbox.aws.launch_authorization import as_eks_asks, launched
 from gpu_sandbox.aws.node_group_creation import OWN_ROLE, OWN_SERVICE
 from gpu_sandbox.aws.policies import Request
 
@@ -95,8 +96,6 @@ ON_UPDATES = {"DescribeUpdate", "ListUpdates"}
 TAGGING = {"ListTagsForResource", "TagResource", "UntagResource"}
 _TAG_KEYS = {"aws:requesttag/", "aws:tagkeys"}
 _LIMITS = {"autoscaling:maxsize", "autoscaling:minsize"}
-LAUNCHED = ("image", "instance", "launch-template", "network-interface", "security-group", "subnet", "volume")
-"""The types of resource that RunInstances is asked about."""
 KEYS = {
     "autoscaling:CreateAutoScalingGroup": {
         "aws:requesttag/",
@@ -111,7 +110,7 @@ KEYS = {
     "ec2:CreateLaunchTemplate": _TAG_KEYS,
     "ec2:CreatePlacementGroup": _TAG_KEYS,
     "ec2:CreateTags": {"aws:requesttag/", "aws:tagkeys", "ec2:createaction"},
-    "ec2:RunInstances": {"ec2:launchtemplate"},
+    "ec2:RunInstances": {"ec2:islaunchtemplateresource", "ec2:launchtemplate", "ec2:owner"},
     "eks:CreateNodegroup": _TAG_KEYS,
     "eks:TagResource": _TAG_KEYS,
     "eks:UntagResource": {"aws:tagkeys"},
@@ -164,6 +163,8 @@ class Authorization:
             return self._of_groups(action, parameters, caller)
         if service == "ec2" and operation in ON_TEMPLATES | ON_PLACEMENT_GROUPS:
             return self._of_what_is_beside_groups(action, parameters, caller)
+        if action == "ec2:RunInstances":
+            return self._of_launch(parameters, caller)
         if service == "eks":
             return self._of_eks(action, parameters, caller)
         arns: dict[str, Callable[[Parameters], str]] = {
@@ -249,6 +250,42 @@ class Authorization:
                 return _Resource(arn=arn, tags={tag["key"]: tag["value"] for tag in template.get_tags()})
         return _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:launch-template/{wanted[0] or '*'}")
 
+    def _of_launch(self, parameters: Parameters, caller: str) -> list[Request]:
+        image = self._ec2.amis.get(str(parameters.get("ImageId")))
+        owner = str(image.owner_id) if image else self._account_id
+        named = {"ec2:CreateAction": "RunInstances"}
+        instance = _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:instance/*")
+        tagging = (
+            [self._request("ec2:CreateTags", instance, caller, named)] if "TagSpecifications" in parameters else []
+        )
+        return [*self._of_launched(parameters, parameters.get("LaunchTemplate"), owner, caller), *tagging]
+
+    def _of_launched(
+        self, parameters: Parameters, reference: Parameters | None, owner: str, caller: str
+    ) -> list[Request]:
+        """What a machine is made of, and the launch template that it is made from."""
+        place, own = f"arn:aws:ec2:{self._region}:{self._account_id}", []
+        data: Parameters = {}
+        template = _Resource(arn="")
+        if reference is not None:
+            template, data = self._template(reference), self._template_data(reference)
+            own = [self._request("ec2:RunInstances", template, caller, {"ec2:LaunchTemplate": template.arn})]
+        found = launched(parameters, template=data, template_arn=template.arn, place=place, owner=owner)
+        made_of = [self._request("ec2:RunInstances", _Resource(arn=each.arn), caller, each.context) for each in found]
+        return [*own, *made_of]
+
+    def _template_data(self, reference: Parameters) -> Parameters:
+        """The data of a version; empty where there is none, which the service itself says."""
+        arn = self._template(reference).arn
+        template = self._ec2.launch_templates.get(arn.rpartition("/")[2])
+        if template is None:
+            return {}
+        version = str(reference.get("Version") or "$Default")
+        number = {"$Default": template.default_version_number, "$Latest": template.latest_version_number}.get(version)
+        found = {each.number: each.data for each in template.versions}
+        data: Parameters = found.get(int(version) if number is None else number, {})
+        return data
+
     # EKS
 
     def _of_eks(self, action: str, parameters: Parameters, caller: str) -> list[Request]:
@@ -314,12 +351,15 @@ class Authorization:
         return requests
 
     def _of_launch_template(self, template: Parameters, caller: str) -> list[Request]:
-        place = f"arn:aws:ec2:{self._region}:{self._account_id}"
-        used = {"ec2:LaunchTemplate": f"{place}:launch-template/{template.get('id') or template.get('name')}"}
-        instance = _Resource(arn=f"{place}:instance/*")
+        """EKS tries a launch by the template in the caller's name, with an image of AWS's where it names none."""
+        names = {"id": "LaunchTemplateId", "name": "LaunchTemplateName", "version": "Version"}
+        reference = {names[key]: value for key, value in template.items() if value}
+        asked = as_eks_asks(self._template_data(reference))
+        owner = "amazon" if "ImageId" in asked else self._account_id
+        instance = _Resource(arn=f"arn:aws:ec2:{self._region}:{self._account_id}:instance/*")
         return [
             *(self._request(f"ec2:{read}", _EVERYTHING, caller) for read in sorted(_TEMPLATE_READS)),
-            *(self._request("ec2:RunInstances", _Resource(arn=f"{place}:{kind}/*"), caller, used) for kind in LAUNCHED),
+            *self._of_launched(asked, reference, owner, caller),
             self._request("ec2:CreateTags", instance, caller, {"ec2:CreateAction": "RunInstances"}),
         ]
 

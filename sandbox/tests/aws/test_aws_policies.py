@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from tests.sandbox import documented_roles
 from tests.sandbox.aws_account import ACCOUNT_ID, CLUSTER, Account
 
 POOL_TAG = {"airflow-gpu-provider/pool": "train"}
-PLACE = {"REGION": "us-west-2", "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER, "NODE_ROLE": f"{CLUSTER}-node"}
+PLACE = {"REGION": "us-west-2", "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER}
+PLACE |= {"NODE_ROLE": f"{CLUSTER}-node", "POOL": "train"}
 
 
 def user(account: Account, policy: Mapping[str, Any]) -> AccessKey:
@@ -101,10 +103,97 @@ def test_tags_of_the_request_decide_and_those_of_others_stay(account: Account) -
     eks = account.client("eks", documented(account, "eks-full.json"))
     with pytest.raises(ClientError, match=f"perform: eks:CreateNodegroup on resource: .*:cluster/{CLUSTER} "):
         eks.create_nodegroup(**account.node_group_request("untagged"))
-    eks.create_nodegroup(**account.node_group_request("tagged", tags=POOL_TAG))
+    with pytest.raises(ClientError, match=r"perform: eks:TagResource on resource: .*/other/"):
+        eks.create_nodegroup(**account.node_group_request("other", tags=POOL_TAG))
+    eks.create_nodegroup(**account.node_group_request("train-tagged", tags=POOL_TAG))
     account.node_group("web")
     with pytest.raises(ClientError, match="perform: eks:DeleteNodegroup"):
         eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="web")
+
+
+def test_a_group_of_others_is_not_adopted_by_the_pools_tag(account: Account) -> None:
+    account.node_group("web")
+    eks = account.client("eks", documented(account, "eks-full.json"))
+    arn = eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName="web")["nodegroup"]["nodegroupArn"]
+    with pytest.raises(ClientError, match="perform: eks:TagResource"):
+        eks.tag_resource(resourceArn=arn, tags=POOL_TAG)
+
+
+def test_groups_of_the_pool_are_sized_and_tagged_with_some_keys(account: Account) -> None:
+    mine, other = account.node_group("train-a"), account.node_group("web")
+    asg = account.client("autoscaling", documented(account, "eks-full.json", TAG="team"))
+
+    def tags(group: str, *keys: str) -> list[dict[str, Any]]:
+        usual = {"ResourceId": group, "ResourceType": "auto-scaling-group", "Value": "x", "PropagateAtLaunch": False}
+        return [{**usual, "Key": key} for key in keys]
+
+    allowed = ["airflow-gpu-provider/launch-suspended", "k8s.io/cluster-autoscaler/enabled", "team"]
+    asg.create_or_update_tags(Tags=tags(mine, *allowed))
+    asg.delete_tags(Tags=tags(mine, *allowed))
+    asg.put_scheduled_update_group_action(AutoScalingGroupName=mine, **off_tomorrow(account))
+    refused: list[Callable[[], Any]] = [
+        lambda: asg.create_or_update_tags(Tags=tags(other, allowed[0])),
+        lambda: asg.set_desired_capacity(AutoScalingGroupName=other, DesiredCapacity=1),
+        lambda: asg.put_scheduled_update_group_action(AutoScalingGroupName=other, **off_tomorrow(account)),
+    ]
+    for key in ("costs", "Name", "airflow-gpu-provider/x"):
+        refused.append(partial(asg.create_or_update_tags, Tags=tags(mine, allowed[0], key)))
+        refused.append(partial(asg.delete_tags, Tags=tags(mine, key)))
+    for limit in ({"MinSize": 9}, {"MaxSize": 99}):
+        action = {"AutoScalingGroupName": mine, **off_tomorrow(account), **limit}
+        refused.append(partial(asg.put_scheduled_update_group_action, **action))
+    for call in refused:
+        with pytest.raises(ClientError, match="AccessDenied"):
+            call()
+
+
+TEMPLATE_FILES = ("eks-full.json", "eks-launch-template.json", "eks-owned-templates.json")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"InstanceType": "p5.48xlarge"},
+        {"UserData": "IyEvYmluL3No"},
+        {"ImageId": "ami-12345678"},
+        {"IamInstanceProfile": {"Name": "admin"}},
+        {"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 500}}]},
+        {"NetworkInterfaces": [{"DeviceIndex": 0, "AssociatePublicIpAddress": True}]},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_what_a_template_has_is_not_overridden(account: Account, override: Mapping[str, Any]) -> None:
+    data = {"ImageId": "ami-1", "InstanceType": "g6.xlarge"}
+    template = account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)["LaunchTemplate"]
+    named = {"LaunchTemplate": {"LaunchTemplateId": template["LaunchTemplateId"]}, "MinCount": 1, "MaxCount": 1}
+    ec2 = account.client("ec2", documented(account, *TEMPLATE_FILES, LAUNCH_TEMPLATE=template["LaunchTemplateId"]))
+    for request in ({**named, **override}, {**data, "MinCount": 1, "MaxCount": 1}):
+        with pytest.raises(ClientError, match=r"UnauthorizedOperation.*perform: ec2:RunInstances"):
+            ec2.run_instances(**request)
+    ec2.run_instances(**named)
+
+
+def test_only_the_pools_templates_and_the_one_that_is_named_are_launched(account: Account) -> None:
+    def template(name: str, pool: str = "") -> str:
+        tags = [{"Key": "airflow-gpu-provider/pool", "Value": pool}]
+        made = account.ec2.create_launch_template(
+            LaunchTemplateName=name,
+            LaunchTemplateData={"EbsOptimized": True},
+            TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}] if pool else [],
+        )
+        return str(made["LaunchTemplate"]["LaunchTemplateId"])
+
+    named, ours, others = template("gpu"), template("ours", "train"), (template("web"), template("theirs", "other"))
+    eks = account.client("eks", documented(account, *TEMPLATE_FILES, LAUNCH_TEMPLATE=named))
+
+    def group(name: str, of: str) -> None:
+        eks.create_nodegroup(**account.node_group_request(name, launchTemplate={"id": of}, tags=POOL_TAG))
+
+    for each in others:
+        with pytest.raises(ClientError, match="not authorized to launch instances with this launch template"):
+            group("train-a", each)
+    group("train-a", named)
+    group("train-b", ours)
 
 
 @pytest.mark.parametrize(
@@ -121,15 +210,16 @@ def test_what_eks_checks_in_the_name_of_who_makes_a_group(account: Account, miss
     files = ("eks-full.json", "eks-launch-template.json")
     template = account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData={"EbsOptimized": True})
     used = {"launchTemplate": {"id": template["LaunchTemplate"]["LaunchTemplateId"]}, "tags": POOL_TAG}
-    eks = account.client("eks", documented(account, *files, without=[missing]))
+    named = {"LAUNCH_TEMPLATE": template["LaunchTemplate"]["LaunchTemplateId"]}
+    eks = account.client("eks", documented(account, *files, without=[missing], **named))
     with pytest.raises(ClientError, match=says) as refused:
-        eks.create_nodegroup(**account.node_group_request("train", **used))
+        eks.create_nodegroup(**account.node_group_request("train-a", **used))
     assert refused.value.response["Error"]["Code"] == code
 
-    whole = account.cloud.add_identity("whole", policy=documented_roles.policy(*files, **PLACE))
-    account.client("eks", whole).create_nodegroup(**account.node_group_request("train", **used))
+    whole = account.cloud.add_identity("whole", policy=documented_roles.policy(*files, **PLACE, **named))
+    account.client("eks", whole).create_nodegroup(**account.node_group_request("train-a", **used))
     if missing == "iam:CreateServiceLinkedRole":
-        eks.create_nodegroup(**account.node_group_request("second", **used))
+        eks.create_nodegroup(**account.node_group_request("train-b", **used))
 
 
 @pytest.mark.against_schema  # a call that the sandbox does not answer

@@ -180,9 +180,8 @@ def test_a_critical_pod_needs_a_quota_that_allows_it(core: CoreV1Api) -> None:
         "metadata": {"generateName": "critical-"},
         "spec": {"priorityClassName": "system-node-critical", "containers": [container]},
     }
-    with pytest.raises(ApiException, match="insufficient quota to match these scopes") as refused:
+    with pytest.raises(ApiException, match="insufficient quota to match these scopes"):
         core.create_namespaced_pod("default", pod)
-    assert refused.value.status == 403
     core.create_namespaced_pod("kube-system", pod, dry_run="All")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_sandbox.aws import authorization
+from gpu_sandbox.aws import authorization, launch_authorization
 from tests.unit import service_authorization
 
 OF_TYPE = {
@@ -30,7 +30,7 @@ def test_the_others_have_a_resource_of_one_type(kind: str) -> None:
 
 def test_run_instances_is_asked_about_each_resource_that_it_needs() -> None:
     types = service_authorization.resource_types("ec2:RunInstances")
-    assert {name for name, required in types.items() if required} <= set(authorization.LAUNCHED) <= types.keys()
+    assert {name for name, required in types.items() if required} <= set(launch_authorization.LAUNCHED) <= types.keys()
 
 
 @pytest.mark.parametrize("action", authorization.KEYS)

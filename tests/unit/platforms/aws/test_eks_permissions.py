@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.platforms.aws.permissions import Question, principal_of, questions, simulate
+from airflow_gpu_provider.platforms.aws.permissions import Question, entries, principal_of, questions, simulate
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.aws.policies import Request, evaluate
 
@@ -24,6 +23,7 @@ NAMES = {
     "NODE_ROLE": "nodes",
     "NODE_GROUP": "train-a",
     "ASG_NAME": "own",
+    "POOL": "train",
 }
 
 
@@ -55,24 +55,6 @@ def statements(file: str) -> list[dict[str, Any]]:
     return list(json.loads(text)["Statement"])
 
 
-def allows(statement: dict[str, Any], action: str, resource: str, context: dict[str, str]) -> bool:
-    resources = statement["Resource"]
-    patterns = [resources] if isinstance(resources, str) else resources
-    if action not in statement["Action"] or not any(fnmatchcase(resource, pattern) for pattern in patterns):
-        return False
-    conditions = statement.get("Condition", {})
-    equal = all(
-        context.get(key) in ([value] if isinstance(value, str) else value)
-        for key, value in conditions.get("StringEquals", {}).items()
-    )
-    like = all(fnmatchcase(context.get(key, ""), value) for key, value in conditions.get("ArnLike", {}).items())
-    return (
-        equal
-        and like
-        and all((key not in context) == (value == "true") for key, value in conditions.get("Null", {}).items())
-    )
-
-
 WITH_TEMPLATES = pool(instance_types=["g6.xlarge"], disk_throughput=600)
 WITH_EFA = pool(instance_types=["g6.8xlarge"], network="efa")
 SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
@@ -92,12 +74,17 @@ SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
 def test_the_documented_policy_allows_all_that_is_asked(
     spec: EksGpuPool, groups: tuple[dict[str, Any], ...], file: str
 ) -> None:
+    policy = {"Version": "2012-10-17", "Statement": [each for name in file.split() for each in statements(name)]}
     for question in asked(spec, *groups):
         for action in question.actions:
             for resource in question.resources:
-                context = dict(question.context)
-                found = [each for name in file.split() for each in statements(name)]
-                assert any(allows(each, action, resource, context) for each in found), (action, resource)
+                policy = {
+                    "Version": "2012-10-17",
+                    "Statement": [each for name in file.split() for each in statements(name)],
+                }
+                context = {entry["ContextKeyName"].lower(): entry["ContextKeyValues"] for entry in entries(question)}
+                asked_for = Request(action=action, resource=resource, context=context)
+                assert evaluate([policy], asked_for).allowed, (action, resource)
 
 
 def test_all_that_a_run_changes_is_asked() -> None:
