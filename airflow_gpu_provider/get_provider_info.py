@@ -62,6 +62,16 @@ def get_provider_info() -> dict[str, Any]:
             "gpu_provider": {
                 "description": "Settings of airflow-gpu-provider.",
                 "options": {
+                    "exec_plugins": {
+                        "description": (
+                            "Whether the kubeconfig of a Kubernetes connection may run a command for its credentials "
+                            "(an exec plugin), in worker and triggerer. When False, such a connection is an error."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "boolean",
+                        "example": "False",
+                        "default": "True",
+                    },
                     "installation_id": {
                         "description": (
                             "Tells this Airflow installation's demand for GPU nodes from that of others that share "

@@ -1,8 +1,9 @@
 """ClusterAccess: how to reach one cluster's API server, its credentials, and the synchronous client for it.
 
-Tokens are made in-process by who hands out the access, and again before they run out; no exec plugin is ever run. What
-the API server refuses is found again, with what the Airflow connection holds then, by the first request that is
-refused; the others that were refused with the same go on with what that one found.
+Tokens are made by who hands out the access, and again before they run out: those of EKS and GKE in this process, those
+of a `kubernetes` connection as its kubeconfig has it, whose exec plugin is a command that runs here. What the API
+server refuses is found again, with what the Airflow connection holds then, by the first request that is refused; the
+others that were refused with the same go on with what that one found.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
@@ -51,7 +53,7 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
 
     settings = Configuration()
     try:
-        kubeconfig = _load(extras_of(conn_id), settings, context)
+        kubeconfig = _load(extras_of(conn_id), settings, context, conn_id)
         certificates: dict[str, Any] = {
             "ca_data": _base64_of(settings.ssl_ca_cert),
             "client_certificate_data": _base64_of(settings.cert_file),
@@ -96,7 +98,7 @@ def extras_of(conn_id: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 
-def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubeconfig:
+def _load(extras: dict[str, Any], settings: Any, context: str | None, conn_id: str) -> Kubeconfig:
     import yaml
     from kubernetes import config
     from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
@@ -106,15 +108,15 @@ def _load(extras: dict[str, Any], settings: Any, context: str | None) -> Kubecon
         config.load_incluster_config(client_configuration=settings)
         return _IN_CLUSTER
     if path := extras.get("kube_config_path"):
-        return load_file(path, settings, context)
+        return load_file(path, settings, context, conn_id)
     if kubeconfig := extras.get("kube_config"):
         parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
-        return load_entries(parsed, settings, context)
+        return load_entries(parsed, settings, context, conn_id)
     try:
         config.load_incluster_config(client_configuration=settings)
         return _IN_CLUSTER
     except config.ConfigException:
-        return load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context)
+        return load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context, conn_id)
 
 
 def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
@@ -143,7 +145,16 @@ def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Non
 
 
 def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: str) -> None:
-    """Raise CredentialsError about what shows the API server nothing, or nothing whole: it may be being renewed."""
+    """Raise CredentialsError about what shows the API server nothing, or nothing whole: it may be being renewed.
+
+    And about a token that would go over the network as it is.
+    """
+    if access.token is not None and _is_unencrypted(access.server):
+        raise CredentialsError(
+            f"Airflow connection {conn_id} has a token for {access.server}, where it would travel unencrypted.",
+            "Give the kubeconfig's cluster an https:// server, or take the token out.",
+            connection=conn_id,
+        )
     plugin = kubeconfig.user.get("exec") or kubeconfig.user.get("auth-provider") or {}
     if plugin and access.token is None and not access.client_certificate_data:
         raise CredentialsError(
@@ -161,6 +172,16 @@ def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: s
             "If they are being renewed, the next attempt reads them again; otherwise correct them.",
             connection=conn_id,
         ) from error
+
+
+def _is_unencrypted(server: str) -> bool:
+    """Return True for HTTP to another machine; on this one it is usual, as with `kubectl proxy`."""
+    url = urlsplit(server)
+    try:
+        is_here = url.hostname == "localhost" or ip_address(url.hostname or "").is_loopback
+    except ValueError:
+        is_here = False
+    return url.scheme == "http" and not is_here
 
 
 def _token(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Callable[[], str] | None:
@@ -197,27 +218,45 @@ def _base64_of(path: str | None) -> str:
 # -- kubeconfigs -------------------------------------------------------------------------------------------------
 
 
-def load_file(path: str, settings: Any, context: str | None) -> Kubeconfig:
+def load_file(path: str, settings: Any, context: str | None, conn_id: str) -> Kubeconfig:
     from kubernetes.config.kube_config import KubeConfigMerger
 
     if not any(Path(each).expanduser().exists() for each in path.split(os.pathsep)):
         raise FileNotFoundError(f"there is no file {path}")
     merged = KubeConfigMerger(path)
-    return load_entries(merged.config, settings, context, config_persister=merged.save_changes)
+    return load_entries(merged.config, settings, context, conn_id, config_persister=merged.save_changes)
 
 
-def load_entries(source: Any, settings: Any, context: str | None, **options: Any) -> Kubeconfig:
-    """Load a kubeconfig into the client's settings; return what these leave out as well."""
+def load_entries(source: Any, settings: Any, context: str | None, conn_id: str, **options: Any) -> Kubeconfig:
+    """Load a kubeconfig into the client's settings, which runs its exec plugin; return what these leave out as well."""
     from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader
 
     _drop_nulls(source)
     loader = KubeConfigLoader(source, active_context=context, config_base_path=None, **options)
-    loader.load_and_set(settings)
     node = source if isinstance(source, ConfigNode) else ConfigNode("kubeconfig", source)
     names = loader.current_context["context"]
     cluster = node["clusters"].get_with_name(names["cluster"])["cluster"]
     user = node["users"].get_with_name(names["user"])["user"] if names.get("user") else ConfigNode("user", {})
+    _check_runs_nothing_that_may_not(user.value, conn_id)
+    loader.load_and_set(settings)
     return Kubeconfig(cluster.value, user.value, Path(user.path).parent if user.path else Path())
+
+
+def _check_runs_nothing_that_may_not(user: Mapping[str, Any], conn_id: str) -> None:
+    """Raise CredentialsError about a command that the client would run, where the configuration forbids that.
+
+    client-go's exec plugins, and `cmd-path` of the former auth-provider gcp.
+    """
+    from airflow.providers.common.compat.sdk import conf
+
+    provider = (user.get("auth-provider") or {}).get("config") or {}
+    command = (user.get("exec") or {}).get("command") or provider.get("cmd-path")
+    if command and not conf.getboolean("gpu_provider", "exec_plugins", fallback=True):
+        raise CredentialsError(
+            f"Airflow connection {conn_id}: its kubeconfig runs {command}, and [gpu_provider] exec_plugins is False.",
+            "Give the kubeconfig a token, a tokenFile or a certificate, or set exec_plugins to True.",
+            connection=conn_id,
+        )
 
 
 def _drop_nulls(source: Any) -> None:

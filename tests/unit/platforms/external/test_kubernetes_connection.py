@@ -183,6 +183,46 @@ def test_a_plugin_that_gives_nothing_is_no_login_of_nobody(
         credentials.after(shown)
 
 
+@pytest.mark.parametrize("kind", ["exec", "auth-provider"])
+@pytest.mark.parametrize("in_file", [True, False], ids=["file", "connection"])
+def test_no_command_is_run_where_the_configuration_forbids_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, in_file: bool
+) -> None:
+    plugin, ran = tmp_path / "plugin", tmp_path / "ran"
+    plugin.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    plugin.chmod(0o755)
+    users: dict[str, Any] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)},
+        "auth-provider": {"name": "gcp", "config": {"cmd-path": str(plugin)}},
+    }
+    (tmp_path / "config").write_text(json.dumps(kubeconfig({kind: users[kind]})))
+    extra = (
+        {"kube_config_path": str(tmp_path / "config")} if in_file else {"kube_config": kubeconfig({kind: users[kind]})}
+    )
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__EXEC_PLUGINS", "False")
+    with pytest.raises(CredentialsError, match=rf"connection lab: its kubeconfig runs {plugin}, and \[gpu_provider\]"):
+        connect(monkeypatch, **extra)
+    assert not ran.exists()
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__EXEC_PLUGINS", "True")
+    with pytest.raises(CredentialsError):  # it has run, and given nothing
+        connect(monkeypatch, **extra)
+    assert ran.exists()
+
+
+@pytest.mark.parametrize(
+    "user", [{"token": "t"}, {"tokenFile": "/no/such/file", "token": "t"}], ids=lambda user: [*user][0]
+)
+def test_a_token_does_not_go_over_the_network_unencrypted(
+    monkeypatch: pytest.MonkeyPatch, user: dict[str, Any]
+) -> None:
+    for server in ("http://10.0.0.1:8080", "HTTP://kubernetes.lab.example.com", "http://127.0.0.1.example.com"):
+        with pytest.raises(CredentialsError, match="would travel unencrypted"):
+            connect(monkeypatch, kube_config=kubeconfig(user, server=server))
+        connect(monkeypatch, kube_config=kubeconfig({}, server=server))
+    for server in ("http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"):
+        assert connect(monkeypatch, kube_config=kubeconfig(user, server=server)).server == server
+
+
 def test_fields_that_are_null_are_as_if_they_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {"tls-server-name": None, "proxy-url": None, "certificate-authority-data": None}
     access = connect(monkeypatch, kube_config=kubeconfig({"token": "t", "tokenFile": None, "exec": None}, **nothing))
