@@ -85,6 +85,12 @@ def test_the_page_explains_each_statement() -> None:
             assert statement["Sid"] in page
 
 
+def test_a_row_says_what_the_holder_of_each_role_could_do_at_worst() -> None:
+    page = (IAM.parent / "security.md").read_text()
+    roles = [*IAM.glob("*.json"), *(IAM.parent / "rbac").glob("*.yaml")]
+    assert [role.name for role in roles if f"({role.parent.name}/{role.name})" not in page] == []
+
+
 # cluster-autoscaler's calls are its own: `make test-autoscaler` runs it with this policy.
 @pytest.mark.parametrize(
     "file", sorted({*IAM.glob("*.json")} - {IAM / "cluster-autoscaler.json"}), ids=lambda path: path.name

@@ -209,9 +209,7 @@ def test_no_command_is_run_where_the_configuration_forbids_it(
     assert ran.exists()
 
 
-@pytest.mark.parametrize(
-    "user", [{"token": "t"}, {"tokenFile": "/no/such/file", "token": "t"}], ids=lambda user: [*user][0]
-)
+@pytest.mark.parametrize("user", [{"token": "t"}, {"tokenFile": "/no/such/file", "token": "t"}], ids=["token", "file"])
 def test_a_token_does_not_go_over_the_network_unencrypted(
     monkeypatch: pytest.MonkeyPatch, user: dict[str, Any]
 ) -> None:
