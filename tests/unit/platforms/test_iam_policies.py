@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_sandbox.aws.conditions import as_list
-from gpu_sandbox.aws.policies import validate
-from tests.sandbox import role_record
+from gpu_sandbox.aws.policies import Request, evaluate, validate
+from tests.sandbox import documented_roles, role_record
 from tests.unit import service_authorization
 
 IAM = Path(__file__).parents[3] / "docs" / "iam"
@@ -103,6 +103,20 @@ def test_a_call_is_known_for_each_permission(file: Path) -> None:
         path, _, test = row.test.partition("::")
         name = test.partition("[")[0]
         assert f"\ndef {name}(" in (IAM.parents[1] / path).read_text(), row.test
+
+
+@pytest.mark.parametrize(("keys", "allowed"), [(None, False), (["airflow-gpu-provider/pool"], True), (["x"], False)])
+def test_a_request_without_tag_keys_is_refused(keys: list[str] | None, allowed: bool) -> None:
+    """ForAllValues alone is true where a request has no such key (IAM user guide, set operators)."""
+    place = {"REGION": "us-west-2", "ACCOUNT": "123456789012"}
+    policy = documented_roles.policy("eks-full.json", **place, CLUSTER="ml", POOL="train")
+    tags = {"aws:resourcetag/eks:cluster-name": ["ml"], "aws:resourcetag/eks:nodegroup-name": ["train-a-g6-xlarge"]}
+    request = Request(
+        action="autoscaling:CreateOrUpdateTags",
+        resource="arn:aws:autoscaling:us-west-2:123456789012:autoScalingGroup:0:autoScalingGroupName/eks-train-a-0",
+        context=tags if keys is None else {**tags, "aws:tagkeys": keys},
+    )
+    assert evaluate([policy], request).allowed is allowed
 
 
 def test_groups_of_others_can_be_sized_and_no_more() -> None:
