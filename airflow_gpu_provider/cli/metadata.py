@@ -29,6 +29,7 @@ from sqlalchemy import select
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.parse_errors import parsed, problem_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import deserialize_pool, pool_as_written
 
@@ -79,14 +80,14 @@ def stale_dags() -> list[str]:
 def pools_of_file(path: str) -> list[NamedPool]:
     """Return the pools of a JSON or YAML file: one spec or a list of them."""
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        data = parsed(yaml.safe_load, Path(path).read_text())
     except OSError as error:
         raise PoolSpecError(
             f"{path} cannot be read: {error.strerror}.", "Name a JSON or YAML file in --spec."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        what = f"{path} is neither JSON nor YAML: {_in_one_line(error)}."
-        raise PoolSpecError(what, "Correct the file, or name another in --spec.") from error
+    except ValueError as error:
+        what = f"{path} is neither JSON nor YAML: {problem_of(error)}."
+        raise PoolSpecError(what, "Correct the file, or name another in --spec.") from None
     specs = data if isinstance(data, list) else [data]
     if not specs or not all(isinstance(spec, dict) for spec in specs):
         raise PoolSpecError(f"{path} holds no pool's spec.", "Write what GpuPool.serialize() returns, or a list of it.")
@@ -125,11 +126,6 @@ def _specs_of(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, dict) and "kind" in each:
                     yield each
-
-
-def _in_one_line(error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)
 
 
 def _named(spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], GpuPool] = deserialize_pool) -> NamedPool:

@@ -6,13 +6,17 @@ points to, while a process still has the old ones: a triggerer for weeks. Readin
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.parse_errors import NotParsed, kind_of, parsed
 
+C = TypeVar("C")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -69,3 +73,45 @@ class FromConnection(Generic[T]):
             if again is held:
                 raise
         return do(again)
+
+
+_HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
+
+
+def check_header_text(credential: str, name: str, conn_id: str | None) -> str:
+    """Return a credential that goes into an HTTP header; `name` is the connection's word for it.
+
+    Raises:
+        CredentialsError: It has a line break or another character that no header has (RFC 9110, "Field Values"); HTTP
+            libraries quote it in their own errors.
+    """
+    if not _HEADER_TEXT.fullmatch(credential):
+        raise CredentialsError(
+            f"Airflow connection {conn_id} has a {name} with a line break, or a character that is not ASCII.",
+            "Put it there again, in one line.",
+            connection=conn_id,
+        )
+    return credential
+
+
+def with_readable_extra(connection: C) -> C:
+    """Return a connection of Airflow whose extra is a JSON object, or empty.
+
+    Airflow itself takes any other for empty, and its hooks then find the worker's own credentials.
+
+    Raises:
+        CredentialsError: It is none; the message does not have its text.
+    """
+    of_airflow: Any = connection
+    try:
+        extra = parsed(json.loads, of_airflow.extra) if of_airflow.extra else {}
+        problem = "" if isinstance(extra, dict) else f"it is {kind_of(extra)}"
+    except NotParsed as error:
+        problem = str(error)
+    if problem:
+        raise CredentialsError(
+            f"The extra of Airflow connection {of_airflow.conn_id} is not a JSON object: {problem}.",
+            "Correct the connection's extra.",
+            connection=of_airflow.conn_id,
+        )
+    return connection

@@ -3,7 +3,8 @@
 Amazon Linux 2023 reads nodeadm's NodeConfig ("API Reference" of nodeadm in awslabs/amazon-eks-ami), Bottlerocket its
 settings in TOML (bottlerocket.dev, "Settings Reference"). EKS merges either with its own ("Customize managed nodes with
 launch templates" of its user guide). nodeadm ignores a field or a feature gate that it does not know, and with one of
-another type than its own the node never joins; Bottlerocket refuses what it does not know.
+another type than its own the node never joins; Bottlerocket refuses what it does not know. User data may hold a
+registry's password: no problem quotes it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
+
+from airflow_gpu_provider.parse_errors import kind_of, parsed
 
 UserData = Mapping[str, object] | str | None
 API_VERSION = "node.eks.aws/v1alpha1"
@@ -103,14 +106,11 @@ def as_data(user_data: UserData, ami_type: str) -> Mapping[str, Any]:
     elif ami_type.startswith("BOTTLEROCKET_"):
         import tomllib
 
-        found = tomllib.loads(user_data)
+        found = parsed(tomllib.loads, user_data)
     else:
         import yaml
 
-        try:
-            found = yaml.safe_load(user_data)
-        except yaml.YAMLError as error:
-            raise ValueError(" ".join(str(error).split())) from error
+        found = parsed(yaml.safe_load, user_data)
     if not isinstance(found, Mapping):
         raise ValueError("it is not an object with fields")
     return found
@@ -139,7 +139,7 @@ def as_text(user_data: UserData, ami_type: str) -> str:
 def from_text(text: str) -> Mapping[str, object]:
     """Return what `as_text` wrote as an object; raises ValueError for what others wrote otherwise."""
     if text.startswith("MIME-Version"):
-        found = json.loads(text.partition("application/node.eks.aws\n\n")[2].partition(f"\n--{_BOUNDARY}")[0])
+        found = parsed(json.loads, text.partition("application/node.eks.aws\n\n")[2].partition(f"\n--{_BOUNDARY}")[0])
         if not isinstance(found, Mapping):
             raise ValueError("it is no object")
         return found
@@ -151,18 +151,18 @@ def _unlike(value: Any, wanted: Any, known: str, at: str = "") -> Iterator[tuple
     where = at or "it"
     if isinstance(wanted, tuple):
         if value not in wanted:
-            yield f"user_data: {where} is {value!r}", f"Choose {' or '.join(wanted)}."
+            yield f"user_data: {where} has a value that it cannot have", f"Choose {' or '.join(wanted)}."
     elif isinstance(wanted, type):
         if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool) and wanted is not object):
-            yield f"user_data: {where} is {value!r}, not {_name_of(wanted)}", "Correct it."
+            yield f"user_data: {where} is {kind_of(value)}, not {kind_of(wanted())}", "Correct it."
     elif isinstance(wanted, list):
         if not isinstance(value, list | tuple):
-            yield f"user_data: {where} is {value!r}, not a list", "Correct it."
+            yield f"user_data: {where} is {kind_of(value)}, not a list", "Correct it."
             return
         for number, each in enumerate(value):
             yield from _unlike(each, wanted[0], known, f"{where}[{number}]")
     elif not isinstance(value, Mapping):
-        yield f"user_data: {where} is {value!r}, not an object", "Correct it."
+        yield f"user_data: {where} is {kind_of(value)}, not an object", "Correct it."
     else:
         yield from _unlike_fields(value, wanted, known, at)
 
@@ -176,7 +176,3 @@ def _unlike_fields(value: Mapping[str, Any], wanted: Any, known: str, at: str) -
         close = get_close_matches(str(key), map(str, wanted), n=1)
         names = f"Write {close[0]}." if close else f"Known are {', '.join(sorted(wanted))}."
         yield f"user_data: {known} has no {path}", f"{names} A newer field: by a launch_template of your own."
-
-
-def _name_of(kind: type) -> str:
-    return {str: "a text", bool: "true or false", dict: "an object"}[kind]

@@ -24,8 +24,9 @@ from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws, unlogged
 from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
+from airflow_gpu_provider.parse_errors import problem_of
 from airflow_gpu_provider.platforms.aws.errors import mapped_errors
-from airflow_gpu_provider.platforms.from_connection import FromConnection
+from airflow_gpu_provider.platforms.from_connection import FromConnection, check_header_text, with_readable_extra
 
 # Five tries wait 15 s at most: longer would outlive the pool's lock, under which sizes are written.
 _CONFIG = Config(
@@ -75,10 +76,18 @@ def instances(ec2: AwsService, **which: Any) -> Iterator[Mapping[str, Any]]:
         yield from reservation["Instances"]
 
 
+class _Hook(EksHook):
+    """Airflow's hook, but for a connection whose extra cannot be read: it is an error."""
+
+    @classmethod
+    def get_connection(cls, conn_id: str) -> Any:
+        return with_readable_extra(super().get_connection(conn_id))
+
+
 class _Session:
     """What one look-up of the connection gave, and the clients that were made of it."""
 
-    def __init__(self, hook: EksHook, session: boto3.session.Session, region: str) -> None:
+    def __init__(self, hook: _Hook, session: boto3.session.Session, region: str) -> None:
         self._hook = hook
         self._session = session
         self._region = region
@@ -264,10 +273,19 @@ class AwsClients:
         return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
     def _open(self) -> _Session:
-        hook = EksHook(aws_conn_id=self._conn_id, region_name=self._region)
-        if self._conn_id and not hook.conn_config:
+        hook = _Hook(aws_conn_id=self._conn_id, region_name=self._region)
+        try:
+            config = hook.conn_config
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise CredentialsError(
+                f"{self.connection} cannot be read: {problem_of(error)}.",
+                'Correct its extra: see "Amazon Web Services Connection" in the Amazon provider\'s documentation.',
+            ) from None
+        if self._conn_id and not config:
             otherwise = "; aws_conn_id=None uses the worker's own credentials"
             raise ConnectionNotFound.named(self._conn_id, "aws_conn_id", otherwise)
+        check_header_text(config.aws_access_key_id or "", "aws_access_key_id", self._conn_id)
+        check_header_text(config.aws_session_token or "", "aws_session_token", self._conn_id)
         with self._mapped("sts"):
             session = hook.get_session(region_name=self._region)
         session._session.register_component("data_loader", _LOADER)

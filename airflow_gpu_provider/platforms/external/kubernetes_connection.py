@@ -1,6 +1,7 @@
 """The way to a cluster from Airflow's own connection of type kubernetes: a kubeconfig, or the pod where Airflow runs.
 
 Kubeconfigs are read as client-go reads them: the client's own loader fills its settings, and leaves some fields out.
+No error quotes what it has read, for that may be a key.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from urllib.parse import urlsplit
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
-from airflow_gpu_provider.platforms.from_connection import FromConnection
+from airflow_gpu_provider.parse_errors import NotParsed, kind_of, parsed, path_in_words, problem_of
+from airflow_gpu_provider.platforms.from_connection import FromConnection, check_header_text, with_readable_extra
 
 
 class Kubeconfig(NamedTuple):
@@ -61,13 +63,12 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
         }
     except GpuError:
         raise
-    except Exception as error:  # an auth-provider's library raises errors of its own
+    except Exception as error:  # noqa: BLE001 - an auth-provider's library raises errors of its own
         raise CredentialsError(
-            f"Airflow connection {conn_id} does not configure access to a cluster:"
-            f" {' '.join(str(error).split()).rstrip('.')}.",
+            f"Airflow connection {conn_id} does not configure access to a cluster: {_problem_of(error)}.",
             "Set a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
             connection=conn_id,
-        ) from error
+        ) from None
     _check_supported(kubeconfig, settings, conn_id)
     access = ClusterAccess(
         server=settings.host,
@@ -85,6 +86,7 @@ def extras_of(conn_id: str) -> dict[str, Any]:
 
     Raises:
         ConnectionNotFound: There is no such connection.
+        CredentialsError: Its extra is no JSON object.
     """
     # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
     from airflow.sdk import BaseHook
@@ -92,14 +94,13 @@ def extras_of(conn_id: str) -> dict[str, Any]:
 
     prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
     try:
-        extras = BaseHook.get_connection(conn_id).extra_dejson
+        extras = with_readable_extra(BaseHook.get_connection(conn_id)).extra_dejson
     except AirflowNotFoundException as error:
         raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 
 def _load(extras: dict[str, Any], settings: Any, context: str | None, conn_id: str) -> Kubeconfig:
-    import yaml
     from kubernetes import config
     from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
@@ -110,13 +111,29 @@ def _load(extras: dict[str, Any], settings: Any, context: str | None, conn_id: s
     if path := extras.get("kube_config_path"):
         return load_file(path, settings, context, conn_id)
     if kubeconfig := extras.get("kube_config"):
-        parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
-        return load_entries(parsed, settings, context, conn_id)
+        import yaml
+
+        entries = parsed(yaml.safe_load, kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
+        return load_entries(entries, settings, context, conn_id)
     try:
         config.load_incluster_config(client_configuration=settings)
         return _IN_CLUSTER
     except config.ConfigException:
         return load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context, conn_id)
+
+
+def _problem_of(error: Exception) -> str:
+    """Return what is wrong with a kubeconfig, in the words of the loader or of an auth-provider's library.
+
+    The loader names entries, whose names are texts by then, and files; google.auth files and environment variables.
+    """
+    from kubernetes.config import ConfigException
+
+    is_known = isinstance(error, ConfigException) or type(error).__module__.startswith("google.auth.")
+    if not is_known:
+        return problem_of(error).rstrip(".")
+    what, no_file, path = str(error).partition("File does not exist: ")
+    return " ".join(f"{what}{no_file}{path_in_words(path) if no_file else ''}".split()).rstrip(".")
 
 
 def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> None:
@@ -129,8 +146,11 @@ def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Non
         what, fix = "does not verify the API server's certificate", "the cluster's certificate-authority-data"
         fix = f"Give the kubeconfig {fix}: GPU pools always verify."
     elif proxy and not proxy.startswith(("http://", "https://")):
-        scheme = proxy.partition("://")[0]
-        what, fix = f"has a proxy-url of the scheme {scheme}", "Give it an HTTP proxy: others are not supported."
+        scheme, is_scheme, _ = proxy.partition("://")  # without one, it may begin with a login
+        what = f"has a proxy-url of the scheme {scheme}" if is_scheme else "has a proxy-url without a scheme"
+        fix = "Give it an HTTP proxy: others are not supported."
+    elif unusable := next((name for name in ("server", "proxy-url") if not _is_url(kubeconfig.cluster.get(name))), ""):
+        what, fix = f"has a {unusable} that is no URL", f"Correct the {unusable} of the kubeconfig's cluster."
     elif as_another := next((key for key in user if key == "as" or key.startswith("as-")), None):
         what = f"uses impersonation ({as_another})"
         fix = "Use an identity that has the permissions itself: impersonation is not supported."
@@ -168,10 +188,21 @@ def _check_credentials(kubeconfig: Kubeconfig, access: ClusterAccess, conn_id: s
             access.ssl_context()
     except (ssl.SSLError, ValueError) as error:
         raise CredentialsError(
-            f"Airflow connection {conn_id} has incomplete certificates, or ones that do not match its key: {error}.",
+            f"Airflow connection {conn_id} has incomplete certificates, or ones that do not match its key:"
+            f" {problem_of(error)}.",
             "If they are being renewed, the next attempt reads them again; otherwise correct them.",
             connection=conn_id,
-        ) from error
+        ) from None
+
+
+def _is_url(address: str | None) -> bool:
+    from urllib3.exceptions import LocationParseError
+    from urllib3.util import parse_url
+
+    try:
+        return not address or bool(parse_url(address).host)
+    except LocationParseError:
+        return False
 
 
 def _is_unencrypted(server: str) -> bool:
@@ -190,7 +221,8 @@ def _token(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Callable[[], 
     def token() -> str:
         # The name depends on the client's version; the hook that renews the token runs in either case.
         value = settings.get_api_key_with_prefix("authorization") or settings.api_key.get("BearerToken", "")
-        return str(value).removeprefix("Bearer ").removeprefix("bearer ").strip()
+        found = str(value).removeprefix("Bearer ").removeprefix("bearer ").strip()
+        return check_header_text(found, "token", conn_id)
 
     if path := kubeconfig.user.get("tokenFile"):
         return partial(_read_token, kubeconfig.folder / path, conn_id, otherwise=kubeconfig.user.get("token") or "")
@@ -201,14 +233,14 @@ def _read_token(file: Path, conn_id: str, *, otherwise: str) -> str:
     try:
         token, why = file.read_text().strip(), "it is empty"
     except (OSError, ValueError) as error:
-        token, why = otherwise, str(error)
+        token, why = otherwise, problem_of(error)
     if not token:
         raise CredentialsError(
-            f"Airflow connection {conn_id} has the tokenFile {file}, which has no token: {why}.",
+            f"Airflow connection {conn_id} has the tokenFile {path_in_words(file)}, which has no token: {why}.",
             "See to what writes it.",
             connection=conn_id,
         )
-    return token
+    return check_header_text(token, "token", conn_id)
 
 
 def _base64_of(path: str | None) -> str:
@@ -222,7 +254,7 @@ def load_file(path: str, settings: Any, context: str | None, conn_id: str) -> Ku
     from kubernetes.config.kube_config import KubeConfigMerger
 
     if not any(Path(each).expanduser().exists() for each in path.split(os.pathsep)):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise NotParsed(f"there is no file {path_in_words(path)}")
     merged = KubeConfigMerger(path)
     return load_entries(merged.config, settings, context, conn_id, config_persister=merged.save_changes)
 
@@ -231,7 +263,7 @@ def load_entries(source: Any, settings: Any, context: str | None, conn_id: str, 
     """Load a kubeconfig into the client's settings, which runs its exec plugin; return what these leave out as well."""
     from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader
 
-    _drop_nulls(source)
+    _tidy(source)
     loader = KubeConfigLoader(source, active_context=context, config_base_path=None, **options)
     node = source if isinstance(source, ConfigNode) else ConfigNode("kubeconfig", source)
     names = loader.current_context["context"]
@@ -259,12 +291,40 @@ def _check_runs_nothing_that_may_not(user: Mapping[str, Any], conn_id: str) -> N
         )
 
 
-def _drop_nulls(source: Any) -> None:
-    """Leave out the fields of a kubeconfig's clusters and users that are null: the client's loader takes none."""
-    entries = getattr(source, "value", source)  # in a merged one, each entry says from which file it is
-    if not isinstance(entries, dict):
-        raise ValueError("a text is not a kubeconfig")
-    for plural, kind in (("clusters", "cluster"), ("users", "user")):
-        for each in entries.get(plural) or ():
-            entry = getattr(each, "value", each)
-            entry[kind] = {name: value for name, value in (entry.get(kind) or {}).items() if value is not None}
+# The fields' types as client-go has them: k8s.io/client-go/tools/clientcmd/api/v1.
+_TEXTS = frozenset(
+    (
+        *("server", "tls-server-name", "certificate-authority", "certificate-authority-data", "proxy-url"),
+        *("client-certificate", "client-certificate-data", "client-key", "client-key-data", "token", "tokenFile"),
+        *("as", "as-uid", "username", "password", "name", "cluster", "user", "namespace"),
+    )
+)
+_OBJECTS = frozenset(("exec", "auth-provider"))
+
+
+def _tidy(source: Any) -> None:
+    """Leave out the fields of a kubeconfig's clusters and users that are null: the client's loader takes none.
+
+    Raises:
+        NotParsed: A field has another type than its own.
+    """
+    entries = _checked(dict, getattr(source, "value", source), "it")
+    _checked(str, entries.get("current-context") or "", "current-context")
+    for plural, kind in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
+        for number, each in enumerate(_checked(list, entries.get(plural) or [], plural)):
+            at = f"{plural}[{number}]"
+            entry = _checked(dict, getattr(each, "value", each), at)
+            if entry is not each:  # in a merged one, each says from which file it is, and has its own text for a name
+                each.name = at
+            _checked(str, entry.get("name") or "", f"{at}.name")
+            fields = _checked(dict, entry.get(kind) or {}, f"{at}.{kind}")
+            entry[kind] = {name: value for name, value in fields.items() if value is not None}
+            for name, value in entry[kind].items():
+                wanted = str if name in _TEXTS else dict if name in _OBJECTS else object
+                _checked(wanted, value, f"{at}.{kind}.{name}")
+
+
+def _checked(kind: type, value: Any, at: str) -> Any:
+    if not isinstance(value, kind):
+        raise NotParsed(f"{at} is {kind_of(value)}, not {kind_of(kind())}")
+    return value

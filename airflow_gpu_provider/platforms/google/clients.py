@@ -27,7 +27,8 @@ from google.cloud.container_v1 import ClusterManagerClient
 
 from airflow_gpu_provider.cluster.api_calls import report_calls_to_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
-from airflow_gpu_provider.platforms.from_connection import FromConnection
+from airflow_gpu_provider.parse_errors import problem_of
+from airflow_gpu_provider.platforms.from_connection import FromConnection, with_readable_extra
 from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors
 
 _GKE_TIMEOUT = 30.0
@@ -46,10 +47,18 @@ _POOLED_CONNECTIONS = 8
 _RENEW_BEFORE = timedelta(minutes=15)  # ClusterAccess keeps a token for ten minutes
 
 
+class _Hook(GoogleBaseHook):
+    """Airflow's hook, but for a connection whose extra cannot be read: it is an error."""
+
+    @classmethod
+    def get_connection(cls, conn_id: str) -> Any:
+        return with_readable_extra(super().get_connection(conn_id))
+
+
 class _Account:
     """What one look-up of the connection gave, and what was made of it."""
 
-    def __init__(self, hook: GoogleBaseHook, credentials: Any) -> None:
+    def __init__(self, hook: _Hook, credentials: Any) -> None:
         self.hook = hook
         self.credentials = credentials
         self._token_lock = threading.RLock()  # a signal handler, which may interrupt a refresh, makes requests too
@@ -231,7 +240,7 @@ class GoogleClients:
 
     def _open(self) -> _Account:
         with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection), self._readable():
-            hook = GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
+            hook = _Hook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
             return _Account(hook, _telling_the_email(hook.get_credentials(), hook.scopes))
 
     @contextmanager
@@ -243,11 +252,17 @@ class GoogleClients:
             raise ConnectionNotFound.named(self._conn_id, "gcp_conn_id") from error
         except GpuError:
             raise
-        except (AirflowException, ValueError) as error:
-            raise CredentialsError(
-                f"The Airflow connection {self._conn_id!r} provides no Google Cloud credentials: {error}.",
-                "Correct it, or name another in gcp_conn_id.",
-            ) from error
+        except AirflowException as error:  # the hook's own sentences
+            raise self._unreadable(str(error).rstrip(".")) from None
+        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+            # cryptography reports a key that it cannot read as a ValueError, the hook one of another type as any.
+            raise self._unreadable(f"its key cannot be read ({problem_of(error)})") from None
+
+    def _unreadable(self, why: str) -> CredentialsError:
+        return CredentialsError(
+            f"The Airflow connection {self._conn_id!r} provides no Google Cloud credentials: {why}.",
+            "Correct it, or name another in gcp_conn_id.",
+        )
 
 
 def _telling_the_email(credentials: Any, scopes: Sequence[str]) -> Any:

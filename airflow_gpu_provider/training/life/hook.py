@@ -133,7 +133,7 @@ class PoolHook:
         if value is None or isinstance(value, dict):
             return value
         raise PoolSpecError(
-            f"{name}={given!r} in the extra of Airflow connection {self._settings_conn_id} is not a JSON object.",
+            f"{name} in the extra of Airflow connection {self._settings_conn_id} is not a JSON object.",
             'Give an object of Kubernetes\' API there, like {"limits": {"memory": "32Mi"}}.',
             connection=self._settings_conn_id,
         )

@@ -22,6 +22,7 @@ from kubernetes.client import models as k8s
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.parse_errors import NotParsed, parsed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
@@ -118,10 +119,14 @@ def named(manifest: Manifest, *, namespace: str | None, prefix: str) -> Manifest
     return {**manifest, "metadata": metadata}
 
 
+def _all_of(text: str) -> list[Any]:
+    return list(yaml.safe_load_all(text))
+
+
 def _parsed(text: str) -> Any:
     try:
-        objects = [each for each in yaml.safe_load_all(text) if each is not None]
-    except yaml.YAMLError as error:
+        objects = [each for each in parsed(_all_of, text) if each is not None]
+    except NotParsed as error:  # a pod's environment may hold a secret, and is not quoted
         raise PoolSpecError(f"The manifest is not valid YAML: {error}.", "Correct it.") from error
     if len(objects) != 1:
         raise PoolSpecError(f"The manifest has {len(objects)} objects.", "Give one, which makes the pods.")

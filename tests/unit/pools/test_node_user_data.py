@@ -63,15 +63,18 @@ def test_yaml_is_the_same_as_an_object() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"instance": {"localStorage": {"strategy": "RAID1"}}}, "localStorage.strategy is 'RAID1'. Choose RAID0"),
+        (
+            {"instance": {"localStorage": {"strategy": "RAID1"}}},
+            "strategy has a value that it cannot have. Choose RAID0 or RAID10",
+        ),
         ({"featureGates": {"FastImagePul": True}}, "no spec.featureGates.FastImagePul. Write FastImagePull."),
-        ({"featureGates": {"FastImagePull": "yes"}}, "FastImagePull is 'yes', not true or false"),
-        ({"kubelet": {"flags": "--v=2"}}, "spec.kubelet.flags is '--v=2', not a list"),
-        ({"kubelet": {"flags": [2]}}, "spec.kubelet.flags[0] is 2, not a text"),
-        ({"instance": {"environment": {"default": {"A": 1}}}}, "environment.default.A is 1, not a text"),
-        ({"instance": []}, "spec.instance is (), not an object"),
-        ([{"instance": {}}], "spec is ({'instance': {}},), not an object"),
-        (5, "spec is 5, not an object"),
+        ({"featureGates": {"FastImagePull": "yes"}}, "FastImagePull is a text, not true or false"),
+        ({"kubelet": {"flags": "--v=2"}}, "spec.kubelet.flags is a text, not a list"),
+        ({"kubelet": {"flags": [2]}}, "spec.kubelet.flags[0] is a number, not a text"),
+        ({"instance": {"environment": {"default": {"A": 1}}}}, "environment.default.A is a number, not a text"),
+        ({"instance": []}, "spec.instance is a list, not an object"),
+        ([{"instance": {}}], "spec is a list, not an object"),
+        (5, "spec is a number, not an object"),
         ({"cluster": {"name": "ml"}}, "sets spec.cluster, which EKS does"),
         ({"containerd": {"config": "x" * 17_000}}, "bytes, and EC2 takes 16384"),
     ],
@@ -87,9 +90,9 @@ def test_what_nodeadm_would_ignore_or_end_with_is_refused(spec: Any, says: str) 
     [
         ({**HEAD, "spc": {}}, "nodeadm's NodeConfig has no spc. Write spec."),
         ({"spec": {}}, "nodeadm's NodeConfig has no apiVersion. Begin with"),
-        ({**HEAD, "kind": "Node", "spec": {}}, "kind is 'Node'. Choose NodeConfig"),
+        ({**HEAD, "kind": "Node", "spec": {}}, "kind has a value that it cannot have. Choose NodeConfig"),
         ("#!/bin/bash\necho", "it is not an object with fields"),
-        ("a: [", "user_data cannot be read: while parsing"),
+        ("a: [", "user_data cannot be read: line 1, column 5: "),
     ],
 )
 def test_and_what_is_no_node_config(user_data: Any, says: str) -> None:
@@ -104,7 +107,7 @@ def test_and_what_is_no_node_config(user_data: Any, says: str) -> None:
         ("[settings.kernal]\nlockdown = 'none'", "Bottlerocket's settings has no settings.kernal. Write kernel."),
         ("[kernel]\nlockdown = 'none'", "has no kernel. Known are settings."),
         ("settings = ", "user_data cannot be read"),
-        ("[settings]\nkubernetes = 1", "settings.kubernetes is 1, not an object"),
+        ("[settings]\nkubernetes = 1", "settings.kubernetes is a number, not an object"),
         ("[settings.kubernetes]\ncluster-name = 'ml'", "sets settings.kubernetes.cluster-name, which EKS does"),
         ({**HEAD, "spec": {}}, "it is Bottlerocket's settings. Give them as a text in TOML"),
     ],

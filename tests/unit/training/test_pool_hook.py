@@ -91,7 +91,7 @@ def test_another_connection_than_the_default_has_to_exist() -> None:
 @pytest.mark.parametrize("value", ["{limits", "[1]", '"256Mi"', ["256Mi"]])
 def test_a_setting_that_is_no_object_is_named(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
     connection(monkeypatch, "team", {"xcom_sidecar_container_resources": value})
-    with pytest.raises(PoolSpecError, match=r"xcom_sidecar_container_resources=.* connection team"):
+    with pytest.raises(PoolSpecError, match=r"xcom_sidecar_container_resources in .* connection team"):
         sidecar(TRAIN, "team")
 
 
