@@ -23,6 +23,7 @@ from airflow_gpu_provider.acceptance.pools import Budget, CloudPool
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.cluster.api_calls import ApiCall
 from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.untrusted import one_line
 
 _PACKAGES = (
     "airflow-gpu-provider",
@@ -133,7 +134,7 @@ def _cell(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(str(text).split())
+    return one_line(str(text), len(str(text)))
 
 
 # -- what a report must not hold: whose account it was, where it is reached, and with what -------------------

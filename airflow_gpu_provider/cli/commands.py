@@ -28,6 +28,7 @@ from airflow_gpu_provider.cli.tables import (
     cost_row,
     few,
     finding_row,
+    for_terminal,
     lease_rows,
     leftover_row,
     machine_rows,
@@ -67,14 +68,13 @@ def _command(run: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
         try:
             suppress_logs_and_warning(run)(args)
         except GpuError as error:
-            raise SystemExit(f"{type(error).__name__}: {error}") from error
+            raise SystemExit(for_terminal(f"{type(error).__name__}: {error}")) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except DatabaseError as error:
             reason = str(error.orig or error)
-            raise SystemExit(
-                f"Airflow's metadata database cannot be read: {reason}. See `airflow db check`."
-            ) from error
+            what = f"Airflow's metadata database cannot be read: {reason}. See `airflow db check`."
+            raise SystemExit(for_terminal(what)) from error
 
     return command
 

@@ -15,6 +15,7 @@ from airflow_gpu_provider.reports.status import PoolStatus
 from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.end.janitor import Leftover
 from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.untrusted import plain
 
 _WIDE = 400  # columns; more than any row takes
 _NAMED = 5  # pools in one line
@@ -174,15 +175,22 @@ def print_rows(rows: list[Any], output: str, *, nothing: str = "Nothing found.",
         print(yaml.safe_dump(rows, sort_keys=False), end="")
     else:
         width = None if wraps else _WIDE
-        AirflowConsole(width=width).print_as(
+        # A reason like "[1/5] of it", or an event's text, is no markup of Rich's.
+        AirflowConsole(width=width, markup=False, emoji=False).print_as(
             [{key: _cell(value) for key, value in row.items()} for row in rows], output
         )
 
 
 def _cell(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return for_terminal(text) if isinstance(text, str) else text
+
+
+def for_terminal(text: str) -> str:
+    """Return a text of anybody as a terminal may have it: without what it would obey; line ends stay."""
+    return "\n".join(plain(line, len(line)) for line in text.splitlines())
 
 
 def tell(line: str) -> None:
     """Print a line for people, where it does not disturb a program that reads the result."""
-    print(line, file=sys.stderr, flush=True)
+    print(for_terminal(line), file=sys.stderr, flush=True)
