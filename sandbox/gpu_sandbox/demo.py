@@ -124,7 +124,7 @@ def _tell(made: Report, report: Path, console: Console) -> None:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps(made.as_json(), indent=2) + "\n")
     console.print(render(made), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"The report is in {report}.")
+    console.print(f"The report is in {report}.", markup=False)
 
 
 class _Night:

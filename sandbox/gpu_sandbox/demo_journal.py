@@ -57,7 +57,9 @@ class Journal:
     ) -> None:
         """Add an entry; `at` defaults to now."""
         moment = time.time() if at is None else at
-        entry = Entry(at=moment, subject=subject, name=name, what=what, where=where, rank=rank)
+        # A training's line may have what a terminal obeys: escape sequences, or another order of its characters.
+        printable = "".join(each if each.isprintable() or each == "\n" else " " for each in what)
+        entry = Entry(at=moment, subject=subject, name=name, what=printable, where=where, rank=rank)
         with self._lock:
             self._entries.append(entry)
             for listener in self._listeners:

@@ -105,5 +105,5 @@ def _table(title: str, entries: Mapping[str, Entry]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     for name, entry in entries.items():
         colour = COLOURS.get(entry.what.split(",")[0].split(":")[0], "default")
-        table.add_row(name, Text(entry.what, style=colour), Text(entry.where, style="bright_black"))
+        table.add_row(Text(name), Text(entry.what, style=colour), Text(entry.where, style="bright_black"))
     return table

@@ -33,6 +33,18 @@ def test_shows_nodes_tasks_log_and_calls(terminal: bool) -> None:
         assert expected in output
 
 
+def test_a_line_that_a_training_wrote_is_no_markup_and_no_escape_sequence() -> None:
+    console, journal = Console(file=io.StringIO(), width=120), Journal()
+    with shown_on(console, journal, title="a night"):
+        journal.write("log", "train-x", "[/x] [red]1/5[/red] \x1b]8;;https://elsewhere.example\x07 \u202eend")
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[/x] [red]1/5[/red] " in output
+    assert output.rstrip("\n").isprintable()
+    screen = Screen("a night")
+    screen.see(Entry(at=1, subject="task", name="train[/x]", what="running"))
+    console.print(screen.render())
+
+
 def test_without_a_terminal_each_entry_is_one_plain_line() -> None:
     assert len(shown(terminal=False).splitlines()) == 4
     entry = Entry(at=112.5, subject="node", name="n1", what="gone", where="us-west-2a")
