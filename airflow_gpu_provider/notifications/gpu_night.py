@@ -29,9 +29,9 @@ class GpuNightNotifier(BaseNotifier):
     A DeadlineAlert takes a function of the DAG file that calls it: docs/errors.md.
 
     Args:
-        *send: Airflow's notifiers, whose templates have `night` (`night.in_words`, `night.what_happened`,
-            `night.what_it_took`, and the fields of `Night`); or functions that take the Night. The two lines are
-            written to the callback's log as well, and only there without any.
+        *send: Airflow's notifiers, whose templates have `night` (`night.in_words` for a chat and a mail in HTML,
+            `night.in_plain_words` for plain text, and the fields of `Night`); or functions that take the Night. The
+            two lines are written to the callback's log as well, and only there without any.
 
     Raises:
         PoolSpecError: Something else is given.
@@ -51,7 +51,7 @@ class GpuNightNotifier(BaseNotifier):
         from airflow_gpu_provider.notifications.night import night_of
 
         night = night_of(context)
-        self.log.info("%s", night.in_words)
+        self.log.info("%s", night.in_plain_words)
         failed = []
         for each in self.send:
             try:

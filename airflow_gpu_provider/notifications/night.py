@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_gpu_provider.cost.amounts import in_words
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.notifications.chat import for_chat
 from airflow_gpu_provider.pools.prices import LIST_PRICE
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.untrusted import one_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 _T = TypeVar("_T")
 
-_UNANSWERED = "Airflow did not say what is left: see `airflow gpu status`"
+_UNANSWERED = "Airflow did not say what is left: see the command airflow gpu status"
 _WAITS = ("waited for its turn", "waited for a node")
 _NAMED = 3
 """Failed tasks that the message names; of more it gives the number."""
@@ -58,6 +60,9 @@ class Failure:
 @dataclass(frozen=True, kw_only=True)
 class Night:
     """A DAG run's GPU nodes: what failed, how long it waited and ran, what it cost, and what is left.
+
+    The two lines are for a chat, in which nothing that a pod, a cloud or a person wrote is a mention or a link:
+    `in_words`, `what_happened` and `what_it_took`. The attributes, and `in_plain_words`, are as they were written.
 
     Attributes:
         dag_id: The DAG.
@@ -97,23 +102,36 @@ class Night:
 
     @property
     def in_words(self) -> str:
-        """The run in two lines: what happened, and what it took."""
-        return f"{self.what_happened}\n{self.what_it_took}"
+        """The run in two lines, for a chat or a mail in HTML: what happened, and what it took."""
+        return for_chat(self.in_plain_words)
 
     @property
     def what_happened(self) -> str:
-        """The first line: the run, its state, and the failed tasks with their errors."""
-        failures = [str(each) for each in self.failures[:_NAMED]]
-        if len(self.failures) > _NAMED:
-            failures.append(f"{len(self.failures) - _NAMED} more tasks failed.")
-        return " ".join((f"{self.dag_id} {self.run_id}: {self.state}.", *failures))
+        """The first line, for a chat: the run, its state, and the failed tasks with their errors."""
+        return for_chat(self._happened)
 
     @property
     def what_it_took(self) -> str:
-        """The second line: waited, ran, cost, and what is left."""
+        """The second line, for a chat: waited, ran, cost, and what is left."""
+        return for_chat(self._took)
+
+    @property
+    def in_plain_words(self) -> str:
+        """The run in two lines, for a log or a mail without HTML, where a chat's markup means nothing."""
+        return f"{self._happened}\n{self._took}"
+
+    @property
+    def _happened(self) -> str:
+        failures = [str(each) for each in self.failures[:_NAMED]]
+        if len(self.failures) > _NAMED:
+            failures.append(f"{len(self.failures) - _NAMED} more tasks failed.")
+        return _line(" ".join((f"{self.dag_id} {self.run_id}: {self.state}.", *failures)))
+
+    @property
+    def _took(self) -> str:
         parts = [self._waited(), self._ran(), self._cost()]
         left = f"; {self.left}" if any(parts) else f"{self.left[:1].upper()}{self.left[1:]}"
-        return f"{', '.join(filter(None, parts))}{left}."
+        return _line(f"{', '.join(filter(None, parts))}{left}.")
 
     def _waited(self) -> str:
         refused = f"no capacity {self.refusals} time{'s' * (self.refusals != 1)}" if self.refusals else ""
@@ -193,6 +211,10 @@ def _span(phases: Sequence[Json]) -> float:
     starts = [datetime.fromisoformat(each["at"]) for each in phases]
     ends = [start + timedelta(seconds=each["seconds"]) for start, each in zip(starts, phases, strict=True)]
     return (max(ends) - min(starts)).total_seconds()
+
+
+def _line(text: str) -> str:
+    return one_line(text, len(text))
 
 
 def _duration(seconds: float) -> str:

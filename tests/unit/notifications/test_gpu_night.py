@@ -137,7 +137,7 @@ def test_airflow_that_does_not_answer_stops_no_message(dag: DAG, caplog: pytest.
     cast("dict[str, Any]", seen)["ti"] = Silent(states={}, xcoms={}, task_id="train")
     night = sent(seen)
     assert "train: GpuOutOfMemory: Full. Shrink it." in night.what_happened
-    assert night.what_it_took == "Airflow did not say what is left: see `airflow gpu status`."
+    assert night.what_it_took == "Airflow did not say what is left: see the command airflow gpu status."
     assert "leaves out what Airflow did not answer" in caplog.text
 
 

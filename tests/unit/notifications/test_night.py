@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from airflow_gpu_provider.errors import GpuError, error_types
+from airflow_gpu_provider.errors import GpuError, PodFailed, error_types
+from airflow_gpu_provider.notifications import for_chat
 from airflow_gpu_provider.notifications.night import Failure, Night, night
+from airflow_gpu_provider.training.life.diagnosis import with_last_lines
+from airflow_gpu_provider.untrusted import plain
 
 RUN: dict[str, Any] = {"dag_id": "nightly", "run_id": "scheduled__2026-03-01"}
 ENSURED = {
@@ -95,3 +101,42 @@ def test_each_type_of_error_is_named_with_its_sentences(kind: type[GpuError]) ->
     failure = Failure(task="train", type=type(error).__name__, what=error.what, fix=error.fix)
     words = Night(**RUN, state="failed", failures=[failure]).what_happened
     assert words.endswith(f"failed. train: {kind.__name__}: The pool has no quota. Ask for more.")
+
+
+WRITTEN = [
+    "ValueError: <!channel> your session ended: <https://elsewhere.example/login|log in to Airflow>",
+    "ask <@U012AB3CD> & @everyone, or @here",
+    "[log in](https://elsewhere.example) [here][1]",
+    "``` the rest is code",
+    "\x1b]8;;https://elsewhere.example\x07out\x1b]8;;\x07 of \x1b[2Jmemory \u202egnp.exe\x00",
+    "first\r\nsecond\u2028third",
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+@pytest.mark.parametrize("where", ["failure", "left", "state", "run_id"])
+def test_nothing_that_somebody_wrote_is_markup_in_a_chat(text: str, where: str) -> None:
+    fields: dict[str, Any] = {**RUN, "state": "failed"}
+    if where == "failure":
+        error = with_last_lines(PodFailed(f"Pod p failed ({text}).", "See its log."), [text, text])
+        fields["failures"] = [Failure(task="train", type="PodFailed", what=error.what, fix=error.fix)]
+    else:
+        fields[where] = [text] if where == "left" else text
+    seen = night(**fields)
+    words = seen.in_words
+    for markup in ("<", "@e", "@h", "@U", "](", "][", "`", "&amp;lt", "\x1b", "\x07", "\u202e", "\x00", "\r", "\u2028"):
+        assert markup not in words
+    assert words == f"{seen.what_happened}\n{seen.what_it_took}"
+    assert (words.count("\n"), seen.in_plain_words.count("\n")) == (1, 1)
+    shown = unescape(words.replace("\u200b", ""))  # as Slack and HTML show it
+    assert shown == seen.in_plain_words.replace("`", "'")
+
+
+@given(st.text(max_size=60))
+def test_a_chat_shows_each_text_as_it_was_written(text: str) -> None:
+    assert unescape(for_chat(text)).replace("\u200b", "") == plain(text).replace("`", "'").replace("\u200b", "")
+
+
+def test_plain_words_are_as_they_were_written() -> None:
+    failed = Failure(task="train", type="PodFailed", what="a < b & c@d", fix="Run `x`.")
+    assert "train: PodFailed: a < b & c@d Run `x`." in night(**RUN, state="failed", failures=[failed]).in_plain_words
