@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 LONGEST_TEXT = 4096
 """Characters of a text whose caller names no other bound: a container's termination message has as many bytes."""
@@ -29,10 +30,18 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 _WHITESPACE = re.compile(r"\s+")
 _INTEGERS = range(-(2**63), 2**64)
+_LONGEST_REASON = 200
+
+_Given = TypeVar("_Given")
+_T = TypeVar("_T")
 
 
 class NotStorable(ValueError):
     """JSON that Airflow's database, or its processes, refuse; the message is the reason."""
+
+
+class NotParsed(ValueError):
+    """Something of somebody else's that its reader cannot parse; the message is the reason, in one plain line."""
 
 
 def plain(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -96,6 +105,19 @@ def loads(text: str) -> Any:
         raise NotStorable("a whole number in it has thousands of digits") from None
     _check(value, DEEPEST)
     return value
+
+
+def read(given: _Given, parse: Callable[[_Given], _T]) -> _T:
+    """Return what `parse`, a pure function, makes of what somebody else wrote, such as an annotation or a Lease.
+
+    Raises:
+        NotParsed: Whatever `parse` raised: the caller names the object, and goes on without it.
+    """
+    try:
+        return parse(given)
+    except Exception as error:
+        reason = one_line(f"{error}", _LONGEST_REASON) or "it is none of its kind"
+        raise NotParsed(f"{type(error).__name__}: {reason}") from error
 
 
 def _refused_constant(name: str) -> Any:

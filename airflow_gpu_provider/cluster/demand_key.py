@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.untrusted import one_line
 
 _PREFIX = "airflow-gpu-provider/"
 
@@ -75,4 +76,4 @@ class DemandKey:
         )
 
     def __str__(self) -> str:
-        return f"{self.dag_id}/{self.run_id}" + (f"/{self.block}" if self.block else "")
+        return one_line(f"{self.dag_id}/{self.run_id}" + (f"/{self.block}" if self.block else ""))

@@ -25,6 +25,7 @@ from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.errors import AdmissionDenied, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.untrusted import loads, read
 
 BAD_GPU = "airflow-gpu-provider/bad-gpu"
 """The annotation on a node with a broken GPU: when that was seen, in which boot, and why. Taking it off forgives.
@@ -60,7 +61,7 @@ def _by_mark(raw: Mapping[str, Any]) -> str:
     if text is None:
         return ""
     try:
-        mark = json.loads(text)
+        mark = read(text, loads)
         boot, why = mark["boot"], str(mark["why"])
     except (KeyError, TypeError, ValueError):
         return f"the annotation {BAD_GPU}"  # a person's own

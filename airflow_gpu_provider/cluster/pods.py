@@ -20,6 +20,8 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 GANG_LABEL = "airflow-gpu-provider/gang"
 """The label of a gang's Job and of its pods: how many nodes it takes."""
@@ -54,11 +56,14 @@ class HangNote:
     def of(cls, annotations: Mapping[str, str]) -> Self | None:
         """Read it from a pod's annotations; None where there is none, or one that somebody has edited."""
         try:
-            record = json.loads(annotations[HANG])
-            since = datetime.fromisoformat(record["since"])
-            return cls(since=since, pods=int(record["pods"]), shown_by=str(record["shown_by"]))
-        except (KeyError, TypeError, ValueError):
+            return read(annotations[HANG], cls._parse) if HANG in annotations else None
+        except NotParsed:
             return None
+
+    @classmethod
+    def _parse(cls, text: str) -> Self:
+        record = loads(text)
+        return cls(since=time_of(record["since"]), pods=int(record["pods"]), shown_by=one_line(record["shown_by"]))
 
 
 RUN_LABEL = "airflow-gpu-provider/run"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +21,23 @@ import msgspec
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease, update
+from airflow_gpu_provider.cluster.leases import (
+    DEMAND_NAMESPACE,
+    delete_lease,
+    lease_manifest,
+    list_leases,
+    put_lease,
+    read_lease,
+    update,
+)
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.values import in_utc_if_naive
+from airflow_gpu_provider.untrusted import NotParsed, loads, read
+
+log = logging.getLogger(__name__)
 
 KEEP_FOR = timedelta(days=2)
 """How long the facts of a run that is over are kept, for a scale-down that is tried again and for runs beside it."""
@@ -33,6 +46,8 @@ _PREFIX = "airflow-gpu-provider/"
 
 _LONG = 50_000
 _ZLIB = "zlib:"
+_LONGEST = 2**23  # bytes of what is compressed in an annotation
+_MOST_GPUS = 1000  # of one pod
 
 Span = tuple[datetime, datetime]
 
@@ -224,7 +239,7 @@ def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUs
         return
 
     def amend(notes: dict[str, str]) -> dict[str, str]:
-        known = _machines(notes)
+        known = _machines(pool_name, notes)
         oldest = max(each.seen_until for each in seen.values()) - KEEP_FOR
         merged = {each.id: known[each.id].merged(each) if each.id in known else each for each in seen.values()}
         kept = {id_: each for id_, each in {**known, **merged}.items() if each.seen_until > oldest}
@@ -275,16 +290,36 @@ def delete_old_usage(api: ApiClient, pool_name: str, before: datetime) -> None:
 def read_runs(api: ApiClient, pool_name: str | None) -> tuple[RunUsage, ...]:
     """Return what is known of the runs that used a pool lately; None for all pools of the cluster."""
     found = list_leases(api, "usage", pool_name)
-    return tuple(_run(DemandKey.parse(raw), raw["metadata"]["annotations"]) for raw in found)
+    runs = []
+    for raw in found:
+        try:
+            key = read(raw, DemandKey.parse)
+        except NotParsed:
+            log.warning(
+                "Lease %s/%s does not name its run, and is left out.", DEMAND_NAMESPACE, raw["metadata"]["name"]
+            )
+            continue
+        runs.append(_run(key, raw["metadata"]["annotations"]))
+    return tuple(runs)
 
 
 def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
     raw = read_lease(api, f"machines-{pool_name}")
-    return tuple(_machines(raw["metadata"].get("annotations") or {}).values()) if raw else ()
+    return tuple(_machines(pool_name, raw["metadata"].get("annotations") or {}).values()) if raw else ()
 
 
 def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
-    record = _unpacked(notes.get(f"{_PREFIX}usage", "{}"))
+    """Return what a Lease's annotations have on a run; what cannot be read counts as not known, and is logged."""
+    try:
+        return read(notes.get(f"{_PREFIX}usage", "{}"), partial(_run_of, key))
+    except NotParsed as error:
+        name = f"{DEMAND_NAMESPACE}/usage-{key.hash}"
+        log.warning("Lease %s cannot be read (%s), so what %s used is not known.", name, error, key)
+        return RunUsage.new(key)
+
+
+def _run_of(key: DemandKey, text: str) -> RunUsage:
+    record = _unpacked(text)
     return RunUsage(
         key=key,
         wanted=_spans(record.get("wanted", ())),
@@ -313,16 +348,35 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
 
 
 def _computed(node: str, start: str, end: str, gpus: int, share: float) -> Computed:
+    if not 0 <= share <= 1 or gpus not in range(_MOST_GPUS):
+        raise ValueError(f"{share} is no share of {gpus} GPUs")
     return Computed(node=node, span=_spans([(start, end)])[0], gpus=gpus, share=share)
 
 
 def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
-    return msgspec.convert(raw, tuple[Span, ...])
+    found = msgspec.convert(raw, tuple[Span, ...])
+    return tuple((in_utc_if_naive(start), in_utc_if_naive(end)) for start, end in found)
 
 
-def _machines(notes: Mapping[str, str]) -> dict[str, MachineUse]:
-    found = msgspec.convert(_unpacked(notes.get(f"{_PREFIX}machines", "[]")), list[MachineUse])
-    return {machine.id: machine for machine in found}
+def _machines(pool_name: str, notes: Mapping[str, str]) -> dict[str, MachineUse]:
+    """Return what a Lease's annotations have on machines; what cannot be read counts as not known, and is logged."""
+    try:
+        return read(notes.get(f"{_PREFIX}machines", "[]"), _machines_of)
+    except NotParsed as error:
+        name = f"{DEMAND_NAMESPACE}/machines-{pool_name}"
+        log.warning("Lease %s cannot be read (%s), so its machines are not known.", name, error)
+        return {}
+
+
+def _machines_of(text: str) -> dict[str, MachineUse]:
+    found = msgspec.convert(_unpacked(text), list[MachineUse])
+    return {machine.id: _in_utc(machine) for machine in found}
+
+
+def _in_utc(machine: MachineUse) -> MachineUse:
+    usable_at = in_utc_if_naive(machine.usable_at) if machine.usable_at else None
+    since, until = in_utc_if_naive(machine.launched_at), in_utc_if_naive(machine.seen_until)
+    return replace(machine, launched_at=since, usable_at=usable_at, seen_until=until)
 
 
 def _packed(record: Any) -> str:
@@ -333,8 +387,11 @@ def _packed(record: Any) -> str:
 
 def _unpacked(text: str) -> Any:
     if text.startswith(_ZLIB):
-        text = zlib.decompress(base64.b64decode(text.removeprefix(_ZLIB))).decode()
-    return json.loads(text)
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(base64.b64decode(text.removeprefix(_ZLIB)), _LONGEST).decode()
+        if unpacking.unconsumed_tail:
+            raise ValueError(f"it has more than {_LONGEST} bytes")
+    return loads(text)
 
 
 def _machine_to_json(machine: MachineUse) -> dict[str, Any]:

@@ -146,6 +146,11 @@ class GpuPool(ABC):
         return self.manage == "scale"
 
     @property
+    def machines_of_others(self) -> frozenset[str]:
+        """What the spec names of others that scaling down changes: external groups, as "asg_names=group"."""
+        return frozenset(f"{kind}={name}" for kind in _GROUPS_OF_OTHERS for name in getattr(self, kind, ()))
+
+    @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         """The taints, parsed into key, value and effect."""
         return tuple(Taint.parse(text) for text in self.taints)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.values import is_template, time_of
+from airflow_gpu_provider.untrusted import loads, one_line
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -88,14 +89,23 @@ class ListPrices:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `dump` wrote; raises ValueError or TypeError."""
-        record = json.loads(text)
+        record = loads(text)
         if not isinstance(record, dict) or not isinstance(record.get("per_hour"), dict):
             raise ValueError(f"{text[:60]} are no prices")
+        unknown = dict(record.get("unknown") or {})
         return cls(
             at=time_of(str(record.get("at"))),
-            per_hour={str(group): float(price) for group, price in record["per_hour"].items()},
-            unknown={str(group): str(why) for group, why in dict(record.get("unknown") or {}).items()},
+            per_hour={str(group): _amount(price) for group, price in record["per_hour"].items()},
+            unknown={str(group): one_line(str(why), _LONGEST_REASON) for group, why in unknown.items()},
         )
+
+
+def _amount(value: Any) -> float:
+    """Return an amount of money of a record; raises ValueError or TypeError where it is none."""
+    amount = float(value)
+    if not 0 <= amount < math.inf:
+        raise ValueError(f"{amount} is no amount of money")
+    return amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +242,10 @@ class Budget:
 
     def used_at(self, share: float) -> datetime:
         """Return when so much of the money is used at the latest, from 0 to 1; it may be past."""
-        left = share * self.limit - self.spent
-        if self.per_hour * (_FOREVER / timedelta(hours=1)) <= left:
-            return self.at + _FOREVER
-        return self.at + timedelta(hours=max(left / self.per_hour, -self.spent / self.per_hour))
+        left = max(share * self.limit - self.spent, -self.spent)
+        if self.per_hour * (_FOREVER / timedelta(hours=1)) <= abs(left):
+            return self.at + (_FOREVER if left >= 0 else -_FOREVER)
+        return self.at + timedelta(hours=left / self.per_hour)
 
     def begun_at(self, begin: datetime) -> Self:
         """Return it by when the bill begins, which is with the demand: nothing is spent before that."""
@@ -270,11 +280,11 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read what `dump` wrote; raises ValueError or TypeError."""
-        record = json.loads(text)
+        record = loads(text)
         if not isinstance(record, dict):
             raise ValueError(f"{text[:60]} is no budget")
-        limit, spent, per_hour = (float(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
-        raised = str(record.get("raised", ""))
+        limit, spent, per_hour = (_amount(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
+        raised = one_line(str(record.get("raised", "")), _LONGEST_REASON)
         return cls(limit=limit, spent=spent, at=time_of(str(record.get("at"))), per_hour=per_hour, raised=raised)
 
 

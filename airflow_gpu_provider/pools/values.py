@@ -32,9 +32,18 @@ def is_template(value: Any) -> bool:
     return False
 
 
+_YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
+
+
 def time_of(text: str) -> datetime:
     """Read a time in ISO 8601, in UTC where it names no zone; raises ValueError."""
-    at = datetime.fromisoformat(text)
+    return in_utc_if_naive(datetime.fromisoformat(text))
+
+
+def in_utc_if_naive(at: datetime) -> datetime:
+    """Return a time with its zone, UTC where it names none; raises ValueError before 1971 and after 2199."""
+    if at.year not in _YEARS:
+        raise ValueError(f"{at} is none of a machine's times")
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 

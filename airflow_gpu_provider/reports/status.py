@@ -32,6 +32,7 @@ from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
+from airflow_gpu_provider.untrusted import one_line
 
 
 def slow_pulls(api: ApiClient, pool: GpuPool, namespace: str) -> Iterator[tuple[str, str]]:
@@ -232,7 +233,7 @@ def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:
         LeaseRow(
             pool=snapshot.pool.name,
             run=str(lease.key),
-            installation=lease.key.installation,
+            installation=one_line(lease.key.installation),
             nodes=lease.nodes,
             until=format_time(lease.until),
             live=lease.live(snapshot.now),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,8 @@ from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.group_state import OVER, ending_cause, is_launching, machine_state, machines
+from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.untrusted import NotParsed, read
 
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)
@@ -312,10 +314,14 @@ class LeaseMarks:
         self._api = api
 
     def read(self, asgs: Collection[Mapping[str, Any]]) -> dict[str, datetime]:
+        """Return the marks of these groups, by name; a Lease that somebody broke is none."""
         names = {asg["AutoScalingGroupName"] for asg in asgs}
-        found = list_leases(self._api, "suspension")
-        marks = {raw["metadata"]["annotations"][_ASG]: raw["spec"]["acquireTime"] for raw in found}
-        return {name: datetime.fromisoformat(marks[name]) for name in names if name in marks}
+        marks = dict[str, datetime]()
+        for raw in list_leases(self._api, "suspension"):
+            with suppress(NotParsed):
+                name, at = read(raw, _mark)
+                marks[name] = at
+        return {name: at for name, at in marks.items() if name in names}
 
     def set(self, name: str, at: datetime) -> None:
         self.clear(name)
@@ -325,6 +331,10 @@ class LeaseMarks:
 
     def clear(self, name: str) -> None:
         delete_lease(self._api, _lease_name(name))
+
+
+def _mark(lease: Mapping[str, Any]) -> tuple[str, datetime]:
+    return lease["metadata"]["annotations"][_ASG], time_of(lease["spec"]["acquireTime"])
 
 
 SuspensionMarks = TagMarks | LeaseMarks

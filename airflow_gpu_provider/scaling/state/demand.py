@@ -27,14 +27,17 @@ from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import Budget, ListPrices
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "airflow-gpu-provider/"
 
-_YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
 _NUMBERS = range(100_000)
 _ROUNDED = timedelta(seconds=1)
+LONGEST_REASON = 300
+"""Characters of a reason that is kept with demand."""
+
 _UNTIL_REPAIRED = timedelta(days=1)  # from its begin, for demand that says nowhere how long it lasts
 
 _T = TypeVar("_T")
@@ -145,18 +148,18 @@ class DemandLease:
         return cls(
             key=key,
             nodes=notes.read("nodes", _number, 1),
-            until=notes.read("until", _time, created_at + lasts),
+            until=notes.read("until", time_of, created_at + lasts),
             created_at=created_at,
             groups=notes.read_if_there("groups", _names, ()),
             gang=notes.read_if_there("gang", _number, 0),
             attempts=notes.read_if_there("attempts", _number, 0),
-            attempt_since=notes.read_if_there("attempt-since", _time, None),
-            resume_at=notes.read_if_there("resume-at", _time, None),
+            attempt_since=notes.read_if_there("attempt-since", time_of, None),
+            resume_at=notes.read_if_there("resume-at", time_of, None),
             over_quota=notes.read_if_there("over-quota", _quota_check, None),
             prices=notes.read_if_there("prices", ListPrices.parse, None),
             budget=notes.read_if_there("budget", Budget.parse, None),
             larger=notes.read_if_there("larger", _larger_gpus, ()),
-            extended=notes.read_if_there("extended", str, ""),
+            extended=notes.read_if_there("extended", reason_of, ""),
             unreadable=tuple(notes.unreadable),
         )
 
@@ -199,8 +202,8 @@ class _Notes:
         """Return what an annotation that has to be there says; `instead` where it cannot be read."""
         text = self._notes.get(f"{_PREFIX}{name}", "")
         try:
-            return parse(text)
-        except (TypeError, ValueError, RecursionError):
+            return read(text, parse)
+        except NotParsed:
             taken_for = str(instead or "nothing")
             self.unreadable.append(Unreadable(lease=self._lease, what=name, text=text, taken_for=taken_for))
             return instead
@@ -212,16 +215,14 @@ class _Notes:
 
 def _begin(raw: dict[str, Any]) -> datetime:
     try:
-        return _time(raw["spec"]["acquireTime"])
+        return time_of(raw["spec"]["acquireTime"])
     except (KeyError, TypeError, ValueError):
-        return _time(raw["metadata"]["creationTimestamp"])
+        return time_of(raw["metadata"]["creationTimestamp"])
 
 
-def _time(text: str) -> datetime:
-    at = time_of(text)
-    if at.year not in _YEARS:
-        raise ValueError(f"{text} is none of a machine's times")
-    return at
+def reason_of(text: str) -> str:
+    """Return a person's reason as it is kept: one plain line of at most LONGEST_REASON characters."""
+    return one_line(text, LONGEST_REASON)
 
 
 def _number(text: str) -> int:
@@ -232,7 +233,7 @@ def _number(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return _as_names(json.loads(text))
+    return _as_names(loads(text))
 
 
 def _as_names(names: Any) -> tuple[str, ...]:
@@ -242,17 +243,19 @@ def _as_names(names: Any) -> tuple[str, ...]:
 
 
 def _quota_check(text: str) -> QuotaCheck:
-    seen = json.loads(text)
+    seen = loads(text)
     if not isinstance(seen, dict):
         raise ValueError(f"{text} does not say what was seen of quotas, and when")
-    return QuotaCheck(at=_time(seen.get("at", "")), groups=_as_names(seen.get("groups")))
+    return QuotaCheck(at=time_of(seen.get("at", "")), groups=_as_names(seen.get("groups")))
 
 
 def _larger_gpus(text: str) -> tuple[LargerGpu, ...]:
-    found = tuple(LargerGpu(**each) for each in json.loads(text))
+    found = tuple(LargerGpu(**each) for each in loads(text))
     for each in found:
-        names = (each.task_id, each.instance_type)
-        if not all(isinstance(name, str) and name for name in names) or each.nodes < 1 or each.times < 1:
+        names, numbers = (each.task_id, each.instance_type), (each.map_index, each.nodes, each.times)
+        are_names = all(isinstance(name, str) and name for name in names)
+        are_numbers = all(isinstance(number, int) and number < _NUMBERS.stop for number in numbers)
+        if not are_names or not are_numbers or each.nodes < 1 or each.times < 1:
             raise ValueError(f"{each} is no task with a larger GPU")
     return found
 
@@ -265,8 +268,8 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
     found = []
     for raw in list_leases(api, "demand", pool_name):
         try:
-            found.append(DemandLease.parse(raw))
-        except (KeyError, TypeError, ValueError):
+            found.append(read(raw, DemandLease.parse))
+        except NotParsed:
             name = raw["metadata"]["name"]
             log.warning("Lease %s/%s does not name its run, and is left out.", DEMAND_NAMESPACE, name)
     return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.key.hash)))

@@ -24,12 +24,14 @@ from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 log = logging.getLogger(__name__)
 
 SPEC = "airflow-gpu-provider/spec"
 _MEMO = "airflow-gpu-provider/recent-writes"
 _LONGEST = 120.0  # seconds
+_LONGEST_LINE = 300  # characters
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
 
 
@@ -201,18 +203,16 @@ class PoolLock:
 
     def _tell(self, found: dict[str, Any]) -> None:
         if self._report and not self._seen.is_reported:
-            self._report(
-                f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it"
-            )
+            self._report(f"waiting for the lock of pool {self._pool_name}: {_holder_of(found)} has it")
         self._seen.is_reported = True
 
     def _busy(self, found: dict[str, Any]) -> DemandLockBusy:
-        spec = found["spec"]
+        holder = _holder_of(found)
         return DemandLockBusy(
-            f"Pool {self._pool_name} is being changed by {spec.get('holderIdentity')} since {spec.get('acquireTime')}.",
+            f"Pool {self._pool_name} is being changed by {holder} since {found['spec'].get('acquireTime')}.",
             f"It will be free soon; who holds it: kubectl -n {DEMAND_NAMESPACE} get lease {self.name}.",
             pool=self._pool_name,
-            holder=spec.get("holderIdentity"),
+            holder=holder,
         )
 
     def _lost(self) -> DemandLockLost:
@@ -221,6 +221,10 @@ class PoolLock:
             "The next retry decides again.",
             pool=self._pool_name,
         )
+
+
+def _holder_of(lease: Mapping[str, Any]) -> str:
+    return one_line(str(lease["spec"].get("holderIdentity")), _LONGEST_LINE)
 
 
 def read_memo(api: ApiClient, pool_name: str) -> str:
@@ -257,12 +261,22 @@ class KeptSpec:
 
     Attributes:
         lock: The uid of the lock's Lease: the same pool has the same, however its cluster is reached.
-        spec: The serialized spec of the last one who took the lock.
+        text: The serialized spec of the last one who took the lock, or whatever somebody has made of it.
     """
 
     name: str
     lock: str
-    spec: Mapping[str, Any]
+    text: str
+
+    def pool(self) -> GpuPool:
+        """Return the pool; raises NotParsed where the text is not its rendered spec."""
+        return read(self.text, self._parse)
+
+    def _parse(self, text: str) -> GpuPool:
+        pool = deserialize_pool(loads(text))
+        if pool.name != self.name or not pool.is_rendered:
+            raise ValueError(f"it is not the rendered spec of pool {self.name}")
+        return pool
 
 
 def list_pool_specs(api: ApiClient) -> list[KeptSpec]:
@@ -272,20 +286,26 @@ def list_pool_specs(api: ApiClient) -> list[KeptSpec]:
         metadata = raw["metadata"]
         text = (metadata.get("annotations") or {}).get(SPEC)
         if text:
-            name = metadata["labels"][POOL_LABEL]
-            found.append(KeptSpec(name=name, lock=metadata["uid"], spec=json.loads(text)))
+            name = (metadata.get("labels") or {}).get(POOL_LABEL, "")
+            found.append(KeptSpec(name=name, lock=metadata["uid"], text=text))
     return found
 
 
 class OtherPools:
     """The other pools of the same clusters, each reached through the connection that its own spec names.
 
-    An object in a cluster must not choose the credentials that this process uses for a cloud: a pool with a connection
-    that none of the named pools has is left out.
+    An object in a cluster must choose neither the credentials that this process uses for a cloud, nor which of others'
+    machines these change: a pool with a connection that none of the named pools has is left out, and so is one with
+    external groups that none of them names.
     """
 
     def __init__(self, named: Iterable[GpuPool]) -> None:
-        self._looked_at = {(pool.cluster_identity, pool.name) for pool in named}
+        self._looked_at = set[tuple[str, str]]()
+        self._may_change: dict[str, frozenset[str]] = {}  # by cluster identity: machines of others
+        for pool in named:
+            here = pool.cluster_identity
+            self._looked_at.add((here, pool.name))
+            self._may_change[here] = self._may_change.get(here, frozenset()) | pool.machines_of_others
         self._read: set[str] = set()
         self._seen: dict[str, list[tuple[str, str]]] = {}  # by lock: cluster identities, and its pool's name
         self._left_out: dict[str, str] = {}  # by lock: the line to report about its pool
@@ -302,17 +322,28 @@ class OtherPools:
             if (here, each.name) in self._looked_at:
                 continue
             try:
-                other, why = deserialize_pool(each.spec), "its runs use another connection"
-            except (GpuError, TypeError) as error:
-                other, why = None, f"its spec cannot be read: {error}"
-            if other and other.cluster_identity == here:
-                self._looked_at.add((here, other.name))
-                yield other
-                continue
-            if other:
+                other = each.pool()
+            except NotParsed as error:
+                why = f"its spec cannot be read: {error}"
+            else:
+                why = self._why_not(other, here)
+                if not why:
+                    self._looked_at.add((here, other.name))
+                    yield other
+                    continue
                 self._seen[each.lock].append((other.cluster_identity, each.name))
             line = f"pool {each.name}, in the cluster of pool {pool.name}, is left out: {why}"
             self._left_out.setdefault(each.lock, line)
+
+    def _why_not(self, other: GpuPool, here: str) -> str:
+        """Return why a pool that a Lease describes is not looked at; empty if it is."""
+        if other.cluster_identity != here:
+            return "its runs use another connection"
+        foreign = sorted(other.machines_of_others - self._may_change.get(here, frozenset()))
+        if not foreign:
+            return ""
+        names = one_line(", ".join(foreign), _LONGEST_LINE)
+        return f"it scales {names}, which none of the pools that were named here does"
 
     def left_out(self) -> Iterator[str]:
         """Yield a line for each pool that none of the connections reached, once all of them were used."""

@@ -17,9 +17,12 @@ from typing import Any, Self
 
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, Machine
+from airflow_gpu_provider.untrusted import NotParsed, loads, read
 
 SHOWN_AFTER = timedelta(seconds=30)
 """When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
+
+_SIZES = range(100_000)
 
 GONE_AFTER = timedelta(minutes=5)
 """For how long a released machine does not count as existing. It never comes back."""
@@ -43,14 +46,16 @@ class RecentWrites:
     def parse(cls, text: str) -> Self:
         """Parse the output of `dump`; empty if a manual edit made it unreadable."""
         try:
-            raw = json.loads(text) if text else {}
-            sizes = {str(name): (int(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
-            times = {
-                of: {str(name): _time(at) for name, at in raw.get(of, {}).items()} for of in ("released", "upgraded")
-            }
-            return cls(sizes=sizes, **times)
-        except (AttributeError, TypeError, ValueError):
+            return read(text, cls._parse) if text else cls()
+        except NotParsed:
             return cls()
+
+    @classmethod
+    def _parse(cls, text: str) -> Self:
+        raw = loads(text)
+        sizes = {name: (_size(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
+        times = {of: {name: _time(at) for name, at in raw.get(of, {}).items()} for of in ("released", "upgraded")}
+        return cls(sizes=sizes, **times)
 
     def dump(self) -> str:
         """Return it as text; empty if there is nothing."""
@@ -118,10 +123,17 @@ class RecentWrites:
     def _fresh(self, now: datetime) -> Self:
         return replace(
             self,
-            sizes={name: (size, at) for name, (size, at) in self.sizes.items() if now - at < SHOWN_AFTER},
-            released={id_: at for id_, at in self.released.items() if now - at < GONE_AFTER},
-            upgraded={name: at for name, at in self.upgraded.items() if now - at < SHOWN_AFTER},
+            sizes={name: (size, at) for name, (size, at) in self.sizes.items() if abs(now - at) < SHOWN_AFTER},
+            released={id_: at for id_, at in self.released.items() if abs(now - at) < GONE_AFTER},
+            upgraded={name: at for name, at in self.upgraded.items() if abs(now - at) < SHOWN_AFTER},
         )
+
+
+def _size(number: Any) -> int:
+    size = int(number)
+    if size not in _SIZES:
+        raise ValueError(f"{size} is no size of a group")
+    return size
 
 
 def _time(text: str) -> datetime:

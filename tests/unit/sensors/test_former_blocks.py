@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ class Cluster:
         leases = lambda api: [SimpleNamespace(key=each) for each in self.demand]  # noqa: E731
         monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_run_pods", self._pods)
-        kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
+        kept = [KeptSpec(name="old", lock="uid-of-old", text=json.dumps(pool("old").serialize()))]
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -102,7 +103,9 @@ class Cluster:
     """One cluster, whose locks keep these specs, reached by any connection but those that are `away`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: EksGpuPool, away: Sequence[str] = ()) -> None:
-        specs = [KeptSpec(name=each.name, lock=f"uid-of-{each.name}", spec=each.serialize()) for each in kept]
+        specs = [
+            KeptSpec(name=each.name, lock=f"uid-of-{each.name}", text=json.dumps(each.serialize())) for each in kept
+        ]
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: specs)
         self._away = away
         self.said: list[str] = []
@@ -170,7 +173,7 @@ def test_a_pool_whose_connection_fails_has_its_error_only(monkeypatch: pytest.Mo
 
 def test_a_spec_that_cannot_be_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
-    odd = [KeptSpec(name="odd", lock="uid-of-odd", spec={"kind": "tpu"})]
+    odd = [KeptSpec(name="odd", lock="uid-of-odd", text='{"kind": "tpu"}')]
     monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: odd)
     cluster.look_at(*ONES)
     (line,) = cluster.said
