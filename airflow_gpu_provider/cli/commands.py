@@ -47,13 +47,16 @@ from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
-from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
+from airflow_gpu_provider.scaling.end.extension import Allowance, amount, extend_demand, hours
 from airflow_gpu_provider.scaling.end.janitor import reap_pools
 
 _NO_POOLS = (
     "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
     " list-import-errors`. --spec takes pools from a file."
 )
+
+ANY_RUN = Allowance(most=timedelta(days=365))
+"""What `airflow gpu extend` may give: who has a shell here has the connections and Airflow's database anyway."""
 
 Found = TypeVar("Found")
 
@@ -208,6 +211,7 @@ def extend(args: Namespace) -> None:
         dag_id=args.dag_id,
         run_id=args.run_id,
         run_is_over=run_is_over,
+        allowance=ANY_RUN,
         by=None if args.hours is None else hours(args.hours),
         max_cost=None if args.max_cost is None else amount(args.max_cost),
         reason=args.reason or "",

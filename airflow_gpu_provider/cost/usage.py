@@ -320,10 +320,11 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
 
 def _run_of(key: DemandKey, text: str) -> RunUsage:
     record = _unpacked(text)
+    wanted = _spans(record.get("wanted", ()))
     return RunUsage(
         key=key,
-        wanted=_spans(record.get("wanted", ())),
-        open=bool(record.get("open")),
+        wanted=wanted,
+        open=bool(wanted and record.get("open")),
         worked={node: _spans(spans) for node, spans in record.get("worked", {}).items()},
         computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
         prices=tuple(map(ListPrices.parse, record.get("prices", ()))),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import are_strings, as_tuple, is_template
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools
 
 if TYPE_CHECKING:
@@ -15,12 +17,18 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
 
 
+_MOST_HOURS = 8760  # a year
+
+
 class ExtendGpuPoolOperator(PoolOperator):
     """Keep the nodes of a DAG run longer: extend its demand for a pool, and with it the groups' switches.
 
     It is for a night that takes longer: tasks still to come, a training that resumes. A pod that already runs still
     ends at its own deadline, since Kubernetes allows that to be lowered but not raised. Either `hours` or `max_cost`
     is given; with a reason, `hours` are given whatever they cost.
+
+    Who may trigger its DAG may spend what `dag_ids` and `most_hours` allow: the pool's connection does it, and Airflow
+    is not asked whether they may edit the DAG of that run.
 
     Args:
         gpu_pools: The pools to choose from.
@@ -32,15 +40,22 @@ class ExtendGpuPoolOperator(PoolOperator):
         reason: Why. Required for more money, and beyond the pool's `max_runtime`, counted from the run's Ensure;
             `airflow gpu status` shows it.
         block_id: EnsureGpuPoolOperator's. Default: all of the run's blocks on the pool.
+        dag_ids: The DAGs whose runs may be extended, as globs like "team-a-*". Not a template. Default: all that use
+            the pools.
+        most_hours: How many hours all extensions of a block's demand together may add, above 0, those by money
+            included. Not a template. Default: the pool's `max_runtime` once more.
 
     Returns:
         `[{"pool", "run", "before", "until", "max_cost"}]`, one for each block, times in ISO 8601; `max_cost` is None
             for one without a limit.
 
+    Its pools are the XCom "extends", `[{"pool", "cluster"}]`, by which the page in the web UI finds this DAG.
+
     Raises:
-        PoolSpecError: No pool is given, or several without pool_name (when the DAG is parsed), or none has this name.
-        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours`, `max_cost` or `reason` is not
-            acceptable.
+        PoolSpecError: No pool is given, or several without pool_name, or `dag_ids` or `most_hours` is not acceptable
+            (when the DAG is parsed), or none has this name.
+        DemandNotExtended: The run is over or wants no nodes of the pool, `hours`, `max_cost` or `reason` is not
+            acceptable, or `dag_ids` or `most_hours` does not allow it.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used already.
     """
 
@@ -68,6 +83,8 @@ class ExtendGpuPoolOperator(PoolOperator):
         pool_name: str | None = None,
         reason: str | None = None,
         block_id: str | None = None,
+        dag_ids: Sequence[str] | None = None,
+        most_hours: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -79,6 +96,8 @@ class ExtendGpuPoolOperator(PoolOperator):
         self.max_cost = self._by_keyword("max_cost", max_cost, None)
         self.reason = reason
         self.block_id = block_id
+        self.dag_ids = _globs(self.task_id, dag_ids)
+        self.most_hours = _most(self.task_id, most_hours)
         check_pools(self.task_id, gpu_pools)
         if pool_name is None and len(gpu_pools) > 1:
             names = ", ".join(pool.name for pool in gpu_pools)
@@ -88,25 +107,33 @@ class ExtendGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
-        from airflow_gpu_provider.scaling.end.extension import amount, extend_demand, hours
+        from airflow_gpu_provider.scaling.end.extension import Allowance, amount, extend_demand, hours
+        from airflow_gpu_provider.scaling.state.demand import reason_of
         from airflow_gpu_provider.tasks.run_identity import run_is_over
 
-        pool = self._chosen()
+        # First of all: the page asks for a DAG that has these pools, not for one that has extended a run.
+        pools = [{"pool": each.name, "cluster": each.cluster_identity} for each in self.gpu_pools]
+        context["ti"].xcom_push(key="extends", value=pools)
+        pool, reason = self._chosen(), reason_of(self.reason or "")
         done = extend_demand(
             self._open(context, pool),
             dag_id=self.dag_id_of_run,
             run_id=self.run_id,
             run_is_over=partial(run_is_over, context),
+            allowance=Allowance(
+                dag_ids=self.dag_ids,
+                most=None if self.most_hours is None else timedelta(hours=self.most_hours),
+            ),
             by=None if (given := _given(self.hours)) is None else hours(given),
             max_cost=None if (most := _given(self.max_cost)) is None else amount(most),
-            reason=self.reason or "",
+            reason=reason,
             block=self.block_id,
         )
         for each in done:
             for line in each.log_lines:
                 self.log.info("%s", line)
             times = (f"{at:%Y-%m-%d %H:%MZ}" for at in (each.until, each.before))
-            because = f" ({self.reason})" if self.reason else ""
+            because = f" ({reason})" if reason else ""
             money = "" if each.max_cost is None else f", or until they have cost {each.max_cost:g} {pool.currency}"
             self.log.info(
                 "Pool %s: the nodes of %s are wanted until %s%s; it was until %s%s",
@@ -138,6 +165,26 @@ class ExtendGpuPoolOperator(PoolOperator):
                 f"{self.task_id}: there is no pool {self.pool_name!r}.", f"There is {', '.join(names)}."
             )
         return found[0]
+
+
+def _globs(task_id: str, dag_ids: Sequence[str] | None) -> tuple[str, ...]:
+    """Return dag_ids as a tuple, all DAGs for None; raises PoolSpecError."""
+    given = ("*",) if dag_ids is None else as_tuple(dag_ids)
+    if not are_strings(given) or not given or not all(each.strip() for each in given) or is_template(given):
+        raise PoolSpecError(
+            f"{task_id}: dag_ids={dag_ids!r}.", 'Give a list of DAG ids or globs, like ["team-a-*"]; no templates.'
+        )
+    return tuple(given)
+
+
+def _most(task_id: str, most_hours: float | None) -> float | None:
+    """Return most_hours; raises PoolSpecError where it is no number of hours above 0."""
+    is_number = isinstance(most_hours, int | float) and not isinstance(most_hours, bool)
+    if most_hours is not None and not (is_number and 0 < most_hours <= _MOST_HOURS):
+        raise PoolSpecError(
+            f"{task_id}: most_hours={most_hours!r}.", f"Give a number of hours above 0, at most {_MOST_HOURS}."
+        )
+    return most_hours
 
 
 def _given(value: float | str | None) -> float | str | None:

@@ -28,7 +28,8 @@ class ReapGpuPoolsOperator(PoolOperator):
     Args:
         gpu_pools: The pools to check.
         others: Also check pools not among them that this package has used in the same clusters through the same
-            connections, such as those of deleted DAGs. Default True.
+            connections, such as those of deleted DAGs; with external groups only if `gpu_pools` names these groups,
+            too. The log has what is left out, and why. Default True.
         dry_run: Only report. Default False.
         timeout: How long each pool's pods and machines may take to go. Default 5 minutes; the rest is left to the next
             run.

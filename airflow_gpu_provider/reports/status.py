@@ -107,6 +107,7 @@ class PoolStatus:
 
     Attributes:
         where: The account, the cluster and the identity used for them.
+        cluster: `GpuPool.cluster_identity`, which tells it from pools of its name in other clusters.
         wanted: Nodes wanted by `wanted_by`.
         nodes: Nodes that new pods can run on.
         booting: Machines that exist and will soon be such nodes: those that are coming.
@@ -136,6 +137,7 @@ class PoolStatus:
     machines: tuple[MachineRow, ...]
     leases: tuple[LeaseRow, ...]
     price_source: str = ""
+    cluster: str = ""
     gangs: tuple[GangRow, ...] = ()
     hangs: tuple[HangRow, ...] = ()
     notes: tuple[str, ...] = ()
@@ -170,6 +172,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         cost_per_hour=total(row.cost_per_hour for row in rows),
         currency=snapshot.pool.currency,
         price_source=price_source(snapshot.pool),
+        cluster=snapshot.pool.cluster_identity,
         machines=rows,
         leases=_lease_rows(snapshot),
         gangs=gangs,

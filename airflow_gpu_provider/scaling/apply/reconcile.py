@@ -354,6 +354,8 @@ def _lease(
         prices=prices.with_older(old.prices if old else None) if prices else None,
         budget=budget,
     )
+    if old and old.unextended_until:
+        made = replace(made, unextended_until=max(old.unextended_until, until))
     is_longer = old is not None and old.extended and old.until > until
     return replace(made, until=old.until, extended=old.extended) if old and is_longer else made
 

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import Budget, in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand, reason_of
+from airflow_gpu_provider.untrusted import one_line
 
 NO_REASON = "no reason given"
 """The value of a demand's `extended` if it was extended within max_runtime without a reason."""
 
-_LONGEST = timedelta(days=365)
-
 Longer = Callable[[DemandLease], DemandLease]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """Whose runs may have more, and how much: given by who wrote the operator, not by who asks.
+
+    Attributes:
+        dag_ids: Globs of the DAGs whose runs may be extended.
+        most: How much longer a block's demand may last than without any extension. None: the pool's max_runtime.
+    """
+
+    dag_ids: Sequence[str] = ("*",)
+    most: timedelta | None = None
+
+    def check_dag(self, pool: GpuPool, dag_id: str) -> None:
+        """Raise DemandNotExtended for a run of a DAG that is not among `dag_ids`."""
+        if not any(fnmatchcase(dag_id, glob) for glob in self.dag_ids):
+            raise DemandNotExtended(
+                f"Pool {pool.name}: runs of the DAG {one_line(dag_id)!r} may not be extended here.",
+                f"The operator's dag_ids allows {', '.join(self.dag_ids)}.",
+                pool=pool.name,
+            )
+
+    def check_time(self, pool: GpuPool, lease: DemandLease, more: timedelta) -> None:
+        """Raise DemandNotExtended where demand would last longer than allowed, its earlier extensions included."""
+        most = pool.max_runtime if self.most is None else self.most
+        added = lease.until - lease.unextended_until if lease.unextended_until else timedelta(0)
+        if more + added > most:
+            before = f", and {_in_hours(added)} were added before" if added else ""
+            raise DemandNotExtended(
+                f"Pool {pool.name}: {_in_hours(more)} more for {lease.key} are not allowed{before}: all extensions of a"
+                f" run together may add {_in_hours(most)}.",
+                f"Ask for at most {_in_hours(max(most - added, timedelta(0)))}; most_hours of the operator sets this.",
+                pool=pool.name,
+            )
+
+
+def _in_hours(time: timedelta) -> str:
+    return f"{time.total_seconds() / 3600:g} hours"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +80,7 @@ def extend_demand(
     dag_id: str,
     run_id: str,
     run_is_over: Callable[[DemandKey], bool],
+    allowance: Allowance,
     by: timedelta | None = None,
     max_cost: float | None = None,
     reason: str = "",
@@ -53,18 +93,20 @@ def extend_demand(
 
     Args:
         dag_id, run_id: The run whose demand is extended, of any Airflow installation.
+        allowance: Which runs may be extended, and by how much.
         max_cost: What each of its blocks may cost instead of what its DAG says, over all tries; more than now. It
             does not exceed the pool's max_runtime.
         reason: Why; required for more money, and to go beyond the pool's max_runtime, counted from the demand's start.
-            It is kept with the demand, and `airflow gpu status` shows it.
+            Its first LONGEST_REASON characters are kept with the demand, and `airflow gpu status` shows them.
         block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's blocks on this pool.
 
     Raises:
         DemandNotExtended: The run is over, or wants no nodes of the pool now, or what is asked for is no more than it
-            has, or lacks a reason. Nothing is changed.
+            has, or not allowed, or lacks a reason. Nothing is changed.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used. Nothing is changed.
     """
-    pool, run, reason = reconciler.pool, f"{dag_id}/{run_id}", reason.strip()
+    pool, run, reason = reconciler.pool, one_line(f"{dag_id}/{run_id}"), reason_of(reason)
+    allowance.check_dag(pool, dag_id)
     if (by is None) == (max_cost is None):
         given = "neither hours nor max_cost is" if by is None else "both hours and max_cost are"
         raise DemandNotExtended(f"Pool {pool.name}: {given} given for {run}.", "Give one of the two.", pool=pool.name)
@@ -82,12 +124,15 @@ def extend_demand(
         raise DemandNotExtended(
             f"Run {run} is over; nothing was extended.", "Name a run that is still running.", run=run
         )
-    longer = _by_time(pool, by, reason) if by is not None else _by_money(reconciler, leases, max_cost or 0.0, reason)
+    if by is not None:
+        longer = _by_time(pool, by, reason, allowance)
+    else:
+        longer = _by_money(reconciler, leases, max_cost or 0.0, reason, allowance)
     before: dict[DemandKey, datetime] = {}
 
     def extended(lease: DemandLease) -> DemandLease:
         before[lease.key] = lease.until
-        return longer(lease)
+        return replace(longer(lease), unextended_until=lease.unextended_until or lease.until)
 
     outcome = reconciler.extend([lease.key for lease in leases], extended)
     after = [lease for lease in outcome.snapshot.leases if lease.key in before]
@@ -106,14 +151,11 @@ def extend_demand(
 
 
 def hours(given: float | str) -> timedelta:
-    """Read how much longer; raises DemandNotExtended where it is no number of hours, or more than a year."""
+    """Read how much longer; raises DemandNotExtended where it is no number of hours."""
     try:
-        more = timedelta(hours=float(given))
+        return timedelta(hours=float(given))
     except (TypeError, ValueError, OverflowError) as error:
         raise DemandNotExtended(f"hours={given!r} is not a number of hours.", "Give one, like 2 or 0.5.") from error
-    if more > _LONGEST:
-        raise DemandNotExtended(f"hours={given!r} is more than a year.", "Give fewer.")
-    return more
 
 
 def amount(given: float | str) -> float:
@@ -127,13 +169,14 @@ def amount(given: float | str) -> float:
     return found
 
 
-def _by_time(pool: GpuPool, by: timedelta, reason: str) -> Longer:
+def _by_time(pool: GpuPool, by: timedelta, reason: str, allowance: Allowance) -> Longer:
     def longer(lease: DemandLease) -> DemandLease:
         if by <= timedelta(0):
             hours_more = f"{by.total_seconds() / 3600:g} hours more"
             raise DemandNotExtended(
                 f"Pool {pool.name}: {hours_more} for {lease.key}.", "Give more than zero hours.", pool=pool.name
             )
+        allowance.check_time(pool, lease, by)
         _check_bound(pool, by, reason, lease)
         return replace(lease, until=lease.until + by, extended=reason or lease.extended or NO_REASON)
 
@@ -159,7 +202,9 @@ def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) 
         )
 
 
-def _by_money(reconciler: Reconciler, leases: list[DemandLease], max_cost: float, reason: str) -> Longer:
+def _by_money(
+    reconciler: Reconciler, leases: list[DemandLease], max_cost: float, reason: str, allowance: Allowance
+) -> Longer:
     """Return what gives demand more money: how long it lasts is asked before the pool's lock is taken."""
     pool, listed = reconciler.pool, reconciler.platform.list_prices()
     for lease in leases:
@@ -172,8 +217,9 @@ def _by_money(reconciler: Reconciler, leases: list[DemandLease], max_cost: float
     def longer(lease: DemandLease) -> DemandLease:
         _check_money(pool, max_cost, reason, lease)
         budget = budgets[lease.key]
-        until = min(budget.stops_by, lease.created_at + pool.max_runtime)
-        return replace(lease, budget=budget, until=max(lease.until, until))
+        until = max(lease.until, min(budget.stops_by, lease.created_at + pool.max_runtime))
+        allowance.check_time(pool, lease, until - lease.until)
+        return replace(lease, budget=budget, until=until)
 
     return longer
 

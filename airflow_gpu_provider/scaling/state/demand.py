@@ -99,6 +99,7 @@ class DemandLease:
         budget: What it may cost, which `until` goes by too; None where there is no limit.
         larger: Which of its nodes are for tasks that have run out of GPU memory, and of what machine type.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
+        unextended_until: Its `until` without any extension; None where nobody has extended it.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
     """
@@ -117,6 +118,7 @@ class DemandLease:
     budget: Budget | None = None
     larger: tuple[LargerGpu, ...] = ()
     extended: str = ""
+    unextended_until: datetime | None = None
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
     def live(self, now: datetime) -> bool:
@@ -160,6 +162,7 @@ class DemandLease:
             budget=notes.read_if_there("budget", Budget.parse, None),
             larger=notes.read_if_there("larger", _larger_gpus, ()),
             extended=notes.read_if_there("extended", reason_of, ""),
+            unextended_until=notes.read_if_there("unextended-until", time_of, None),
             unreadable=tuple(notes.unreadable),
         )
 
@@ -170,6 +173,7 @@ class DemandLease:
             "nodes": str(self.nodes),
             "until": format_time(self.until),
             "extended": self.extended,
+            "unextended-until": format_time(self.unextended_until) if self.unextended_until else "",
             "groups": json.dumps(self.groups) if self.groups else "",
             "gang": str(self.gang) if self.gang else "",
             "attempts": str(self.attempts) if self.attempts else "",

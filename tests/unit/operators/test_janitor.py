@@ -211,6 +211,80 @@ def test_more_time_for_a_block_that_wants_none_names_the_block(night: Janitors) 
         night.extend("r1", 1, living=("r1",), block_id="other")
 
 
+@pytest.mark.parametrize("dag_ids", [["team-a-*"], "nightly-2", ["NIGHTLY", "night"]])
+def test_another_team_s_run_is_refused(night: Janitors, dag_ids: Any) -> None:
+    night.ensure("r1")
+    before = night.status()["leases"]
+    with pytest.raises(DemandNotExtended, match=r"'nightly' may not be extended here. The operator's dag_ids allows "):
+        night.extend("r1", 1, living=("r1",), reason="ours is more important", dag_ids=dag_ids)
+    assert night.status()["leases"] == before
+    assert night.extend("r1", 1, living=("r1",), reason="it is ours", dag_ids=["team-a-*", "night*"])
+
+
+def test_all_extensions_of_a_run_together_have_a_limit(night: Janitors) -> None:
+    """By default max_runtime once more, which is six hours, whatever the run's Ensure does meanwhile."""
+    night.ensure("r1")
+    (before,) = night.status()["leases"]
+    with pytest.raises(DemandNotExtended, match=r"8760 hours more for nightly/r1 are not allowed.*at most 6 hours"):
+        night.extend("r1", 8760, living=("r1",), reason="x")
+    assert night.status()["leases"] == [before]
+    night.extend("r1", 4, living=("r1",), reason="x")
+    night.ensure("r1")
+    with pytest.raises(DemandNotExtended, match=r"4 hours were added before.*at most 2 hours"):
+        night.extend("r1", 2.5, living=("r1",), reason="x")
+    night.extend("r1", 2, living=("r1",), reason="x")
+    with pytest.raises(DemandNotExtended, match="at most 0 hours"):
+        night.extend("r1", 0.5, living=("r1",), reason="x")
+    assert night.extend("r1", 0.5, living=("r1",), reason="x", most_hours=6.5)
+
+
+def test_money_counts_against_the_same_limit(night: Janitors) -> None:
+    night.ensure("r1", max_cost=0.8)
+    with pytest.raises(DemandNotExtended, match=r"together may add 0.5 hours"):
+        night.extend("r1", "", living=("r1",), max_cost="1.6", reason="x", most_hours=0.5)
+    assert night.extend("r1", "", living=("r1",), max_cost="1.6", reason="x", most_hours=1.5)
+
+
+def test_a_reason_is_one_plain_line(night: Janitors) -> None:
+    night.ensure("r1")
+    night.extend("r1", 1, living=("r1",), reason="\x1b[2Jlarger\n\n data \u202eset" + "!" * 1000)
+    (lease,) = night.status()["leases"]
+    assert lease["extended"].startswith("larger data set!!!")
+    assert len(lease["extended"]) <= 300
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dag_ids": []},
+        {"dag_ids": [" "]},
+        {"dag_ids": [3]},
+        {"dag_ids": ["{{ params.dag_id }}"]},
+        {"most_hours": 0},
+        {"most_hours": float("nan")},
+        {"most_hours": 8761},
+        {"most_hours": True},
+        {"most_hours": "{{ params.hours }}"},
+    ],
+)
+def test_limits_that_are_none_are_refused_when_the_dag_is_parsed(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PoolSpecError, match=f"extend: {next(iter(wrong))}="):
+        extend(task_id="extend", gpu_pools=[TRAIN], **wrong)
+
+
+def test_an_extender_leaves_which_pools_it_has_before_it_does_anything(night: Janitors) -> None:
+    operator = ExtendGpuPoolOperator(
+        task_id="extend", gpu_pools=[night.pool], dag_id_of_run="", run_id="", hours="", dag_ids=["nightly"]
+    )
+    context = context_of(operator)
+    left: dict[str, Any] = {}
+    context["ti"].xcom_push = lambda key, value: left.update({key: value})
+    with pytest.raises(DemandNotExtended):
+        operator.execute(context)
+    assert left["extends"] == [{"pool": night.pool.name, "cluster": night.pool.cluster_identity}]
+    assert night.status()["cluster"] == night.pool.cluster_identity
+
+
 TRAIN = pool(name="train")
 TWO = [replace(TRAIN, name="first"), replace(TRAIN, name="last")]
 

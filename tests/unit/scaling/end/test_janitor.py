@@ -14,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.leases import LEASES, lease_manifest
 from airflow_gpu_provider.errors import ConnectionNotFound
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.end.janitor import Findings, look, reap_pools
-from airflow_gpu_provider.scaling.state.lock import KeptSpec
+from airflow_gpu_provider.scaling.state.lock import SPEC, KeptSpec, list_pool_specs
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeApiClient
 from tests.unit.scaling.pools import A, key, lease, machine, pod, pool, snapshot
 
 HERE = key("any").installation
@@ -102,15 +106,16 @@ def test_what_lives_keeps_its_pods_and_enough_machines(
 class Cluster:
     """One cluster, whose locks keep these specs, reached by any connection but those that are `away`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: EksGpuPool, away: Sequence[str] = ()) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: GpuPool, away: Sequence[str] = ()) -> None:
         specs = [
             KeptSpec(name=each.name, lock=f"uid-of-{each.name}", text=json.dumps(each.serialize())) for each in kept
         ]
         monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: specs)
         self._away = away
+        self.api: Any = None
         self.said: list[str] = []
 
-    def look_at(self, *pools: EksGpuPool) -> list[str]:
+    def look_at(self, *pools: GpuPool) -> list[str]:
         """Return which pools were looked at; `said` then has what is said of others."""
         self.said.clear()
         reaped = reap_pools(
@@ -127,10 +132,93 @@ class Cluster:
         return [each.pool for each in reaped if not each.error]
 
     def _connect(self, to: Any) -> Any:
-        if to.aws_conn_id in self._away:
+        if getattr(to, "aws_conn_id", "") in self._away:
             raise ConnectionNotFound("It is not there.")
         platform = SimpleNamespace(account=lambda: "here")
-        return SimpleNamespace(pool=to, api=None, platform=platform, snapshot=lambda: snapshot(spec=to))
+        return SimpleNamespace(pool=to, api=self.api, platform=platform, snapshot=lambda: snapshot())
+
+
+def external(name: str, **groups: Any) -> EksGpuPool:
+    return pool(name=name, manage="scale", instance_types=(), **groups)
+
+
+GKE = {"cluster_name": "ml", "project_id": "ml-project", "location": "us-central1", "max_nodes": 1}
+BARE = {"cordon_when_idle": True}
+
+
+@pytest.mark.parametrize(
+    ("named", "forged", "line"),
+    [
+        (pool(), external("forged", asg_names=["any-asg"]), "asg_names=any-asg"),
+        (pool(), external("forged", node_groups=["team-b-web"]), "node_groups=team-b-web"),
+        (
+            external("train", node_groups=["ours"]),
+            external("forged", asg_names=["ours"]),
+            "asg_names=ours",
+        ),
+        (
+            GkeGpuPool(name="train", machine_types=["g2-standard-4"], **GKE),
+            GkeGpuPool(name="forged", manage="scale", node_pools=["web"], **GKE),
+            "node_pools=web",
+        ),
+        (
+            KubernetesGpuPool(name="train", nodes=["gpu-1"], **BARE),
+            KubernetesGpuPool(name="forged", nodes=["gpu-1", "web-1"], **BARE),
+            "nodes=web-1",
+        ),
+        (
+            KubernetesGpuPool(name="train", nodes=["gpu-1"], **BARE),
+            KubernetesGpuPool(name="forged", node_selector_labels={"role": "web"}, **BARE),
+            "node_selector_labels=role=web",
+        ),
+    ],
+)
+def test_a_lease_does_not_choose_which_machines_of_others_are_changed(
+    monkeypatch: pytest.MonkeyPatch, named: GpuPool, forged: GpuPool, line: str
+) -> None:
+    """Whoever may write Leases in the namespace does not have the janitor's rights in the cloud, nor on nodes."""
+    cluster = Cluster(monkeypatch, forged)
+    assert cluster.look_at(named) == ["train"]
+    why = f"it scales {line}, which none of the pools that were named here does"
+    assert cluster.said == [f"pool forged, in the cluster of pool train, is left out: {why}"]
+
+
+def test_a_forgotten_pool_of_groups_that_a_named_one_has_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = [external("one", node_groups=["a"]), external("two", asg_names=["b"])]
+    cluster = Cluster(monkeypatch, external("forgotten", node_groups=["a"], asg_names=["b"]))
+    assert cluster.look_at(*named) == ["one", "two", "forgotten"]
+    elsewhere = external("one", node_groups=["a"], cluster_name="another")
+    assert cluster.look_at(elsewhere, pool()) == ["one", "train"]
+    assert len(cluster.said) == 1
+
+
+FORGOTTEN = pool(name="forgotten").serialize()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "edited by hand",
+        "[" * 100_000,
+        "[]",
+        '{"kind": ["eks"]}',
+        json.dumps({"kind": "eks", "name": "forgotten"}),
+        json.dumps({**FORGOTTEN, "max_nodes": None}),
+        json.dumps({**FORGOTTEN, "taints": [{}]}),
+        json.dumps({**FORGOTTEN, "name": "another"}),
+        json.dumps({**FORGOTTEN, "max_nodes": "{{ 1 }}"}),
+    ],
+)
+def test_a_spec_that_somebody_broke_ends_no_janitor(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    server = ApiServer()
+    for name, labels in (("lock-forgotten", {POOL_LABEL: "forgotten"}), ("lock-nobody-s", {})):
+        server.put(f"{LEASES}/{name}", lease_manifest(name, "lock", labels=labels, notes={SPEC: text}, spec={}))
+    cluster = Cluster(monkeypatch)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", list_pool_specs)
+    cluster.api = FakeApiClient(server)
+    three = [pool(name=f"one-{number}") for number in range(3)]
+    assert cluster.look_at(*three) == ["one-0", "one-1", "one-2"]
+    assert ["its spec cannot be read: " in line for line in cluster.said] == [True, True]
 
 
 ONES = [pool(name=f"one-{number}", aws_conn_id=f"conn_{number}") for number in range(4)]
