@@ -49,7 +49,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         `[{"pool", "run", "before", "until", "max_cost"}]`, one for each block, times in ISO 8601; `max_cost` is None
             for one without a limit.
 
-    Its pools are the XCom "extends", `[{"pool", "cluster"}]`, by which the page in the web UI finds this DAG.
+    Its pools are the XCom "extends_pools", `[{"pool", "cluster"}]`, by which the page in the web UI finds this DAG.
 
     Raises:
         PoolSpecError: No pool is given, or several without pool_name, or `dag_ids` or `most_hours` is not acceptable
@@ -113,7 +113,7 @@ class ExtendGpuPoolOperator(PoolOperator):
 
         # First of all: the page asks for a DAG that has these pools, not for one that has extended a run.
         pools = [{"pool": each.name, "cluster": each.cluster_identity} for each in self.gpu_pools]
-        context["ti"].xcom_push(key="extends", value=pools)
+        context["ti"].xcom_push(key="extends_pools", value=pools)
         pool, reason = self._chosen(), reason_of(self.reason or "")
         done = extend_demand(
             self._open(context, pool),

@@ -20,6 +20,9 @@ from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
 
 Conf = dict[str, Any]
 
+CLUSTER = "eks/aws_default/us-west-2/k8s-ml"
+"""`GpuPool.cluster_identity` of the pools that looks see, and that extend_run has."""
+
 BOOT, WORK, IDLE = timedelta(minutes=2), timedelta(hours=1), timedelta(seconds=90)
 
 
@@ -93,6 +96,7 @@ def status(pool: str, runs: dict[str, datetime], *, max_cost: float | None = Non
         return LeaseRow(pool=pool, run=run, installation="here", nodes=1, budget=budget, **times)
 
     seen: Conf = {
+        "cluster": CLUSTER,
         "where": "account 123456789012, cluster k8s-ml",
         "wanted": len(runs),
         "wanted_by": ", ".join(f"{run} (1 node)" for run in runs) or "nobody",
@@ -137,6 +141,11 @@ def error(task_id: str, ended_by: GpuError) -> Conf:
 
 def finding(result: Any, said: str, *, pool: str = "train-gpu", check: str = "quota", fix: str = "") -> Conf:
     return Finding(pool=pool, check=check, result=result, message=said, fix=fix).to_json()
+
+
+def extends(*pools: str) -> Conf:
+    """A run's conf of a DAG that extends runs on these pools: what its task leaves first of all."""
+    return {"extend": {"xcoms": {"extends_pools": [{"pool": name, "cluster": CLUSTER} for name in pools]}}}
 
 
 def look(statuses: Any, findings: list[Conf]) -> Conf:

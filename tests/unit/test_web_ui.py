@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -17,7 +18,18 @@ import airflow_gpu_provider
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.plugins import gpu_pools
 from airflow_gpu_provider.plugins.gpu_pools import BUNDLE, STATIC, GpuPoolsPlugin, bundle_url
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 
+EKS: dict[str, Any] = {"name": "train", "instance_types": ["g6.xlarge"], "max_nodes": 1}
+GKE: dict[str, Any] = {
+    "name": "train",
+    "gcp_conn_id": "g",
+    "project_id": "ml-project",
+    "location": "us-central1",
+    "cluster_name": "ml",
+    "machine_types": ["g2-standard-4"],
+    "max_nodes": 1,
+}
 TASKS = Path(__file__).parents[2] / "ui" / "src" / "tasks.ts"
 
 AS_A_TASK_LOADS_IT = """
@@ -47,6 +59,22 @@ def test_airflow_finds_page_tab_and_app() -> None:
 
 def test_the_address_is_relative_so_that_it_holds_below_a_sub_path() -> None:
     assert not bundle_url().startswith(("/", "http"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "cluster"),
+    [
+        (EksGpuPool(cluster_name="ml", region="us-west-2", **EKS), "eks/aws_default/us-west-2/ml"),
+        (EksGpuPool(cluster_name="ml", region="us-west-2", aws_conn_id=None, **EKS), "eks/None/us-west-2/ml"),
+        (GkeGpuPool(**GKE, impersonation_chain=["a@b", "c@d"]), "gke/g/a@b,c@d/ml-project/us-central1/ml"),
+        (GkeGpuPool(**GKE, impersonation_chain="a@b"), "gke/g/a@b/ml-project/us-central1/ml"),
+        (GkeGpuPool(**GKE), "gke/g//ml-project/us-central1/ml"),
+        (KubernetesGpuPool(name="train", nodes=["a"], kubernetes_conn_id="k"), "kubernetes/k/"),
+    ],
+)
+def test_a_pool_s_cluster_is_called_as_the_page_calls_it(pool: GpuPool, cluster: str) -> None:
+    """The page makes the same of a task's rendered spec: ui/test/records.test.ts has these pools, too."""
+    assert pool.cluster_identity == cluster
 
 
 def test_other_contents_have_another_address(tmp_path: Path) -> None:

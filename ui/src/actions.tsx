@@ -1,5 +1,5 @@
 // The buttons. Each calls Airflow's public API, which records it in the audit log. Airflow decides whether it is
-// allowed, so the buttons are always shown, and a refusal is shown as a message.
+// allowed, so what a user may not do is shown too, and a refusal is shown as a message.
 
 import { Box, Button, Dialog, Field, Input, Portal, Text } from "@chakra-ui/react";
 import { type FormEvent, type ReactNode, useState } from "react";
@@ -36,38 +36,30 @@ async function waits(dagId: string): Promise<string> {
   return dag.is_paused ? ` The DAG ${dagId} is paused: it runs once it is unpaused.` : "";
 }
 
-async function trigger(dagId: string, conf: Record<string, unknown>, operator: string) {
+async function trigger(dagId: string, conf: Record<string, unknown>) {
   try {
     return await post<{ dag_run_id: string }>(`dags/${segment(dagId)}/dagRuns`, { logical_date: null, conf });
   } catch (error) {
     if (!(error instanceof ApiError) || error.status !== 404) throw error;
-    throw new ApiError(404, `There is no DAG ${dagId} that you may run, and none with ${operator} has run yet: example_dags has one.`);
+    throw new ApiError(404, `There is no DAG ${dagId} that you may run.`);
   }
 }
 
-type LookNowProps = { janitor: string | null; pool?: string; isSeen?: boolean; done: () => void };
+type LookNowProps = { janitor: string; pool: string; done: () => void };
 
-/**
- * `janitor` is the DAG that checked last; if none has, the one in this package's examples is tried. `isSeen`: it has
- * checked this pool.
- */
-export const LookNow = ({ janitor, pool, isSeen, done }: LookNowProps) => {
+/** `janitor` is the DAG that checked this pool last. */
+export const LookNow = ({ janitor, pool, done }: LookNowProps) => {
   const { busy, call, said } = useCall(done);
   const press = () =>
     void call(async () => {
-      const dagId = janitor ?? "janitor";
-      const going = await looksOf(dagId);
-      if (going) return `A check is already running: ${dagId}, ${going.dag_run_id}.${await waits(dagId)}`;
-      const run = await trigger(dagId, {}, "GpuPoolStatusOperator");
-      const shown =
-        pool && !isSeen
-          ? `${pool} is shown where its GpuPoolStatusOperator has it in gpu_pools, which it had not at its last check.`
-          : "what it sees is shown within minutes.";
-      return `${dagId} was started as ${run.dag_run_id}: ${shown}${await waits(dagId)}`;
+      const going = await looksOf(janitor);
+      if (going) return `A check is already running: ${janitor}, ${going.dag_run_id}.${await waits(janitor)}`;
+      const run = await trigger(janitor, {});
+      return `${janitor} was started as ${run.dag_run_id}: what it sees is shown within minutes.${await waits(janitor)}`;
     });
   return (
     <Box>
-      <Button size="xs" variant="outline" loading={busy} onClick={press} aria-label={pool ? `Look now at ${pool}` : undefined}>
+      <Button size="xs" variant="outline" loading={busy} onClick={press} aria-label={`Look now at ${pool}`}>
         Look now
       </Button>
       {said}
@@ -108,7 +100,8 @@ export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
   );
 };
 
-type MoreProps = { pool: string; run: Of; extender: string | null; done: () => void };
+/** `extender` is a DAG that has this pool; whose runs it extends, and by how much, is its own matter. */
+type MoreProps = { pool: string; run: Of; extender: string; done: () => void };
 
 export const MoreTime = (props: MoreProps) => (
   <More
@@ -117,8 +110,8 @@ export const MoreTime = (props: MoreProps) => (
     title="Keep the nodes longer?"
     label="Hours more"
     first="1"
-    refusal={`Hours is a number above 0, and no more than ${MOST_HOURS}.`}
-    confOf={(typed) => (hoursOf(typed) === null ? null : { hours: hoursOf(typed) })}
+    refusal="Hours is a number above 0."
+    confOf={(typed) => (amountOf(typed) === null ? null : { hours: amountOf(typed) })}
   >
     The nodes of {props.pool} stay longer for the run {props.run.runId} of {props.run.dagId}. Beyond the pool&apos;s max_runtime
     it takes a reason. A pod that runs already keeps its own deadline.
@@ -161,16 +154,15 @@ const More = ({ pool, run, extender, done, name, title, label, first, refusal, c
     if (asked === null) return refuse(refusal);
     return void call(async () => {
       const conf = { pool, dag_id: run.dagId, run_id: run.runId, ...asked, reason };
-      const dagId = extender ?? "extend_run";
-      const started = await trigger(dagId, conf, "ExtendGpuPoolOperator");
-      const paused = await waits(dagId);
-      return paused ? `${dagId} was started as ${started.dag_run_id}.${paused}` : outcome(dagId, started.dag_run_id);
+      const started = await trigger(extender, conf);
+      const paused = await waits(extender);
+      return paused ? `${extender} was started as ${started.dag_run_id}.${paused}` : outcome(extender, started.dag_run_id);
     });
   };
   return (
     <Confirm {...{ busy, confirm, said, forget, done, name, title }} of={run.runId} verb="Ask">
       <Text overflowWrap="anywhere" mb={3}>
-        {children}
+        {children} It is asked of the DAG {extender}.
       </Text>
       <Field.Root mb={2}>
         <Field.Label>{label}</Field.Label>
@@ -184,7 +176,6 @@ const More = ({ pool, run, extender, done, name, title, label, first, refusal, c
   );
 };
 
-const MOST_HOURS = 8760;
 const LOOKS = 12;
 const LOOK_AGAIN = 5_000;
 
@@ -192,12 +183,6 @@ const LOOK_AGAIN = 5_000;
 export function amountOf(typed: string): number | null {
   const amount = /^\s*\d+([.,]\d+)?\s*$/.test(typed) ? Number(typed.replace(",", ".")) : NaN;
   return amount > 0 ? amount : null;
-}
-
-/** The hours as typed, as a number; null if invalid. */
-export function hoursOf(typed: string): number | null {
-  const hours = amountOf(typed);
-  return hours !== null && hours <= MOST_HOURS ? hours : null;
 }
 
 /** The outcome of the run that gives more time or money, waited for up to a minute. */

@@ -1,6 +1,7 @@
 // A run's nodes as lanes on one clock: one per task that requests, uses or releases them, and one per machine.
 
 import { type Failure, type GpuUse, type Machine, type Phase, type Refusal, type TimedPhase, type Usage } from "./records.ts";
+import type { PoolId } from "./pools.ts";
 import { PODS, type Task } from "./tasks.ts";
 
 export type RunRecords = {
@@ -10,7 +11,7 @@ export type RunRecords = {
   gpus: { task: Task; gpus: GpuUse[] }[];
   failures: Failure[];
   refusals: { task: Task; refusals: Refusal[] }[];
-  bills: { task: Task; pool: string | null; usage: Usage | null; why: string }[];
+  bills: { task: Task; pool: PoolId | null; usage: Usage | null; why: string }[];
 };
 
 export type Piece = { from: number; to: number; kind: Phase | "other"; said: string };

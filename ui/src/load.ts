@@ -3,11 +3,13 @@
 
 import { ApiError, eachOf, get, list, post, runPath, segment } from "./api.ts";
 import type { Night } from "./nights.ts";
+import { dagsOf, keyOf as keyOfPool, type PoolId } from "./pools.ts";
 import {
   type Failure,
   type Finding,
   inOrder,
   type Leftover,
+  readExtends,
   readFailure,
   readFindings,
   readLeft,
@@ -18,7 +20,6 @@ import {
 } from "./records.ts";
 import {
   DOCTOR,
-  EXTEND,
   lastOfEach,
   LIVE,
   type LiveRun,
@@ -90,21 +91,21 @@ export type Now = {
   leftovers: { leftover: Leftover; task: Task }[];
   unreadable: Look[];
   red: Look[];
-  janitor: string | null;
   running: Task[];
-  extender: string | null;
+  /** The DAG that extends runs on a pool, by the pool's key; none for a pool without one. */
+  extenders: Map<string, string>;
   period: number;
   at: number;
 };
 
 export async function loadNow(): Promise<Now> {
-  const [live, looks] = await Promise.all([
+  const [live, looks, extending] = await Promise.all([
     list<Task>(ALL_TASKS, "task_instances", { operator: OF_A_RUN, state: LIVE, order_by: "-run_after" }, 100),
-    list<Task>(ALL_TASKS, "task_instances", { operator: [STATUS, DOCTOR, REAP, EXTEND], order_by: "-run_after" }, 100),
+    list<Task>(ALL_TASKS, "task_instances", { operator: [STATUS, DOCTOR, REAP], order_by: "-run_after" }, 100),
+    list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "extends_pools", order_by: "-run_after" }, 100),
   ]);
   const tasks = looks.found;
   const unreadable: Look[] = [];
-  const janitors = tasks.filter((each) => each.operator !== EXTEND);
   return {
     live: liveRuns(live.found),
     pools: await poolsNow(tasks, unreadable),
@@ -112,10 +113,9 @@ export async function loadNow(): Promise<Now> {
     leftovers: await leftoversNow(tasks),
     unreadable,
     red: redLooks(tasks),
-    janitor: (janitors.find((each) => each.operator === STATUS) ?? janitors[0])?.dag_id ?? null,
-    running: janitors.filter((each) => LIVE.includes(each.state ?? "") || each.state === "scheduled"),
-    extender: tasks.find((each) => each.operator === EXTEND)?.dag_id ?? null,
-    period: lookPeriod(janitors),
+    running: tasks.filter((each) => LIVE.includes(each.state ?? "") || each.state === "scheduled"),
+    extenders: await extendersOf(extending.found),
+    period: lookPeriod(tasks),
     at: Date.now(),
   };
 }
@@ -127,10 +127,25 @@ async function poolsNow(tasks: Task[], unreadable: Look[]): Promise<PoolNow[]> {
     if (!Array.isArray(value)) unreadable.push({ task, why: whyUnreadable(value) });
     for (const status of readStatus(value)) {
       const at = task.end_date ?? task.run_after;
-      if (!pools.has(status.pool)) pools.set(status.pool, { status, at, task });
+      const key = keyOfPool(status.pool);
+      if (!pools.has(key)) pools.set(key, { status, at, task });
     }
   }
-  return [...pools.values()].sort((one, other) => one.status.pool.localeCompare(other.status.pool));
+  return [...pools.values()];
+}
+
+/** By what each DAG's task has left last, and no other DAG: a pool's runs are extended by a DAG that had the pool. */
+async function extendersOf(entries: Entry[]): Promise<Map<string, string>> {
+  const last = new Map<string, Entry>();
+  for (const entry of entries) {
+    const task = JSON.stringify([entry.dag_id, entry.task_id]);
+    if (!last.has(task)) last.set(task, entry);
+  }
+  const read = async (entry: Entry) => ({
+    dagId: entry.dag_id,
+    pools: readExtends(await valueOf(entry).catch((): PoolId[] => [])),
+  });
+  return dagsOf(await eachOf([...last.values()], read));
 }
 
 async function findingsNow(tasks: Task[], unreadable: Look[]) {

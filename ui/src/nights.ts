@@ -3,6 +3,7 @@
 import { runPath } from "./api.ts";
 import { day } from "./format.ts";
 import { type Computed, type Failure, PHASES, type Phase, type Usage } from "./records.ts";
+import type { PoolId } from "./pools.ts";
 import type { Task } from "./tasks.ts";
 
 /**
@@ -11,7 +12,7 @@ import type { Task } from "./tasks.ts";
  */
 export type Night = {
   task: Task;
-  pool: string | null;
+  pool: PoolId | null;
   usage: Usage | null;
   why: string;
   red: boolean;

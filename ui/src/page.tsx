@@ -6,9 +6,9 @@ import { useSearchParams } from "react-router-dom";
 
 import { Bars, costOf, extraOf } from "./chart.tsx";
 import { count, day as dayOf, duration, moment, money, timeZone } from "./format.ts";
-import { LookNow } from "./actions.tsx";
 import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
 import { add, beginOf, byDag, byDay, computedIn, extraCost, type Night, noTotal, type Total } from "./nights.ts";
+import { keyOf, meant, once, type PoolId, titleOf } from "./pools.ts";
 import { PHASES } from "./records.ts";
 import { PoolCard } from "./pool-card.tsx";
 import { useLoaded } from "./use-loaded.ts";
@@ -49,7 +49,7 @@ function useWhenOneEnds(now: Now | null, then: () => void) {
   const before = useRef(new Set<string>());
   useEffect(() => {
     if (!now) return;
-    const live = new Set(now.live.map((run) => `${run.dagId} ${run.runId} ${run.pool}`));
+    const live = new Set(now.live.map((run) => `${run.dagId} ${run.runId} ${run.pool && keyOf(run.pool)}`));
     if ([...before.current].some((run) => !live.has(run))) then();
     before.current = live;
   }, [now]);
@@ -94,33 +94,35 @@ const Health = ({ now }: { now: Now }) => {
 };
 
 const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reload: () => void }) => {
-  const seen = new Map(now.pools.map((pool) => [pool.status.pool, pool]));
+  const seen = new Map(now.pools.map((pool) => [keyOf(pool.status.pool), pool]));
   const live = now.live.map((run) => run.pool).filter((pool) => pool !== null);
   const past = (nights?.nights ?? []).map((night) => night.pool).filter((pool) => pool !== null);
-  const names = [...new Set([...seen.keys(), ...live, ...past])].sort();
+  const named = [...now.pools.map((pool) => pool.status.pool), ...live, ...past];
+  const pools = once(named.map((pool) => meant(pool, named)));
+  const isOf = (pool: PoolId) => (each: { pool: PoolId | null }) =>
+    each.pool !== null && keyOf(meant(each.pool, named)) === keyOf(pool);
   const lost = now.live.filter((run) => run.pool === null);
   return (
     <Section title="Pools now">
-      {!names.length ? (
-        <>
-          <Sentence>
-            No task has checked a pool yet, and no run has used one in {DAYS} days. Schedule a DAG with GpuPoolStatusOperator,
-            as in example_dags/janitor.py.
-          </Sentence>
-          <LookNow janitor={now.janitor} done={reload} />
-        </>
+      {!pools.length ? (
+        <Sentence>
+          No task has checked a pool yet, and no run has used one in {DAYS} days. Schedule a DAG with GpuPoolStatusOperator,
+          as in example_dags/janitor.py.
+        </Sentence>
       ) : null}
       {now.running.length ? (
         <Sentence>
           A check is running: <TaskLink task={now.running[0]!} />.
         </Sentence>
       ) : null}
-      {names.map((name) => (
+      {pools.map((pool) => (
         <PoolCard
-          key={name}
-          pool={name}
-          seen={seen.get(name)}
-          nights={(nights?.nights ?? []).filter((night) => night.pool === name)}
+          key={keyOf(pool)}
+          pool={pool}
+          title={titleOf(pool, pools)}
+          seen={seen.get(keyOf(pool))}
+          live={now.live.filter(isOf(pool))}
+          nights={(nights?.nights ?? []).filter(isOf(pool))}
           now={now}
           reload={reload}
         />
@@ -145,8 +147,8 @@ const History = ({ found }: { found: Nights }) => {
     });
   const pool = query.get("pool");
   const chosenDay = query.get("day");
-  const pools = [...new Set(found.nights.map((night) => night.pool ?? "unknown"))].sort();
-  const nights = found.nights.filter((night) => !pool || (night.pool ?? "unknown") === pool);
+  const pools = [...new Set(found.nights.map((night) => night.pool?.name ?? "unknown"))].sort();
+  const nights = found.nights.filter((night) => !pool || (night.pool?.name ?? "unknown") === pool);
   const shown = nights.filter((night) => !chosenDay || dayOf(beginOf(night)) === chosenDay);
   const filters = pools.length > 1 ? <Filter names={pools} chosen={pool} choose={(name) => choose("pool", name)} /> : null;
   if (!found.nights.length) {
@@ -276,7 +278,7 @@ const NightRow = ({ night }: { night: Night }) => {
         </NodesLink>{" "}
         {night.red ? <Badge colorPalette="red">{task.state === "failed" ? "scale-down failed" : "run failed"}</Badge> : null}
         <Text fontSize="xs" color="fg.muted">
-          {night.pool ?? "unknown pool"}
+          {night.pool?.name ?? "unknown pool"}
           {usage ? "" : `: its scale-down ${night.why}, so its node time is unknown`}
         </Text>
         {night.failure ? <Failed failure={night.failure} /> : null}

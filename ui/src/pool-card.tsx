@@ -7,23 +7,32 @@ import { LookNow, MoreMoney, MoreTime, ZeroNow } from "./actions.tsx";
 import { count, duration, moment, money, UNKNOWN } from "./format.ts";
 import type { Now, PoolNow } from "./load.ts";
 import type { Night } from "./nights.ts";
+import { keyOf, type PoolId } from "./pools.ts";
 import { type Budget, type Hang, type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
 import { endOf, type LiveRun, type Stage } from "./tasks.ts";
 import { Notice, NodesLink, RunLink, Sentence, TaskLink, Wide } from "./words.tsx";
 
-type Props = { pool: string; seen: PoolNow | undefined; nights: readonly Night[]; now: Now; reload: () => void };
+type Props = {
+  pool: PoolId;
+  title: string;
+  seen: PoolNow | undefined;
+  live: LiveRun[];
+  nights: readonly Night[];
+  now: Now;
+  reload: () => void;
+};
 
-export const PoolCard = ({ pool, seen, nights, now, reload }: Props) => {
-  const live = now.live.filter((run) => run.pool === pool);
+export const PoolCard = ({ pool, title, seen, live, nights, now, reload }: Props) => {
+  const extender = now.extenders.get(keyOf(pool)) ?? null;
   const newer = now.red.find((look) => seen && look.task.dag_id === seen.task.dag_id);
   return (
-    <Box borderWidth={1} borderRadius="md" p={4} mt={3} data-pool={pool}>
+    <Box borderWidth={1} borderRadius="md" p={4} mt={3} data-pool={pool.name} data-cluster={pool.cluster ?? ""}>
       <Box display="flex" flexWrap="wrap" gap={3} alignItems="center">
         <Heading as="h3" size="sm" overflowWrap="anywhere">
-          {pool}
+          {title}
         </Heading>
         <Box flex={1} />
-        <LookNow janitor={seen?.task.dag_id ?? now.janitor} pool={pool} isSeen={Boolean(seen)} done={reload} />
+        {seen ? <LookNow janitor={seen.task.dag_id} pool={pool.name} done={reload} /> : null}
       </Box>
       {seen ? <Counts status={seen.status} /> : null}
       {seen ? <AsOf seen={seen} now={now} /> : <Sentence>{NO_LOOK}</Sentence>}
@@ -32,13 +41,16 @@ export const PoolCard = ({ pool, seen, nights, now, reload }: Props) => {
           The last check failed, so this is what an earlier one saw: see <TaskLink task={newer.task} />.
         </Notice>
       ) : null}
-      <Runs pool={pool} live={live} seen={seen} ended={endedSince(nights, seen)} now={now} reload={reload} />
+      <Runs pool={pool} live={live} seen={seen} ended={endedSince(nights, seen)} extender={extender} reload={reload} />
       {seen ? <Machines status={seen.status} /> : null}
     </Box>
   );
 };
 
-const NO_LOOK = "No task has checked this pool yet: put GpuPoolStatusOperator into a DAG on a schedule, as example_dags/janitor.py does.";
+const NO_LOOK = "No task has checked this pool yet, so there is no button for it: put GpuPoolStatusOperator into a DAG on a schedule, as example_dags/janitor.py does.";
+
+const NO_EXTENDER =
+  "There is no button for more time: no ExtendGpuPoolOperator with this pool in gpu_pools has run yet, as example_dags/extend_run.py has one.";
 
 const known = (value: number | null) => (value === null ? UNKNOWN : String(value));
 
@@ -115,44 +127,47 @@ function rowsOf(live: readonly LiveRun[], leases: readonly Lease[]): RunRow[] {
 }
 
 type RunsProps = {
-  pool: string;
+  pool: PoolId;
   live: LiveRun[];
   seen: PoolNow | undefined;
   ended: readonly Night[];
-  now: Now;
+  extender: string | null;
   reload: () => void;
 };
 
-const Runs = ({ pool, live, seen, ended, now, reload }: RunsProps) => {
+const Runs = ({ pool, live, seen, ended, extender, reload }: RunsProps) => {
   const rows = rowsOf(live, seen?.status.leases ?? []);
   if (!rows.length) {
     const others = seen && (seen.status.wanted ?? 0) > 0 ? seen.status.wanted_by : "";
     return <Sentence>{others ? `Wanted by ${others}.` : "No run wants nodes of this pool now."}</Sentence>;
   }
   return (
-    <Wide>
-      <Table.Root size="sm" variant="line" mt={2} style={{ tableLayout: "fixed" }}>
-        <Table.Header>
-          <Table.Row>
-            <Table.ColumnHeader w="40%">Wanted by</Table.ColumnHeader>
-            <Table.ColumnHeader w="26%">Until</Table.ColumnHeader>
-            <Table.ColumnHeader>Now</Table.ColumnHeader>
-            <Table.ColumnHeader w="190px" />
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {rows.map((row) => (
-            <RunRowView key={row.name} row={row} alone={rows.length === 1} {...{ pool, seen, ended, now, reload }} />
-          ))}
-        </Table.Body>
-      </Table.Root>
-    </Wide>
+    <>
+      <Wide>
+        <Table.Root size="sm" variant="line" mt={2} style={{ tableLayout: "fixed" }}>
+          <Table.Header>
+            <Table.Row>
+              <Table.ColumnHeader w="40%">Wanted by</Table.ColumnHeader>
+              <Table.ColumnHeader w="26%">Until</Table.ColumnHeader>
+              <Table.ColumnHeader>Now</Table.ColumnHeader>
+              <Table.ColumnHeader w="190px" />
+            </Table.Row>
+          </Table.Header>
+          <Table.Body>
+            {rows.map((row) => (
+              <RunRowView key={row.name} row={row} alone={rows.length === 1} {...{ pool, seen, ended, extender, reload }} />
+            ))}
+          </Table.Body>
+        </Table.Root>
+      </Wide>
+      {extender ? null : <Sentence>{NO_EXTENDER}</Sentence>}
+    </>
   );
 };
 
 type RunRowProps = Omit<RunsProps, "live"> & { row: RunRow; alone: boolean };
 
-const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps) => {
+const RunRowView = ({ row, alone, pool, seen, ended, extender, reload }: RunRowProps) => {
   const over = row.live ? undefined : ended.find(({ task }) => task.dag_id === row.dagId && task.dag_run_id === row.runId);
   const pods = (seen?.status.machines ?? []).flatMap((machine) => machine.pods);
   const budgets = row.leases.filter((lease) => lease.budget);
@@ -190,10 +205,10 @@ const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps)
       <Table.Cell>
         {row.dagId && !over ? (
           <Box display="flex" gap={1} flexWrap="wrap" justifyContent="end">
-            <MoreTime pool={pool} run={row} extender={now.extender} done={reload} />
-            {budgets.length ? (
+            {extender ? <MoreTime pool={pool.name} run={row} extender={extender} done={reload} /> : null}
+            {extender && budgets.length ? (
               <MoreMoney
-                {...{ pool, currency, extender: now.extender, run: row, done: reload }}
+                {...{ pool: pool.name, currency, extender, run: row, done: reload }}
                 most={Math.max(...budgets.map(({ budget }) => budget!.most))}
               />
             ) : null}

@@ -1,6 +1,8 @@
 // What this package's tasks leave in XCom (docs/xcom.md), read defensively: a missing field, or a custom XCom backend's
 // reference in place of a value, is unknown (null).
 
+import type { PoolId } from "./pools.ts";
+
 export type Phase = "booting" | "working" | "idle";
 export const PHASES: readonly Phase[] = ["booting", "working", "idle"];
 
@@ -92,7 +94,7 @@ export type Lease = {
 };
 
 export type Status = {
-  pool: string;
+  pool: PoolId;
   where: string;
   wanted: number | null;
   wanted_by: string;
@@ -253,9 +255,14 @@ export function readLeft(value: unknown): Leftover[] {
   ]);
 }
 
+const poolIn = (value: Json): PoolId => ({ name: text(value.pool), cluster: text(value.cluster) || null });
+
+/** The pools whose runs a task may extend. */
+export const readExtends = (value: unknown): PoolId[] => objects(value).map(poolIn).filter((pool) => pool.name);
+
 export function readStatus(value: unknown): Status[] {
   return objects(value).map((each) => ({
-    pool: text(each.pool),
+    pool: poolIn(each),
     where: text(each.where),
     wanted: number(each.wanted),
     wanted_by: text(each.wanted_by),

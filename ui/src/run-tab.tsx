@@ -158,7 +158,7 @@ const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
     const ended = !LIVE.includes(task.state ?? "") && (task.state === "success" || task.state === "failed");
     return (
       <Sentence>
-        {pool ?? "Unknown pool"}: <TaskLink task={task} />{" "}
+        {pool?.name ?? "Unknown pool"}: <TaskLink task={task} />{" "}
         {ended ? `${why}, so what its nodes cost is unknown.` : "has not ended; it writes the bill."}
       </Sentence>
     );
@@ -166,7 +166,7 @@ const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
   return (
     <Box my={3} data-bill={task.task_id}>
       <Text>
-        {pool ?? "Unknown pool"}: {usage.machines === null ? "unknown nodes" : count(usage.machines, "node")}, {words(usage)} (
+        {pool?.name ?? "Unknown pool"}: {usage.machines === null ? "unknown nodes" : count(usage.machines, "node")}, {words(usage)} (
         <TaskLink task={task} />)
       </Text>
       {task.state === "failed" ? <Notice status="error">The scale-down failed: see its log for what is left.</Notice> : null}

@@ -1,5 +1,7 @@
 // What the states of this package's tasks show between two checks of the cluster.
 
+import { clusterOf, keyOf, meant, once, type PoolId } from "./pools.ts";
+
 export type Task = {
   dag_id: string;
   dag_run_id: string;
@@ -22,23 +24,27 @@ export const OF_A_RUN = [...ENSURE, ...PLUGIN, ...PODS, ...SCALE_DOWN];
 export const STATUS = "GpuPoolStatusOperator";
 export const DOCTOR = "GpuPoolDoctorOperator";
 export const REAP = "ReapGpuPoolsOperator";
-export const EXTEND = "ExtendGpuPoolOperator";
 export const LIVE = ["running", "deferred", "queued", "restarting", "up_for_retry", "up_for_reschedule"];
 
 const WAITING = ["queued", "up_for_retry", "up_for_reschedule"];
 
 export type Stage = "waiting" | "booting" | "working" | "draining";
 
-export type LiveRun = { dagId: string; runId: string; pool: string | null; stage: Stage; tasks: Task[] };
+export type LiveRun = { dagId: string; runId: string; pool: PoolId | null; stage: Stage; tasks: Task[] };
 
-/** The pool of a task, from its rendered argument or the block's name in its id; null if neither has it. */
-export function poolOf(task: Task): string | null {
+/**
+ * The pool of a task, from its rendered argument, or the block's name in its id; null if neither has it. A long argument
+ * is rendered as text, which Airflow cuts off: its cluster is not known then.
+ */
+export function poolOf(task: Task): PoolId | null {
   const spec = task.rendered_fields?.gpu_pool;
-  if (typeof spec === "object" && spec !== null && "name" in spec) return String(spec.name);
+  if (typeof spec === "object" && spec !== null && "name" in spec) {
+    return { name: String(spec.name), cluster: clusterOf(spec as Record<string, unknown>) };
+  }
   const named = typeof spec === "string" ? /['"]?\bname['"]?\s*[=:]\s*['"]([^'"]+)['"]/.exec(spec) : null;
-  if (named) return named[1]!;
+  if (named) return { name: named[1]!, cluster: null };
   const group = /^(?:.*\.)?([^.]+)\.(?:ensure|device_plugin|scale_down)$/.exec(task.task_id);
-  return group ? group[1]! : null;
+  return group ? { name: group[1]!, cluster: null } : null;
 }
 
 export function stageOf(task: Task): Stage {
@@ -54,9 +60,10 @@ export function liveRuns(tasks: readonly Task[]): LiveRun[] {
   const pools = poolsOfRuns(tasks);
   for (const task of tasks) {
     const run = JSON.stringify([task.dag_id, task.dag_run_id]);
-    const known = pools.get(run);
-    const pool = poolOf(task) ?? (known?.size === 1 ? [...known][0]! : null);
-    const key = `${run} ${pool}`;
+    const known = pools.get(run) ?? [];
+    const own = poolOf(task);
+    const pool = own ? meant(own, known) : known.length === 1 ? known[0]! : null;
+    const key = `${run} ${pool && keyOf(pool)}`;
     const entry = found.get(key) ?? newRun(task, pool);
     entry.tasks.push(task);
     entry.stage = later(entry.stage, stageOf(task));
@@ -65,7 +72,7 @@ export function liveRuns(tasks: readonly Task[]): LiveRun[] {
   return [...found.values()];
 }
 
-const newRun = (task: Task, pool: string | null): LiveRun => ({
+const newRun = (task: Task, pool: PoolId | null): LiveRun => ({
   dagId: task.dag_id,
   runId: task.dag_run_id,
   pool,
@@ -73,15 +80,15 @@ const newRun = (task: Task, pool: string | null): LiveRun => ({
   tasks: [],
 });
 
-function poolsOfRuns(tasks: readonly Task[]): Map<string, Set<string>> {
-  const pools = new Map<string, Set<string>>();
+function poolsOfRuns(tasks: readonly Task[]): Map<string, PoolId[]> {
+  const pools = new Map<string, PoolId[]>();
   for (const task of tasks) {
     const pool = poolOf(task);
     if (pool === null) continue;
     const run = JSON.stringify([task.dag_id, task.dag_run_id]);
-    pools.set(run, (pools.get(run) ?? new Set()).add(pool));
+    pools.set(run, [...(pools.get(run) ?? []), pool]);
   }
-  return pools;
+  return new Map([...pools].map(([run, found]) => [run, once(found.map((pool) => meant(pool, found)))]));
 }
 
 /** A run that works is shown as working, whatever else it does. */

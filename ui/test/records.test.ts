@@ -6,6 +6,7 @@ import { laneOfMachine } from "../src/lanes.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
 import {
   inOrder,
+  readExtends,
   readFailure,
   readFindings,
   readGpus,
@@ -16,6 +17,7 @@ import {
   whyItStays,
   xcomValue,
 } from "../src/records.ts";
+import { clusterOf, dagsOf, keyOf, meant, once, titleOf } from "../src/pools.ts";
 import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
 
 const BILL = {
@@ -45,7 +47,7 @@ const task = (changed: Partial<Task> = {}): Task => ({
 
 const night = (value: unknown, changed: Partial<Task> = {}): Night => ({
   task: task(changed),
-  pool: "train-gpu",
+  pool: { name: "train-gpu", cluster: null },
   usage: readUsage(value),
   why: "",
   red: changed.state === "failed",
@@ -140,17 +142,17 @@ test("the run of a lease, whose id may have anything but a slash", () => {
 });
 
 test("a task's pool is its rendered argument's, else its block's", () => {
-  assert.equal(poolOf(task({ rendered_fields: { gpu_pool: { name: "big", kind: "eks" } } })), "big");
-  assert.equal(poolOf(task({ rendered_fields: { gpu_pool: "Truncated. {'kind': 'eks', 'name': 'big'..." } })), "big");
-  assert.equal(poolOf(task()), "train-gpu");
-  assert.equal(poolOf(task({ task_id: "group.train-gpu.ensure" })), "train-gpu");
+  assert.equal(poolOf(task({ rendered_fields: { gpu_pool: { name: "big", kind: "eks" } } }))?.name, "big");
+  assert.deepEqual(poolOf(task({ rendered_fields: { gpu_pool: "Truncated. {'kind': 'eks', 'name': 'big'..." } })), { name: "big", cluster: null });
+  assert.deepEqual(poolOf(task()), { name: "train-gpu", cluster: null });
+  assert.deepEqual(poolOf(task({ task_id: "group.train-gpu.ensure" })), { name: "train-gpu", cluster: null });
   assert.equal(poolOf(task({ task_id: "train" })), null);
 });
 
 test("a pod without a word of its pool is of its run's only one", () => {
   const ensure = task({ task_id: "train-gpu.ensure", operator: "EnsureGpuPoolOperator", state: "running" });
   const pod = task({ task_id: "train", operator: "GpuPodOperator", state: "deferred" });
-  assert.deepEqual(liveRuns([ensure, pod]).map(({ pool, stage }) => [pool, stage]), [["train-gpu", "working"]]);
+  assert.deepEqual(liveRuns([ensure, pod]).map(({ pool, stage }) => [pool?.name, stage]), [["train-gpu", "working"]]);
   assert.deepEqual(liveRuns([pod]).map(({ pool }) => pool), [null]);
   assert.deepEqual(liveRuns([ensure]).map(({ stage }) => stage), ["booting"]);
   const retried = { ...pod, state: "up_for_retry" };
@@ -256,4 +258,54 @@ test("demand with a limit has what is left of it; without one, or of an earlier 
     raised: "",
   });
   assert.deepEqual([budgetOf({}), budgetOf(undefined), budgetOf("unknown")], [null, null, null]);
+});
+
+const EKS = { kind: "eks", name: "train", aws_conn_id: "aws_default", region: "us-west-2", cluster_name: "ml" };
+const GKE = { kind: "gke", gcp_conn_id: "g", impersonation_chain: ["a@b", "c@d"], project_id: "ml-project", location: "us-central1", cluster_name: "ml" };
+
+test("a spec's cluster is called as GpuPool.cluster_identity calls it", () => {
+  // tests/unit/test_web_ui.py has the same pools in Python.
+  assert.equal(clusterOf(EKS), "eks/aws_default/us-west-2/ml");
+  assert.equal(clusterOf({ ...EKS, aws_conn_id: null }), "eks/None/us-west-2/ml");
+  assert.equal(clusterOf(GKE), "gke/g/a@b,c@d/ml-project/us-central1/ml");
+  assert.equal(clusterOf({ ...GKE, impersonation_chain: null }), "gke/g//ml-project/us-central1/ml");
+  assert.equal(clusterOf({ ...GKE, impersonation_chain: "a@b" }), "gke/g/a@b/ml-project/us-central1/ml");
+  assert.equal(clusterOf({ kind: "kubernetes", kubernetes_conn_id: "k", cluster_context: null }), "kubernetes/k/");
+  assert.equal(clusterOf({ ...EKS, region: undefined }), null);
+  assert.equal(clusterOf({ kind: "tpu" }), null);
+});
+
+const HERE = { name: "train", cluster: "eks/aws_default/us-west-2/ml" };
+const THERE = { name: "train", cluster: "eks/team_b/us-west-2/ml" };
+const SOMEWHERE = { name: "train", cluster: null };
+
+test("pools of one name in two clusters are two, and a record without a cluster is of the only one", () => {
+  assert.deepEqual(once([HERE, THERE, HERE]), [HERE, THERE]);
+  assert.deepEqual(meant(SOMEWHERE, [HERE, HERE]), HERE);
+  assert.deepEqual(meant(SOMEWHERE, [HERE, THERE]), SOMEWHERE);
+  assert.deepEqual(meant(SOMEWHERE, [{ ...HERE, name: "big" }]), SOMEWHERE);
+  assert.deepEqual(meant(THERE, [HERE]), THERE);
+  assert.equal(titleOf(HERE, [HERE, THERE]), "train (eks/aws_default/us-west-2/ml)");
+  assert.equal(titleOf(HERE, [HERE]), "train");
+});
+
+test("a run on two pools of one name is shown once on each", () => {
+  const ensures = [EKS, { ...EKS, aws_conn_id: "team_b" }].map((gpu_pool, index) =>
+    task({ task_id: `block${index}.ensure`, operator: "EnsureGpuPoolOperator", state: "running", rendered_fields: { gpu_pool } }),
+  );
+  assert.deepEqual(liveRuns(ensures).map(({ pool }) => pool), [HERE, THERE]);
+  const scaleDown = task({ task_id: "train.scale_down", state: "running" });
+  assert.deepEqual(liveRuns([ensures[0]!, scaleDown]).map(({ pool }) => pool), [HERE]);
+});
+
+test("a pool's runs are extended by a DAG that had this pool, whatever has run last elsewhere", () => {
+  const left = readExtends([{ pool: "train", cluster: HERE.cluster }, { pool: "old" }, "train", { cluster: "x" }]);
+  const found = dagsOf([
+    { dagId: "of_team_b", pools: [THERE, SOMEWHERE] },
+    { dagId: "ours", pools: left },
+    { dagId: "older", pools: [HERE] },
+  ]);
+  assert.deepEqual([...found], [[keyOf(THERE), "of_team_b"], [keyOf(HERE), "ours"]]);
+  assert.deepEqual(readExtends("s3://bucket/key"), []);
+  assert.deepEqual(readStatus([{ pool: "train", cluster: HERE.cluster }])[0]?.pool, HERE);
 });

@@ -281,7 +281,7 @@ def test_an_extender_leaves_which_pools_it_has_before_it_does_anything(night: Ja
     context["ti"].xcom_push = lambda key, value: left.update({key: value})
     with pytest.raises(DemandNotExtended):
         operator.execute(context)
-    assert left["extends"] == [{"pool": night.pool.name, "cluster": night.pool.cluster_identity}]
+    assert left["extends_pools"] == [{"pool": night.pool.name, "cluster": night.pool.cluster_identity}]
     assert night.status()["cluster"] == night.pool.cluster_identity
 
 
