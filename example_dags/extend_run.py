@@ -4,6 +4,8 @@ It asks for the pool, the run, and the hours; or, in place of these, for what th
 beyond the pool's `max_runtime`, it needs a reason, which `airflow gpu status` tells then. A pod that runs already ends
 at its own deadline all the same; what starts later has the new one.
 
+Who may trigger this DAG may spend what `dag_ids` and `most_hours` allow, on others' runs, too.
+
 The Variables are those of `nightly_training_eks.py`.
 """
 
@@ -49,5 +51,7 @@ with DAG(
         hours="{{ params.hours or '' }}",
         max_cost="{{ params.max_cost or '' }}",
         reason="{{ params.reason or '' }}",
+        dag_ids=["nightly_*"],  # whose runs may have more
+        most_hours=6,  # all extensions of a run together
         retries=0,
     )

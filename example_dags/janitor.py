@@ -4,7 +4,8 @@ Nights end at zero without it, also where Airflow skips their scale-down (`dagru
 triggers of tasks that wait see to that. It is for what nobody was left to end. Airflow is asked whether a run is over;
 demand of another Airflow in the same cluster, and pods without a run, are left alone.
 
-Name one pool for each cluster and connection: the others that this package has used there are found in the cluster.
+Name one pool for each cluster and connection, and each with `manage="scale"`: the others that this package has used
+there are found in the cluster.
 In the morning `doctor` says what would stop the coming night; `status` says what there is, and what it costs.
 
 The Variables are those of `nightly_training_eks.py`.

@@ -146,11 +146,6 @@ class GpuPool(ABC):
         return self.manage == "scale"
 
     @property
-    def machines_of_others(self) -> frozenset[str]:
-        """What the spec names of others that scaling down changes: external groups, as "asg_names=group"."""
-        return frozenset(f"{kind}={name}" for kind in _GROUPS_OF_OTHERS for name in getattr(self, kind, ()))
-
-    @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         """The taints, parsed into key, value and effect."""
         return tuple(Taint.parse(text) for text in self.taints)
@@ -372,6 +367,21 @@ class GpuPool(ABC):
             return kind(value)
         except (TypeError, ValueError) as error:
             raise self._error(f"{name}={value!r} is {_NONE_OF[kind]}") from error
+
+
+def machines_of_others(pool: GpuPool) -> frozenset[str]:
+    """Return what the spec names of others that scaling down changes, as "asg_names=web": groups that it sizes.
+
+    And nodes that it cordons, by their names or their labels.
+    """
+    named = [f"{kind}={name}" for kind in _GROUPS_OF_OTHERS for name in getattr(pool, kind, ())]
+    if getattr(pool, "cordon_when_idle", False):
+        named += [f"nodes={name}" for name in getattr(pool, "nodes", ())]
+        labels: dict[str, str] = getattr(pool, "node_selector_labels", {})
+        named += (
+            ["node_selector_labels=" + ",".join(f"{key}={labels[key]}" for key in sorted(labels))] if labels else []
+        )
+    return frozenset(named)
 
 
 def _are_prices(prices: Any) -> bool:

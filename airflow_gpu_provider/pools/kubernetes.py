@@ -80,16 +80,6 @@ class KubernetesGpuPool(GpuPool):
         return dict(self.node_selector_labels) if self.provisioner else super().node_selector
 
     @property
-    def machines_of_others(self) -> frozenset[str]:
-        """The nodes that scaling down cordons, by name or by their labels; empty where it changes none."""
-        if not self.cordon_when_idle:
-            return frozenset()
-        labels = ",".join(f"{key}={value}" for key, value in sorted(self.node_selector_labels.items()))
-        return frozenset(
-            {*(f"nodes={name}" for name in self.nodes), *([f"node_selector_labels={labels}"] if labels else [])}
-        )
-
-    @property
     def given_nodes(self) -> int | None:
         return None if self.provisioner else max(1, len(self.nodes))
 

@@ -32,11 +32,13 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
+from airflow_gpu_provider.scaling.state.lock import PoolLock
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
@@ -583,6 +585,31 @@ def test_a_group_of_others_is_never_deleted_and_keeps_its_minimum(gpu_sandbox: S
     group = owner.everything(asg, None)
     assert (group["group"]["DesiredCapacity"], len(group["group"]["Instances"])) == (1, 1)
     assert group["scheduled actions"] == {}
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_lease_does_not_have_the_janitor_empty_a_group(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    """Another team's machine, in a group that the janitor's role may scale: it goes only if a DAG names the group."""
+    asg = owner.auto_scaling_group("of-team-b", DesiredCapacity=1)
+    owner.auto_scaling_group("ours")
+    both = eks_pool(gpu_sandbox, name="both", asg_names=["ours", "of-team-b"])
+    named, forged = (replace(both, name=name, asg_names=[name]) for name in ("ours", "of-team-b"))
+    with PoolLock(owner.administrator, forged.name, "whoever may write Leases", spec=forged.serialize()):
+        pass
+    broken = {f"{DEMAND_NAMESPACE}/broken": "[" * 100_000}
+    with PoolLock(owner.administrator, "broken", "whoever may write Leases", spec=broken):
+        pass
+    eventually(lambda: len(owner.everything(asg, None)["group"]["Instances"]) == 1)
+
+    def reap(pool: EksGpuPool) -> list[str]:
+        reaped = run(ReapGpuPoolsOperator(task_id="reap", gpu_pools=[pool]))
+        return [each["pool"] for each in reaped]
+
+    assert reap(named) == ["ours"]
+    group = owner.everything(asg, None)["group"]
+    assert (group["DesiredCapacity"], len(group["Instances"])) == (1, 1)
+    assert {*reap(both)} == {"both", "ours", "of-team-b"}
+    assert owner.everything(asg, None)["group"]["DesiredCapacity"] == 0
 
 
 # -- GKE ---------------------------------------------------------------------------------------------------------------
