@@ -41,6 +41,14 @@ class Database(ABC):
         self._restore(settings.engine)
         return settings.Session()
 
+    def echo(self, value: Any, column: Any) -> Any:
+        """Return what the database gives back of a value that it takes as one of a column's type."""
+        from airflow import settings
+        from sqlalchemy import literal, select
+
+        with settings.engine.connect() as connection:
+            return connection.execute(select(literal(value, column))).scalar_one()
+
     def close(self) -> None:
         """Close its connections; there is nothing left of it for this process's end."""
         from airflow import settings
