@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
+import time
 from typing import Any
 
 import msgspec
+import pytest
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.sdk.bases.xcom import BaseXCom
@@ -16,9 +17,6 @@ from hypothesis import strategies as st
 
 from tests.dry_nights.database import Database
 from tests.dry_nights.foreign_pod import Writes, leases, watched, xcoms
-
-EXAMPLES = int(os.environ.get("FOREIGN_EXAMPLES", "60"))
-"""How many pods `make test` has write; `make foreign` has 10,000, each time others."""
 
 # What JSON, JSONB, MessagePack, CSV, terminals and patterns on log lines have stumbled over.
 _PIECES = st.sampled_from(
@@ -48,14 +46,25 @@ writes = st.builds(
 )  # fmt: skip
 
 
+quickly = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+at_length = settings(quickly, max_examples=10_000)
+
+
 @given(written=writes, reason=texts)
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@quickly
 def test_what_a_pod_writes_can_be_stored_and_read_back(database: Database, written: Writes, reason: str) -> None:
+    _check(database, written, reason)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@given(written=writes, reason=texts)
+@at_length
+def test_what_ten_thousand_pods_write_can_be_stored(database: Database, written: Writes, reason: str) -> None:
+    _check(database, written, reason)
+
+
+def _check(database: Database, written: Writes, reason: str) -> None:
     seen = watched(written)
     _keep(database, TaskInstance.next_kwargs.type, serialize({"event": seen.event}))
     for value in xcoms(seen).values():
@@ -67,4 +76,24 @@ def test_what_a_pod_writes_can_be_stored_and_read_back(database: Database, writt
 def _keep(database: Database, column: Any, value: Any) -> None:
     """Hold that a value passes between Airflow's processes, and through a column of its database."""
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(value)) == value
-    assert database.echo(value, column) == value
+    assert _alike(database.echo(value, column)) == _alike(value)
+
+
+def _alike(value: Any) -> Any:
+    """Return it without integers: of a large float, JSONB returns all digits."""
+    return json.loads(json.dumps(value), parse_int=float)
+
+
+@pytest.mark.parametrize(
+    "piece", [b"9", b" \r", b"[", b"\x1b", b"\x1b]", b"\x00", b'"', b", ", b"1/", b"9.", b"\xff", b"a b\n"]
+)
+def test_a_megabyte_costs_no_second_of_cpu(piece: bytes) -> None:
+    megabyte = piece * (2**20 // len(piece))
+    for writes in (
+        Writes(result=megabyte, exit_code=1),
+        Writes(gpus=[megabyte, b"1, 1, 1, 1"], exit_code=1),
+        Writes(log=megabyte.replace(b"\n", b" "), message=megabyte.decode(errors="replace"), exit_code=1),
+    ):
+        began = time.process_time()
+        xcoms(watched(writes))
+        assert time.process_time() - began < 1.0
