@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 # Airflow reads it once, when it is imported; the scheduler says much about each look.
 os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "WARNING")
 
-REPRESENTATIVE = ("test_ends.py", "test_costs.py", "test_slots.py")
-"""What `make test` runs on PostgreSQL, too: each end of a block, the queries of a bill, and locks on rows."""
+OF_POSTGRESQL = ("test_stored.py", "test_foreign_bytes.py")
+"""What SQLite would take anyway."""
+REPRESENTATIVE = (*OF_POSTGRESQL, "test_ends.py", "test_costs.py", "test_slots.py")
+"""What `make test` runs on PostgreSQL: each end of a block, the queries of a bill, and locks on rows."""
+
+collect_ignore = () if ON_POSTGRESQL else OF_POSTGRESQL
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
