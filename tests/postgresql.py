@@ -68,10 +68,10 @@ class Postgresql:
         self.stop()
 
     def renew(self, name: str) -> str:
-        """Create a database of that name in which nothing has happened in Airflow yet, in the place of one that is there.
+        """Create a database of Airflow's in which nothing has happened yet, in the place of one of that name.
 
         Returns:
-            What Airflow names it by: its `sql_alchemy_conn`.
+            Its `sql_alchemy_conn`.
         """
         template = self._template
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -134,16 +134,16 @@ class Postgresql:
                 self.execute("SELECT 1")
                 return
             except psycopg2.OperationalError as error:
-                has_time = self._process.poll() is None and time.monotonic() < deadline
-                assert has_time, f"{error}\n{self._log.read_text()}"
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL does not answer:\n{self._log.read_text()}") from error
                 time.sleep(0.02)
 
 
 def _programs(folder: Path) -> Path:
     """Return the folder of PostgreSQL's programs, which find their libraries relative to it."""
     found = importlib.util.find_spec(_WHEEL)
-    assert found and found.origin
-    package = Path(found.origin).parent
+    assert found is not None
+    package = Path(str(found.origin)).parent
     if _USER is not None:
         for name in ("bin", "lib", "share"):
             shutil.copytree(package / _VERSION / name, folder / _WHEEL / _VERSION / name)

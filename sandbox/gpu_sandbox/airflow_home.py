@@ -1,8 +1,8 @@
 """A complete private Airflow: a home folder, and the components that run from it.
 
 Scheduler, DAG processor, triggerer and API server are the real ones, each a process of its own, with the
-LocalExecutor and SQLite. Only intervals are tuned, so that a DAG file is found, and a run scheduled, in
-seconds rather than in a minute.
+LocalExecutor, and SQLite unless they are given another database. Only intervals are tuned, so that a DAG file is found,
+and a run scheduled, in seconds rather than in a minute.
 
 Run as a program, this file makes the database that all of them begin with, if there is none yet.
 """
@@ -61,6 +61,8 @@ class AirflowHome:
     env: more environment for all components (and so for every task), such as a sandbox's.
     schedules: whether DAGs also run on their schedules; by default only when they are triggered.
     parallelism: how many tasks run at once.
+    database: its `sql_alchemy_conn`, a server's that `airflow db migrate` has prepared; by default a SQLite file in
+        its home.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class AirflowHome:
         *,
         schedules: bool = False,
         parallelism: int = 4,
+        database: str | None = None,
     ) -> None:
         self.home = home.resolve()
+        self._server = database
         self.dags_folder = dags_folder.resolve()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -102,7 +106,7 @@ class AirflowHome:
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         if self._guard is None:
             self._start_guard()
-        if not (self.home / "airflow.db").exists():
+        if self._server is None and not (self.home / "airflow.db").exists():
             shutil.copyfile(database_template(), self.home / "airflow.db")
         for component in COMMANDS:
             self._launch(component)
@@ -169,7 +173,7 @@ class AirflowHome:
         them, or get the signal too: SIGCONT is mostly meant for all.
         """
         process = self._processes[component]
-        airflow_processes.send(self._pids(component, with_children=with_children), signal_number)
+        airflow_processes.send(self.pids(component, with_children=with_children), signal_number)
         if signal_number in (signal.SIGKILL, signal.SIGTERM):
             process.wait(timeout=PATIENCE)
             del self._processes[component]
@@ -177,11 +181,14 @@ class AirflowHome:
     def suspend(self, component: Component, *, with_children: bool = False) -> None:
         """Send SIGSTOP to a component's own process, or to its children too; kill(component, SIGCONT) lets it go on.
 
-        It comes between two of its writes: SQLite has one lock for all writers, which would stand still with it.
+        With SQLite it comes between two of its writes: one lock for all writers would stand still with it.
         """
+        if self._server is not None:
+            airflow_processes.stop_all(self.pids(component, with_children=with_children))
+            return
         with closing(sqlite3.connect(self.home / "airflow.db", timeout=PATIENCE, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            airflow_processes.stop_all(self._pids(component, with_children=with_children))
+            airflow_processes.stop_all(self.pids(component, with_children=with_children))
             database.execute("ROLLBACK")
 
     def kill_all(self) -> None:
@@ -204,17 +211,21 @@ class AirflowHome:
         self._launch(component)
         self.wait_until_healthy(timeout=timeout)
 
+    def pids(self, component: Component, *, with_children: bool = False) -> list[int]:
+        """The id of a component's own process, and of those that it has started."""
+        process = self._processes[component]
+        return airflow_processes.session_of(process.pid) if with_children else [process.pid]
+
     def log_file(self, component: Component) -> Path:
         return self.home / "logs" / f"{component}.log"
 
-    def _pids(self, component: Component, *, with_children: bool) -> list[int]:
-        process = self._processes[component]
-        return airflow_processes.session_of(process.pid) if with_children else [process.pid]
+    def _connection(self, seconds_for_lock: int) -> str:
+        return self._server or f"sqlite:///{self.home}/airflow.db?timeout={seconds_for_lock}"
 
     def _launch(self, component: Component) -> None:
         program = airflow_component.__name__ if component in FORKING else "airflow"
         seconds = SECONDS_FOR_LOCK_IN_API_SERVER if component == "api-server" else SECONDS_FOR_LOCK
-        database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout={seconds}"}
+        database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._connection(seconds)}
         with self.log_file(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
                 [sys.executable, "-m", program, *COMMANDS[component]],
@@ -265,7 +276,7 @@ class AirflowHome:
                 # Reading a DAG file is seconds of pure CPU: on a busy machine, many seconds.
                 "dagbag_import_timeout": 120,
             },
-            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout={SECONDS_FOR_LOCK}"},
+            "database": {"sql_alchemy_conn": self._connection(SECONDS_FOR_LOCK)},
             "api": {"port": self.port, "base_url": self.url, "secret_key": secrets.token_hex(16)},
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
             "scheduler": {"use_job_schedule": schedules, "scheduler_idle_sleep_time": 0.5},
