@@ -4,7 +4,7 @@
 # make nightly     every check and test there is: two and a half hours; ended early, it continues where it was; FRESH=1
 # make docs        the documentation as a site, in build/docs; SERVE=1 serves it
 #
-# One tier: make lint, test-unit, test-sandbox, test-airflow, test-of-sandbox, test-engines, test-karpenter, test-browser,
+# One tier: make lint, test-unit, test-postgresql, test-sandbox, test-airflow, test-of-sandbox, test-engines, test-karpenter, test-browser,
 #           test-chaos, test-kubelet
 #
 # After a change of:
@@ -43,7 +43,7 @@ RINGS := $(BIN)/python -m tests.rings
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-karpenter test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos compat ui ui-check dist bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit test-postgresql protocol test-sandbox test-of-sandbox test-engines test-karpenter test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos compat ui ui-check dist bench iam-calls requirements clean
 
 help:
 	@sed -n '1,21s/^# \{0,1\}//p' Makefile
@@ -133,7 +133,7 @@ protocol: .venv
 
 # Each with the tests that only `make nightly` runs, unless QUICK=1. test-kubelet takes root and Debian's containerd,
 # test-browser Debian's Chromium; BROWSER_IMAGES=docs/images writes the README's pictures.
-test-sandbox test-airflow test-of-sandbox test-browser test-chaos test-kubelet: test-%: .venv control-plane
+test-postgresql test-sandbox test-airflow test-of-sandbox test-browser test-chaos test-kubelet: test-%: .venv control-plane
 	@$(RINGS) $*
 
 test-engines: .venv engines

@@ -64,6 +64,13 @@ DRY_NIGHTS = Tier(
     title="a block's states, decided by Airflow's own DagRun.update_state",
     tests=("tests/dry_nights", *_workers(JOBS)),
 )
+# A fifth of them in `make test`, the others in the nightly ring.
+POSTGRESQL = Tier(
+    name="postgresql",
+    title="dry nights on PostgreSQL, and what of pods' bytes only it refuses",
+    tests=("tests/dry_nights", *_workers(JOBS)),
+    env={"DRY_NIGHTS_DATABASE": "postgresql"},
+)
 SANDBOX = Tier(
     name="sandbox",
     title="the provider against a real Kubernetes control plane",
@@ -118,7 +125,14 @@ COMPAT = Tier(
 )
 
 Ring = Literal["test", "landing", "nightly"]
-_TEST: tuple[tuple[Tier, ...], ...] = ((LINT,), (UNIT,), (DRY_NIGHTS,), (SANDBOX,), (AIRFLOW,))
+_TEST: tuple[tuple[Tier, ...], ...] = (
+    (LINT,),
+    (UNIT,),
+    (DRY_NIGHTS,),
+    (POSTGRESQL,),
+    (SANDBOX,),
+    (AIRFLOW,),
+)
 # Browser, kubelet and chaos each wait for most of their time: for pages, by a kubelet's clock, for nights.
 _LANDING: tuple[tuple[Tier, ...], ...] = ((OF_SANDBOX,), (BROWSER, KUBELET, CHAOS), (UI,))
 RINGS: Mapping[Ring, tuple[tuple[Tier, ...], ...]] = {
