@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ _SIDECAR, _PIECE = "airflow-xcom-sidecar", 4096
 _CONTAINER = {"name": "base", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
 _OWNED = {"labels": {RUN_LABEL: KEY.hash}, "annotations": KEY.annotations}
 _PATIENCE = 20.0
+_UNHEARD = logging.getLogger(f"{__name__}.unheard")
+_UNHEARD.setLevel(logging.CRITICAL)  # pytest keeps what is logged: of 10,000 pods, gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +188,13 @@ async def _watched(writes: Writes, kind: Kind) -> Seen:
         trigger._kept = KeptLines(log)
         async with asyncio.timeout(_PATIENCE):
             told = asyncio.ensure_future(anext(trigger.run()))
-            seen = asyncio.gather(heard.wait(), asked.wait())
-            await asyncio.wait({told, seen}, return_when=asyncio.FIRST_COMPLETED)
+            read = asyncio.gather(heard.wait(), asked.wait())
+            await asyncio.wait({told, read}, return_when=asyncio.FIRST_COMPLETED)
             _end(night, writes)
             event: TriggerEvent = await told
-            seen.cancel()
+            read.cancel()
+            with suppress(asyncio.CancelledError):
+                await read
     return Seen(event=event.payload, pod=night.server.read(kind.pods[0]), server=night.server, writes=writes)
 
 
@@ -252,7 +257,7 @@ def xcoms(seen: Seen) -> dict[str, Any]:
     )
     attempt._settings = cast("Any", SimpleNamespace(multiple_outputs=True))
     attempt.record = cast("Any", SimpleNamespace(number=1))
-    attempt.log = logging.getLogger(__name__)
+    attempt.log = _UNHEARD
     attempt._tell(outcome, [])
     end = outcome.end(PodState.parse(seen.pod, "base"), seen.server.now())
     error = end.error if end is not None else outcome.error
