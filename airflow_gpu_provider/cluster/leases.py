@@ -34,7 +34,7 @@ _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 def lease_manifest(
     name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a Lease of this package, with `notes` as its annotations: plain texts, since all runs of a pool read them."""
+    """Return a Lease of this package, with `notes` as its annotations, as plain texts: all runs of a pool read them."""
     metadata = {"name": name, "labels": {**PART_OF, _KIND: kind, **labels}}
     return {
         "apiVersion": "coordination.k8s.io/v1",
