@@ -66,3 +66,14 @@ def test_make_help_lists_each_target() -> None:
     built_by_others = {"help", ".venv", "control-plane", "engines", "ui-check"}
     listed = set(re.findall(r"[a-z-]+", makefile.split("\n\n", 1)[0]))
     assert set(targets[1].split()) - built_by_others - listed == set()
+
+
+def test_each_test_that_a_page_names_exists() -> None:
+    """The threat model, above all: what nobody can do is as true as the test that holds it."""
+    named = {
+        (page.name, path)
+        for page in DOCS.rglob("*.md")
+        for path in re.findall(r"`((?:tests|ui/test|sandbox/tests)/[\w./-]+\.(?:py|ts))", page.read_text())
+    }
+    assert len(named) > 20
+    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
