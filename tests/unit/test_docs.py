@@ -72,8 +72,8 @@ def test_each_test_that_a_page_names_exists() -> None:
     """The threat model, above all: what nobody can do is as true as the test that holds it."""
     named = {
         (page.name, path)
-        for page in DOCS.rglob("*.md")
+        for page in SITE
         for path in re.findall(r"`((?:tests|ui/test|sandbox/tests)/[\w./-]+\.(?:py|ts))", page.read_text())
     }
     assert len(named) > 20
-    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
+    assert {(page, path) for page, path in named if not (REPOSITORY / path).exists()} == set()
