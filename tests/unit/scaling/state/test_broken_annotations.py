@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from contextlib import suppress
 from datetime import timedelta
@@ -31,6 +32,7 @@ from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT, list_gang_
 from airflow_gpu_provider.scaling.state.lock import SPEC, OtherPools, PoolLock, list_pool_specs, read_memo
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 from airflow_gpu_provider.sensors.former_blocks import FormerBlocks
+from airflow_gpu_provider.untrusted import one_line
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 from tests.unit.scaling.pools import NOW, groups, key, lease, machine, pool, snapshot
@@ -59,6 +61,13 @@ def record(*names: str) -> st.SearchStrategy[str]:
     return st.fixed_dictionaries({}, optional={name: JSON for name in names}).map(json.dumps)
 
 
+NUMBERS = st.integers(-9, 9) | st.floats() | st.sampled_from(["3", "nan", "inf"])
+TIMES = st.just("2026-03-01T02:00:00Z") | st.sampled_from(ODD) | JSON
+PRICES = st.fixed_dictionaries({"at": TIMES, "per_hour": st.dictionaries(st.text(), NUMBERS)}).map(json.dumps)
+BUDGET = st.fixed_dictionaries({"limit": NUMBERS, "spent": NUMBERS, "per_hour": NUMBERS, "at": TIMES}).map(json.dumps)
+LARGER = st.fixed_dictionaries({"task_id": JSON, "map_index": NUMBERS, "instance_type": JSON, "nodes": NUMBERS})
+
+
 def server_with(name: str, kind: str, notes: dict[str, str], *, labels: dict[str, str] | None = None) -> FakeApiClient:
     """A cluster with one Lease of this package in it."""
     server = ApiServer()
@@ -69,16 +78,16 @@ def server_with(name: str, kind: str, notes: dict[str, str], *, labels: dict[str
 
 DEMAND = {
     "nodes": TEXTS,
-    "until": TEXTS,
+    "until": TIMES.map(str) | TEXTS,
     "groups": TEXTS,
     "gang": TEXTS,
     "attempts": TEXTS,
     "attempt-since": TEXTS,
     "resume-at": TEXTS,
     "over-quota": TEXTS | record("at", "groups"),
-    "prices": TEXTS | record("at", "per_hour", "unknown"),
-    "budget": TEXTS | record("limit", "spent", "at", "per_hour", "raised"),
-    "larger": TEXTS | st.lists(record("task_id", "map_index", "instance_type", "nodes", "times")).map(str),
+    "prices": TEXTS | record("at", "per_hour", "unknown") | PRICES,
+    "budget": TEXTS | record("limit", "spent", "at", "per_hour", "raised") | BUDGET,
+    "larger": TEXTS | st.lists(LARGER).map(json.dumps),
     "extended": TEXTS,
     "unextended-until": TEXTS,
     "block": TEXTS,
@@ -97,13 +106,13 @@ def test_demand_can_be_judged_reaped_and_shown(notes: dict[str, str]) -> None:
     look(seen, "airflow", lambda run: True)
 
 
-@given(limit=JSON, spent=JSON, per_hour=JSON, share=st.floats(0, 1))
+@given(limit=NUMBERS, spent=NUMBERS, per_hour=NUMBERS, share=st.floats(0, 1))
 def test_a_budget_s_times_can_be_reckoned(limit: Any, spent: Any, per_hour: Any, share: float) -> None:
     text = json.dumps({"limit": limit, "spent": spent, "per_hour": per_hour, "at": "2199-12-31T23:59:59Z"})
     api: Any = server_with("demand-x", "demand", {**KEY.annotations, f"{PREFIX}budget": text})
     for each in (each.budget for each in list_demand(api) if each.budget):
         assert each.used_at(share) <= each.ends_at
-        assert 0 <= each.left_at(NOW) <= each.limit
+        assert 0 <= each.left_at(NOW) <= each.limit < math.inf
 
 
 @given(kind=st.sampled_from(["demand", "usage", "lock", "suspension"]), notes=st.dictionaries(st.text(), st.text()))
@@ -131,7 +140,7 @@ def test_writes_of_the_future_are_not_recent() -> None:
     assert [each.state for each in group.machines] == ["running"]
 
 
-SPAN = st.lists(st.sampled_from(ODD) | JSON, min_size=1, max_size=3)
+SPAN = st.lists(TIMES, min_size=1, max_size=3)
 COMPUTED = st.dictionaries(st.text(), st.lists(JSON, max_size=6))
 USAGE = st.fixed_dictionaries(
     {},
@@ -146,8 +155,8 @@ USAGE = st.fixed_dictionaries(
 ).map(json.dumps)
 MACHINES = st.lists(
     st.fixed_dictionaries(
-        {"id": JSON, "launched_at": st.sampled_from(ODD) | JSON, "seen_until": st.sampled_from(ODD) | JSON},
-        optional={"node": JSON, "group": JSON, "market": JSON, "usable_at": st.sampled_from(ODD) | JSON},
+        {"id": JSON, "launched_at": TIMES, "seen_until": TIMES},
+        optional={"node": JSON, "group": JSON, "market": JSON, "usable_at": TIMES},
     )
 ).map(json.dumps)
 
@@ -183,7 +192,7 @@ def test_a_spec_is_a_pool_or_a_line(text: str) -> None:
     found = [*others.beside(pool(), api)]
     lines = [*others.left_out()]
     assert len(found) + len(lines) == (1 if text else 0)
-    assert all(line.isprintable() for line in lines)
+    assert lines == [one_line(line) for line in lines]
 
 
 @given(text=TEXTS | record("since", "pods", "shown_by") | record("boot", "why", "at"))
