@@ -51,7 +51,7 @@ def get_commands() -> list[CLICommand]:
         ),
         "extend": (
             _argument("--run-id", required=True, help="Whose nodes: the run of the DAG that --dag-id names"),
-            _argument("--hours", type=float, help="How much longer"),
+            _argument("--hours", type=float, help="How much longer; at most a year in all"),
             _argument("--max-cost", type=float, help="Or what it may cost in all, more than its DAG's max_cost"),
             _argument("--reason", help="Why; needed for more money, and beyond the pool's max_runtime"),
             _argument("--block-id", help="Only this block of the run (default: all of them)"),

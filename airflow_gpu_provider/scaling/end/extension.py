@@ -51,7 +51,8 @@ class Allowance:
             raise DemandNotExtended(
                 f"Pool {pool.name}: {_in_hours(more)} more for {lease.key} are not allowed{before}: all extensions of a"
                 f" run together may add {_in_hours(most)}.",
-                f"Ask for at most {_in_hours(max(most - added, timedelta(0)))}; most_hours of the operator sets this.",
+                f"Ask for at most {_in_hours(max(most - added, timedelta(0)))}. The limit is the operator's most_hours;"
+                " `airflow gpu extend` gives up to a year.",
                 pool=pool.name,
             )
 
