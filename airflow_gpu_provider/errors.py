@@ -377,7 +377,7 @@ class DriverMissing(PodFailed):
 
 
 class BadGpu(PodFailed):
-    """The pod's log or the node's conditions show a broken GPU; the next try avoids that node."""
+    """The pod's log or the node's conditions show a broken GPU; its DAG's next pods avoid that node."""
 
 
 class PodPreempted(PodFailed):

@@ -50,6 +50,11 @@ class DemandKey:
         return "/".join(self.block.split("/")[:-2]) if self.is_of_task else self.block
 
     @property
+    def writer(self) -> str:
+        """The DAG of its installation: the writer of a pool's groups, as the platforms record it."""
+        return f"{self.installation}/{self.dag_id}"
+
+    @property
     def lease_name(self) -> str:
         return f"demand-{self.hash}"
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
-from airflow_gpu_provider.cluster.gpu_health import why_bad
+from airflow_gpu_provider.cluster.gpu_evidence import Witness, doubt, why_bad
 from airflow_gpu_provider.cluster.leases import update
 from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
@@ -147,7 +147,8 @@ class Node:
         taints: Those that keep pods off it which do not tolerate them.
         do_not_disrupt: It carries the annotation by which Karpenter removes it for no reason of its own.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
-        bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
+        bad_gpu: Why no pod is to use its GPUs; empty when nothing speaks against them for all pods.
+        doubt: The one DAG whose pods alone are to avoid it for its GPUs, with its failure; None for none.
         labelled: It carries the labels that the pool's pods select. One that joins without gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """
@@ -173,6 +174,7 @@ class Node:
     created_at: datetime
     not_ready_reason: str = ""
     bad_gpu: str = ""
+    doubt: Witness | None = None
     resource_version: str = ""
     system: str = ""
     labelled: bool = True
@@ -194,6 +196,12 @@ class Node:
         """
         is_open = not self.cordoned and not self.autoscaler_deleting and not self.leaving
         return self.ready and self.labelled and is_open and not self.bad_gpu
+
+    def as_seen_by(self, dag: str) -> Self:
+        """Return it with what keeps only the pods of this DAG, "<installation>/<dag>", off it as its `bad_gpu`."""
+        if self.doubt is None or self.doubt.by != dag:
+            return self
+        return replace(self, bad_gpu=self.doubt.in_words)
 
     @property
     def offers_gpus(self) -> bool:
@@ -232,6 +240,7 @@ class Node:
             created_at=created_at,
             not_ready_reason="" if is_ready else words,
             bad_gpu=why_bad(raw),
+            doubt=doubt(raw),
             system=system_of(raw),
             resource_version=meta.get("resourceVersion", ""),
         )

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.gpu_health import BAD_GPU
+from airflow_gpu_provider.cluster.gpu_evidence import BAD_GPU
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -132,7 +132,7 @@ def test_placed_manifest_is_what_the_kind_s_schema_has(objects: dynamic.DynamicC
         active_deadline_seconds=600,
         labels={"airflow-gpu-provider/run": "r1"},
         annotations={"airflow-gpu-provider/owner": "o1"},
-        avoid={"key": BAD_GPU, "operator": "DoesNotExist"},
+        avoid=({"key": BAD_GPU, "operator": "DoesNotExist"},),
         env={"AIRFLOW_GPU_ATTEMPT": "1"},
     )
     manifest = with_queue(named(a(kind), namespace="default", prefix="x"), "team-a")

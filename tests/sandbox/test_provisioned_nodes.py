@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import GpuPodOperator, KubernetesGpuPool, ScaleDownSensor
-from airflow_gpu_provider.cluster.gpu_health import BAD_GPU
+from airflow_gpu_provider.cluster.gpu_evidence import label_for
 from airflow_gpu_provider.errors import BadGpu, PodPreempted, PoolNotReleased
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.karpenter_objects import install_karpenter, node_pool, uninstall_karpenter
@@ -71,7 +71,7 @@ def test_karpenter_brings_another_node_for_a_pod_that_avoids_a_broken_one(
         with pytest.raises(BadGpu):
             run(pod(pool, "sh", "-c", f"echo '{ECC}'; exit 1"))
         (broken,) = there.nodes
-        assert core.read_node(broken).metadata.labels[BAD_GPU].startswith("boot-")
+        assert core.read_node(broken).metadata.labels[label_for("tests/nightly")].startswith("boot-")
         run(pod(pool, "true", on_finish_action="keep_pod"), try_number=2)
         (kept,) = core.list_namespaced_pod("default").items
         assert kept.spec.node_name in there.nodes

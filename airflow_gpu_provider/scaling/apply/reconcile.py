@@ -77,7 +77,8 @@ class Reconciler(PoolAccess):
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
         seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
         seen = self._with_kept(seen) if getattr(self.pool, "provisioner", None) in KARPENTERS else seen
-        return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
+        seen = self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
+        return seen.with_doubts()
 
     def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
         """Leave out external groups that another pool used first."""

@@ -77,6 +77,17 @@ class PoolSnapshot:
         full = frozenset[str].intersection(*checks) if checks else frozenset()
         return replace(self, groups=without_room(self.groups, full)) if full else self
 
+    def with_doubts(self) -> Self:
+        """Return it with nodes that one DAG's pods avoid as broken, where nobody but that DAG wants nodes.
+
+        Its next try gets another machine, then. What others want nodes for stays: their pods can run there.
+        """
+        wanted_for = {lease.key.writer for lease in live_leases(self)}
+        wanted_for |= {pod.owner.writer if pod.owner else "" for pod in _unleased_gpu_pods(self)}
+        if len(wanted_for) != 1 or not any(group.when_idle == "remove" for group in self.groups):
+            return self
+        return replace(self, nodes=tuple(node.as_seen_by(*wanted_for) for node in self.nodes))
+
 
 # -- demand --------------------------------------------------------------------------------------------------
 

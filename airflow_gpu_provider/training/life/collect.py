@@ -17,7 +17,6 @@ from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodStat
 from airflow_gpu_provider.errors import (
     LOST,
     AdmissionDenied,
-    BadGpu,
     ClusterUnreachable,
     GpuError,
     GpuHung,
@@ -166,7 +165,7 @@ def explained(
 ) -> GpuError | None:
     """Return how a pod ended, from its own state (`error`), its machine, its last log lines and its node.
 
-    `base` is its main container. A node whose GPU proves to be broken is marked.
+    `base` is its main container.
     """
     if error is None and watched.result:
         return None  # it was written before the container ended, and its machine has answered since
@@ -181,10 +180,7 @@ def explained(
     if isinstance(error, GpuHung):
         return with_last_lines(error, lines)
     bad_gpu = cluster.gpu_health.of_node(node)
-    cause = diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
-    if isinstance(cause, BadGpu):
-        cluster.gpu_health.mark(node, cause.what)
-    return cause
+    return diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
 
 
 def result_of_gone(watched: WaitOutcome) -> Any:

@@ -126,6 +126,7 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
         first_line = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
+        details = {**details, "node": node}
         return _TYPES[word.cause](f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
     return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 

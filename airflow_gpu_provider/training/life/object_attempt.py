@@ -78,6 +78,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
             setbacks=setbacks,
         )
         result, error = self._result(raw, states, error, watched)
+        self._cluster.gpu_health.take_end(error, self._identity.key)
         self._tell(watched, raw.values())
         self._release(succeeded=error is None)
         if error is not None:

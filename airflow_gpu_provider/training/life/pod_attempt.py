@@ -80,6 +80,7 @@ class PodAttempt(TaskAttempt):
         if self._settings.has_result:
             extract = self._host.extract_xcom
             result, error = read_result(raw, state, error, watched, base=base, cluster=self._cluster, extract=extract)
+        self._cluster.gpu_health.take_end(error, self._identity.key)
         try:
             self._conclude(pod, raw, state, error, result, watched)
         except Exception as failure:

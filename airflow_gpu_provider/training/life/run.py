@@ -91,7 +91,7 @@ class Ownership:
     @property
     def writer(self) -> str:
         """The writer of the pool's groups, as the platforms record it."""
-        return f"{self.key.installation}/{self.key.dag_id}"
+        return self.key.writer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -389,7 +389,7 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
         annotations=owner.annotations,
-        avoid=run.cluster.gpu_health.avoidance(),
+        avoid=run.cluster.gpu_health.avoidance(owner.key, gpus=settings.placement.gpus, nodes=settings.nodes),
         env={
             **environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
             **settings.variables,

@@ -8,7 +8,7 @@ code 128 or 1, whatever the node. The LocalQueue of Kueue that an object waits i
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -58,7 +58,7 @@ class Placement:
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one set by the user is
             kept.
         labels, annotations: More of the package's own.
-        avoid: What its node has to be, so that it is none of those with a broken GPU; None where there are none.
+        avoid: What its node has to be, so that it is none of those with a broken GPU.
         queue: The Kueue LocalQueue that admits the pod; empty for none.
         instance_type: The machine type that its node has to be; empty for any of the pool's.
         env: Variables for the base container; the user's variables with the same names take precedence.
@@ -72,7 +72,7 @@ class Placement:
     active_deadline_seconds: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    avoid: Requirement | None = None
+    avoid: tuple[Requirement, ...] = ()
     queue: str = ""
     instance_type: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -258,16 +258,16 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
 
 
-def _avoid(spec: k8s.V1PodSpec, requirement: Requirement | None) -> None:
-    if requirement is None:
+def _avoid(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:
+    if not requirements:
         return
-    other = k8s.V1NodeSelectorRequirement(**requirement)
+    others = [k8s.V1NodeSelectorRequirement(**each) for each in requirements]
     spec.affinity = spec.affinity or k8s.V1Affinity()
     node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
     key = "required_during_scheduling_ignored_during_execution"
     required = getattr(node, key) or k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm()])
     for term in required.node_selector_terms:  # one matching term is enough, so each has to exclude
-        term.match_expressions = [*(term.match_expressions or []), other]
+        term.match_expressions = [*(term.match_expressions or []), *others]
     setattr(node, key, required)
 
 

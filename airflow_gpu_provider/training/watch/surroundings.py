@@ -11,13 +11,14 @@ alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.informer import Change, Feed
+from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
@@ -35,6 +36,8 @@ class NodesSeen:
     """What is known of the nodes, those too that are gone.
 
     Attributes:
+        avoided: By which requirements the pods avoid nodes with a broken GPU. A node of the pool that does not meet
+            them has a broken GPU for these pods.
         gone: The names of nodes that existed and no longer do.
         hidden: The uids, by name, of nodes that no watch shows any more.
     """
@@ -47,6 +50,7 @@ class NodesSeen:
         self._new: dict[str, datetime] = {}  # by uid: since when a node is usable that was not at first
         self._machines: dict[str, str] = {}  # by name
         self._released_by: dict[str, str] = {}  # by name: who has cordoned it to release it
+        self.avoided: tuple[Requirement, ...] = ()
         self.gone: set[str] = set()
         self.hidden: dict[str, str] = {}
 
@@ -88,13 +92,19 @@ class NodesSeen:
         return self._released_by.get(name, "")
 
     def named(self, name: str) -> tuple[Node, ...]:
-        return tuple(node for node in self._nodes.values() if node.name == name)
+        return tuple(node for node in self._shown() if node.name == name)
 
     def in_order(self) -> tuple[Node, ...]:
-        return tuple(sorted(self._nodes.values(), key=lambda node: node.name))
+        return tuple(sorted(self._shown(), key=lambda node: node.name))
 
     def ready(self) -> list[Node]:
-        return [node for node in self._nodes.values() if node.offers_gpus]
+        return [node for node in self._shown() if node.offers_gpus]
+
+    def _shown(self) -> Iterator[Node]:
+        """Yield the nodes as the pods can use them."""
+        for node in self._nodes.values():
+            is_avoided = not all(is_met(each, node.labels.get(each["key"])) for each in self.avoided)
+            yield node.as_seen_by(node.doubt.by) if node.doubt is not None and is_avoided else node
 
     def are_known(self, failing: Collection[Resource]) -> bool:
         """Return True once each watch has shown its nodes, or has failed: each has a connection of its own."""

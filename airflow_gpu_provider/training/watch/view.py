@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import NODES, Resource
@@ -183,6 +184,8 @@ class View(ABC):
                 continue
             self._trouble.pop(change.resource, None)
             self._take(change)
+        if self._raw and not self._nodes.avoided:
+            self._nodes.avoided = avoided_by(next(iter(self._raw.values())))
         for uid, pod in self._known.items():
             if self._is_queued(uid) or (uid not in self._gone and pod.gates):
                 self._full_at[uid] = now

@@ -1,14 +1,29 @@
-"""Which node conditions and marks speak against a node's GPUs, and by what pods avoid such a node."""
+"""What speaks against a node's GPUs (conditions, marks, failures of one DAG or of two), and which pods avoid it."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, GpuHealth, why_bad
+from airflow_gpu_provider.cluster import gpu_health
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.gpu_evidence import (
+    BAD_GPU,
+    MOST_WITNESSES,
+    Evidence,
+    Witness,
+    accused,
+    avoided_by,
+    doubt,
+    label_for,
+    why_bad,
+)
+from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.errors import BadGpu, PodFailed
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
@@ -26,7 +41,20 @@ def a_node(*conditions: tuple[str, str], mark: str | None = None, boot: str = "b
     }
 
 
-MARK = json.dumps({"at": "2026-01-01T02:00:00Z", "boot": "b1", "why": "Xid 79"})
+A, B = (DemandKey(installation="i", dag_id=dag, run_id="r1", pool="train") for dag in ("a", "b"))
+AT = datetime(2026, 1, 1, 2, tzinfo=UTC)
+XID = "NVRM: Xid (PCI:0000:00:1e): 79, GPU has fallen off the bus."
+
+
+def mark_of(*keys: DemandKey, what: str = "Xid 79", boot: str = "b1") -> str:
+    """Return the annotation after a failure of each of these runs."""
+    evidence = Evidence(boot=boot)
+    for key in keys:
+        evidence = evidence.with_witness(Witness.of_failure(key.writer, key.run_id, AT, what))
+    return evidence.dump()
+
+
+MARK = mark_of(A, B)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +77,36 @@ def test_conditions(condition: tuple[str, str], is_bad: bool) -> None:
 
 
 def test_a_mark_holds_for_one_boot() -> None:
-    assert why_bad(a_node(mark=MARK)) == "Xid 79"
+    at = "at 2026-01-01T02:00:00.000000Z"
+    assert why_bad(a_node(mark=MARK)) == f"Xid 79 in a r1 {at}; Xid 79 in b r1 {at}"
     assert why_bad(a_node(mark=MARK, boot="b2")) == ""
+    assert doubt(a_node(mark=mark_of(A), boot="b2")) is None
 
 
-def test_a_persons_own_mark_counts() -> None:
-    assert BAD_GPU in why_bad(a_node(mark="since Tuesday"))
+@pytest.mark.parametrize(
+    "mark", ["since Tuesday", "{}", "[]", '{"boot": "b1", "witnesses": [1]}', "[" * 9000, '{"boot": NaN}']
+)
+def test_a_persons_own_mark_counts(mark: str) -> None:
+    assert BAD_GPU in why_bad(a_node(mark=mark))
+
+
+def test_one_dags_failures_speak_for_that_dag_only() -> None:
+    node = a_node(mark=mark_of(*(replace(A, run_id=f"r{run}") for run in range(20))))
+    assert why_bad(node) == ""
+    assert (one := doubt(node)) is not None
+    assert (one.by, one.run) == ("i/a", "r19")
+    seen = Node.parse(a_node(("Ready", "True"), mark=mark_of(A)))
+    assert [seen.usable, seen.as_seen_by("i/b").usable, seen.as_seen_by("i/a").usable] == [True, True, False]
+
+
+def test_what_is_kept_is_bounded_and_plain() -> None:
+    keys = [replace(A, dag_id=f"dag-{number}") for number in range(50)]
+    mark = mark_of(*keys, what="\x1b[2J\x00" + "a\nb\u202e" * 10_000)
+    assert len(mark) < 4000
+    assert mark.count('"by"') == MOST_WITNESSES
+    why = why_bad(a_node(mark=mark))
+    assert "dag-49" in why
+    assert not {"\x1b", "\x00", "\n", "\u202e"} & {*why}
 
 
 def test_node_with_a_broken_gpu_is_not_usable() -> None:
@@ -84,7 +136,8 @@ BY_HOSTNAME = {
     "GKE": GkeGpuPool(name="train", scaling="autoscaler", **GKE),
 }
 AUTOPILOT = KubernetesGpuPool(name="train", provisioner="autopilot", **GPUS)
-BY = {"key": BAD_GPU, "operator": "DoesNotExist"}
+BY = ({"key": BAD_GPU, "operator": "DoesNotExist"},)
+BY_A = ({"key": label_for(A.writer), "operator": "DoesNotExist"},)
 
 
 @pytest.fixture
@@ -107,42 +160,51 @@ def health(server: ApiServer, pool: GpuPool) -> GpuHealth:
     return GpuHealth(api, pool)
 
 
+def fail(server: ApiServer, pool: GpuPool, *keys: DemandKey, node: str = "n1") -> None:
+    """Let a pod of each of these runs fail on the node with an Xid in its log."""
+    for key in keys:
+        health(server, pool).take_end(BadGpu(f"Pod p failed ({XID}).", "", node=node), key)
+
+
 @pytest.mark.parametrize("pool", BY_LABEL.values(), ids=BY_LABEL)
 def test_a_bad_node_is_avoided_by_a_label_that_karpenter_accepts(server: ApiServer, pool: GpuPool) -> None:
     put(server, pool, "n1", a_node(("Ready", "True")))
-    assert health(server, pool).avoidance() is None
-    health(server, pool).mark("n1", "Xid 79")
+    assert health(server, pool).avoidance(A) == ()
+    fail(server, pool, A, B)
     assert label_of(server) == "boot-b1"
-    assert health(server, pool).avoidance() == BY
+    assert health(server, pool).avoidance(A) == BY
 
 
 @pytest.mark.parametrize("pool", BY_HOSTNAME.values(), ids=BY_HOSTNAME)
 def test_cluster_autoscaler_sees_no_label_that_it_would_expect_of_new_nodes(server: ApiServer, pool: GpuPool) -> None:
     put(server, pool, "n1", a_node(("Ready", "True")))
     put(server, pool, "n2", a_node(("GpuUnhealthy", "True")))
-    health(server, pool).mark("n1", "Xid 79")
-    avoided = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
-    assert health(server, pool).avoidance() == avoided
-    assert [label_of(server, name) for name in ("n1", "n2")] == [None, None]
+    fail(server, pool, A)
+    for key, names in ((A, ["n1", "n2"]), (B, ["n2"])):
+        avoided = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": names}
+        assert health(server, pool).avoidance(key) == (avoided,)
+    for name in ("n1", "n2"):
+        labels = server.read(f"api/v1/nodes/{name}")["metadata"]["labels"]
+        assert not [label for label in labels if label.startswith(BAD_GPU)]
 
 
 def test_autopilot_admits_no_pod_that_avoids_a_node(server: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     put(server, AUTOPILOT, "n1", a_node(("GpuUnhealthy", "True")))
-    assert health(server, AUTOPILOT).avoidance() is None
+    assert health(server, AUTOPILOT).avoidance(A) == ()
     assert "this pod may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
-    health(server, AUTOPILOT).mark("n1", "Xid 79")
+    fail(server, AUTOPILOT, A)
     assert "the next try may run on n1 again" in caplog.text
     assert not [each for each in server.requests if each.verb == "patch"]
 
 
 @pytest.mark.parametrize(
-    "node", [a_node(mark=MARK), a_node(("GpuUnhealthy", "True"))], ids=["an earlier release's", "a condition"]
+    "node", [a_node(mark=MARK), a_node(("GpuUnhealthy", "True"))], ids=["of two DAGs", "a condition"]
 )
 def test_what_was_bad_before_is_labelled_for_the_next_pod(server: ApiServer, node: dict[str, Any]) -> None:
     pool = BY_LABEL["karpenter"]
     put(server, pool, "n1", node)
     put(server, pool, "n2", a_node())
-    assert health(server, pool).avoidance() == BY
+    assert health(server, pool).avoidance(A) == BY
     assert [label_of(server, name) for name in ("n1", "n2")] == ["boot-b1", None]
 
 
@@ -151,7 +213,7 @@ def test_a_node_that_is_good_again_loses_the_label(server: ApiServer, node: dict
     pool = BY_LABEL["karpenter"]
     node["metadata"]["labels"] = {BAD_GPU: "boot-b1"}
     put(server, pool, "n1", node)
-    assert health(server, pool).avoidance() is None
+    assert health(server, pool).avoidance(A) == ()
     assert label_of(server) is None
 
 
@@ -160,7 +222,7 @@ def test_a_persons_own_label_stays_and_counts(server: ApiServer) -> None:
     node = a_node()
     node["metadata"]["labels"] = {BAD_GPU: "true"}
     put(server, pool, "n1", node)
-    assert health(server, pool).avoidance() == BY
+    assert health(server, pool).avoidance(A) == BY
     assert label_of(server) == "true"
 
 
@@ -168,5 +230,119 @@ def test_a_label_that_may_not_be_written_is_told(server: ApiServer, caplog: pyte
     pool = BY_LABEL["karpenter"]
     put(server, pool, "n1", a_node(mark=MARK))
     server.refuse("patch", path="api/v1/nodes/n1")
-    assert health(server, pool).avoidance() == BY
+    assert health(server, pool).avoidance(A) == BY
     assert f"The label {BAD_GPU} of node n1 could not be written" in caplog.text
+
+
+GIVEN = BY_LABEL["bare metal"]
+
+
+def a_gpu_node(server: ApiServer, pool: GpuPool, name: str, *, gpus: int = 1, **node: Any) -> None:
+    raw = a_node(("Ready", "True"), **node)
+    raw["status"] |= {"allocatable": {"nvidia.com/gpu": str(gpus)}}
+    put(server, pool, name, raw)
+
+
+def bad_for(server: ApiServer, pool: GpuPool, key: DemandKey) -> set[str]:
+    """Return the nodes that the run's pods avoid, by the labels that they have."""
+    keys = {each["key"] for each in health(server, pool).avoidance(key, gpus=1)}
+    nodes = [server.read(f"api/v1/nodes/{name}")["metadata"] for name in ("n1", "n2", "n3")]
+    return {meta["name"] for meta in nodes if keys & meta["labels"].keys()}
+
+
+def test_tries_of_one_dag_walk_through_a_given_pool_and_mark_no_node_for_others(server: ApiServer) -> None:
+    names = ["n1", "n2", "n3"]
+    for name in names:
+        a_gpu_node(server, GIVEN, name)
+    for number in range(20):
+        left = [name for name in names if name not in bad_for(server, GIVEN, A)]
+        assert left, "the next try has a node, whatever the others have printed"
+        fail(server, GIVEN, replace(A, run_id=f"r{number}"), node=left[0])
+        assert bad_for(server, GIVEN, A) == ({*names[: number + 1]} if number < 2 else set())
+        assert bad_for(server, GIVEN, B) == set()
+    assert all(not why_bad(server.read(f"api/v1/nodes/{name}")) for name in names)
+
+
+def test_a_second_dags_failure_keeps_all_pods_off(server: ApiServer) -> None:
+    pool = BY_LABEL["karpenter"]
+    put(server, pool, "n1", a_node())
+    fail(server, pool, A)
+    assert health(server, pool).avoidance(A) == BY_A
+    assert health(server, pool).avoidance(B) == ()
+    fail(server, pool, B)
+    other = replace(A, dag_id="c")
+    assert health(server, pool).avoidance(other) == BY
+    labels = server.read("api/v1/nodes/n1")["metadata"]["labels"]
+    assert BY_A[0]["key"] not in labels, "one label is enough"
+
+
+def test_a_failure_while_a_condition_says_so_lasts_longer_than_the_condition(server: ApiServer) -> None:
+    pool = BY_LABEL["karpenter"]
+    put(server, pool, "n1", a_node(("GpuUnhealthy", "True")))
+    fail(server, pool, A)
+    server.patch("api/v1/nodes/n1", {"status": {"conditions": []}})
+    assert health(server, pool).avoidance(B) == BY
+    assert health(server, pool).of_node("n1").startswith("GpuUnhealthy=True (R); Pod p failed (NVRM: Xid")
+    server.patch("api/v1/nodes/n1", {"status": {"nodeInfo": {"bootID": "b2"}}})
+    assert health(server, pool).avoidance(B) == ()
+    assert label_of(server) is None
+
+
+def test_a_persons_mark_is_not_written_over(server: ApiServer) -> None:
+    put(server, GIVEN, "n1", a_node(mark="since Tuesday"))
+    fail(server, GIVEN, A)
+    assert server.read("api/v1/nodes/n1")["metadata"]["annotations"][BAD_GPU] == "since Tuesday"
+
+
+def test_only_a_broken_gpu_is_written_down(server: ApiServer) -> None:
+    put(server, GIVEN, "n1", a_node())
+    health(server, GIVEN).take_end(PodFailed("Pod p failed.", "", node="n1"), A)
+    health(server, GIVEN).take_end(BadGpu("Pod p failed.", ""), A)
+    health(server, GIVEN).take_end(None, A)
+    fail(server, GIVEN, A, node="gone")
+    assert not server.read("api/v1/nodes/n1")["metadata"].get("annotations")
+
+
+def test_two_that_write_at_once_are_both_kept(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(server, GIVEN, "n1", a_node())
+    last: list[DemandKey] = [B]
+
+    def of_another(*given: Any) -> Any:
+        if last:
+            fail(server, GIVEN, last.pop())
+        return accused(*given)
+
+    monkeypatch.setattr(gpu_health, "accused", of_another)
+    fail(server, GIVEN, A)
+    found = Evidence.of_node(server.read("api/v1/nodes/n1"))
+    assert found is not None
+    assert {witness.by for witness in found.witnesses} == {A.writer, B.writer}
+
+
+@pytest.mark.parametrize(
+    ("other", "asked"),
+    [({"gpus": 1}, {"gpus": 8}), ({"gpus": 8}, {"gpus": 8, "nodes": 2}), ({"mark": MARK}, {"gpus": 1})],
+    ids=["too small", "too few", "bad"],
+)
+def test_given_nodes_are_used_again_where_no_others_would_do(
+    server: ApiServer, other: dict[str, Any], asked: dict[str, int]
+) -> None:
+    a_gpu_node(server, GIVEN, "n1", gpus=8)
+    a_gpu_node(server, GIVEN, "n2", **other)
+    fail(server, GIVEN, A)
+    assert health(server, GIVEN).avoidance(A, **asked) == (BY if "mark" in other else ())
+    a_gpu_node(server, GIVEN, "n3", gpus=8)
+    a_gpu_node(server, GIVEN, "n4", gpus=8)
+    assert BY_A[0] in health(server, GIVEN).avoidance(A, **asked)
+
+
+@pytest.mark.parametrize("pool", [*BY_LABEL.values(), *BY_HOSTNAME.values()])
+def test_by_what_a_pod_avoids_nodes_can_be_read_from_it(server: ApiServer, pool: GpuPool) -> None:
+    put(server, pool, "n1", a_node())
+    put(server, pool, "n2", a_node(("GpuUnhealthy", "True")))
+    fail(server, pool, A)
+    avoid = health(server, pool).avoidance(A)
+    terms = [{"matchExpressions": [{"key": "disk", "operator": "Exists"}, *avoid]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    assert avoided_by({"spec": {"affinity": affinity}}) == avoid
+    assert avoided_by({"spec": {}}) == ()

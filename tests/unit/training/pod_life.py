@@ -101,7 +101,7 @@ class Life:
             ),
             new_client=lambda: SimpleNamespace(api_client=None),
             manager=SimpleNamespace(extract_xcom_kill=self._step("end the sidecar")),
-            gpu_health=SimpleNamespace(of_node=lambda _: ""),
+            gpu_health=SimpleNamespace(of_node=lambda _: "", take_end=lambda *_: None),
             platform=SimpleNamespace(machine_end=lambda _: None),
         )
         self.objects: Any = SimpleNamespace(

@@ -51,6 +51,7 @@ class Cluster:
     pods: Any
     api: ApiClient = field(default_factory=ApiClient)
     pool: Any = None
+    gpu_health: Any = field(default_factory=lambda: SimpleNamespace(take_end=lambda *_: None))
 
     def now(self) -> datetime:
         return START

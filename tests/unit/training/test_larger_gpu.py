@@ -157,7 +157,7 @@ def test_a_try_that_ran_out_of_memory_asks_where_that_is_wanted(
 )
 def test_the_next_try_s_pod_selects_it(larger: tuple[LargerGpu, ...], gets_larger_gpu: bool, selected: str) -> None:
     life = Life(gets_larger_gpu=gets_larger_gpu)
-    life.cluster.gpu_health = SimpleNamespace(avoidance=lambda: None)
+    life.cluster.gpu_health = SimpleNamespace(avoidance=lambda *_, **__: ())
     deadlines: Any = SimpleNamespace(own_demand=lease(larger=larger), of_pod=lambda _: LATER)
     assert placement_of(life.run, OWNER, deadlines).instance_type == selected
 

@@ -138,7 +138,7 @@ def test_a_shorter_deadline_stays() -> None:
 
 
 def test_nodes_with_broken_gpus_are_avoided() -> None:
-    spec = placed(a("Job"), avoid={"key": "bad", "operator": "DoesNotExist"})["spec"]["template"]["spec"]
+    spec = placed(a("Job"), avoid=({"key": "bad", "operator": "DoesNotExist"},))["spec"]["template"]["spec"]
     (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": "bad", "operator": "DoesNotExist"}]
 

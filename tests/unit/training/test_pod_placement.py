@@ -264,13 +264,13 @@ def _gpus(number: str) -> k8s.V1ResourceRequirements:
 
 def test_nodes_to_avoid_are_added_to_each_of_the_users_terms() -> None:
     excluded = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
-    affinity = placed(a_pod(), avoid=excluded)["spec"]["affinity"]["nodeAffinity"]
+    affinity = placed(a_pod(), avoid=(excluded,))["spec"]["affinity"]["nodeAffinity"]
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     assert affinity[required]["nodeSelectorTerms"] == [{"matchExpressions": [excluded]}]
     disk = [k8s.V1NodeSelectorRequirement(key="disk", operator="In", values=[size]) for size in ("big", "huge")]
     terms = [k8s.V1NodeSelectorTerm(match_expressions=[each]) for each in disk]
     users = k8s.V1NodeAffinity(**{_snake(required): k8s.V1NodeSelector(node_selector_terms=terms)})
-    pod = placed(a_pod(spec={"affinity": k8s.V1Affinity(node_affinity=users)}), avoid=excluded)
+    pod = placed(a_pod(spec={"affinity": k8s.V1Affinity(node_affinity=users)}), avoid=(excluded,))
     found = pod["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
     assert [[each["key"] for each in term["matchExpressions"]] for term in found] == [
         ["disk", "kubernetes.io/hostname"],
