@@ -133,7 +133,7 @@ def _without_namespace(path: str) -> tuple[list[str], list[str]]:
 
 # -- connections that failed ---------------------------------------------------------------------------------
 
-_POOL = re.compile(r"<?HTTPS?Connection(?:Pool)?\(host='?([^',]+)'?, port=(\d+)\)(?: at 0x\w+>)?")
+_POOL = re.compile(r"<?HTTPS?Connection(?:Pool)?\(host='?([^',]{1,253})'?, port=(\d{1,5})\)(?: at 0x\w+>)?")
 _ADDRESS = re.compile(r"(https?://[^/\s\"'?]+)[^\s\"']*")
 
 

@@ -36,24 +36,28 @@ _WRITES = frozenset({"create", "update", "patch", "delete"})
 _CREATES = frozenset({"create", "patch"})  # patch: what applies an object creates it
 _IN_NAMESPACE = re.compile(r'in the namespace "(?P<name>[^"]+)"')
 _BY_RBAC = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
-_QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<numbers>requested: .+)")
+_QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]{1,253}), (?P<numbers>requested: .+)")
 _QUOTA_NOT_READY = "status unknown for quota"
 _MISSING = (  # what an object may name: its kind, the server's words, and what to do
-    ("namespace", r'namespaces "(?P<name>[^"]+)" not found', "Create it, or give another one as namespace."),
+    (
+        "namespace",
+        re.compile(r'namespaces "(?P<name>[^"]+)" not found'),
+        "Create it, or give another one as namespace.",
+    ),
     (
         "service account",
-        r"error looking up service account (?P<name>[^\s:]+)",
+        re.compile(r"error looking up service account (?P<name>[^\s:]+)"),
         "Create it, or name another one: the task's service_account_name, a manifest's serviceAccountName.",
     ),
     (
         "PriorityClass",
-        r"no PriorityClass with name (?P<name>\S+) was found",
+        re.compile(r"no PriorityClass with name (?P<name>\S{1,253}) was found"),
         "Create it, or name another one, the task's priority_class_name, a manifest's priorityClassName: kubectl get"
         " priorityclasses.",
     ),
     (
         "RuntimeClass",
-        r'RuntimeClass "(?P<name>[^"]+)" not found',
+        re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'),
         "Leave out the task's runtime_class_name, a manifest's runtimeClassName: on EKS' and GKE's nodes GPU pods need"
         " none. On others create it: NVIDIA's GPU Operator creates nvidia.",
     ),
@@ -65,7 +69,8 @@ _DENIED = ("denied the request", "denied request", _MANAGED)
 _LACKING = re.compile(r"must specify .+")
 _LIMIT_RANGE = re.compile(r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|max limit to request ratio per")
 _NOBODY = 'User "system:anonymous"'
-_VIOLATING = re.compile(r"\(containers? (.+?) must")  # pod-security-admission: (containers "base", "side" must set ...)
+# pod-security-admission: (containers "base", "side" must set ...)
+_VIOLATING = re.compile(r"\(containers? ([^()]{1,500}) must")
 _QUOTED = re.compile(r'"([^"]+)"')
 XCOM_SIDECAR = "airflow-xcom-sidecar"
 """KubernetesPodOperator's name for the container that keeps a pod's result (`PodDefaults.SIDECAR_CONTAINER_NAME`)."""
@@ -198,7 +203,7 @@ def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) 
 def _missing(message: str, verb: str, resource: str, details: dict[str, Any]) -> CloudError | None:
     """Return the error for what the object to be created names, and is not there; None if the server says otherwise."""
     for kind, words, fix in _MISSING:
-        if found := re.search(words, message):
+        if found := words.search(message):
             name = found["name"]
             what = f"Cannot {verb} {resource}: there is no {kind} {name}. The API server's message: {message}"
             # A namespace's own account comes a moment after the namespace.

@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.untrusted import plain
 
-_GREW = re.compile(r"\{(\S+) (\d+)->(\d+) \(max: (\d+)\)\}")
+_GREW = re.compile(r"\{([^\s{]{1,300}) (\d{1,9})->(\d{1,9}) \(max: (\d{1,9})\)\}")
 _PULLED = re.compile(
     r'pulled image "(?P<image>[^"]+)" in (?P<took>[\w.]+)'
     r"(?: \((?P<whole>[\w.]+) including waiting\))?(?:.*Image size: (?P<bytes>\d+) bytes)?"
@@ -20,6 +20,8 @@ _PULLING = re.compile(r'[Pp]ulling image "(?P<image>[^"]+)"')
 _PRESENT = re.compile(r'image "(?P<image>[^"]+)" already present')
 # Karpenter's words for a pod that it deletes: pkg/controllers/node/termination/terminator/events/events.go
 _TERMINATION_TIME = re.compile(r"terminationTime (\S+ \S+)")
+_PREEMPTION = re.compile(r"\.? (?:preemption: |no new claims to deallocate)")  # what the scheduler says after that
+_DURATION = re.compile(r"(?<![\d.])([\d.]{1,20})(ns|us|µs|ms|s|m|h)")  # Go's notation
 _WORTH_TELLING = 1.0  # seconds
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -141,12 +143,12 @@ def size_in_words(size: int) -> str:
 
 def seconds_of(duration: str) -> float:
     """Return a duration of Go's notation, like `1m2.5s`, in seconds."""
-    return sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([\d.]+)(ns|us|µs|ms|s|m|h)", duration))
+    return sum(float(n) * _UNITS[unit] for n, unit in _DURATION.findall(duration))
 
 
 def short_scheduling_message(message: str) -> str:
     """Return the scheduler's message without what it says about preemption and resource claims."""
-    return re.split(r"\.? (?:preemption: |no new claims to deallocate)", message)[0].rstrip(". ")
+    return _PREEMPTION.split(message)[0].rstrip(". ")
 
 
 def time_of(raw: Json) -> datetime:

@@ -28,7 +28,7 @@ _LONGEST_SHOWN = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAG = 1
 _FRACTION = re.compile(r"\.(\d{1,9})")
-_LEVEL = re.compile(r"\s*\[?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
+_LEVEL = re.compile(r"^\s*\[?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
 _LEVELS = {**logging.getLevelNamesMapping(), "FATAL": logging.CRITICAL}
 
 

@@ -45,9 +45,9 @@ plugin does not count against a GPU either)."""
 _COMMAND_NOT_FOUND = 127
 
 _OF_GPU = re.compile(r"\b(?:CUDA|NCCL|GPU)", re.IGNORECASE)
-_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \([^)]{0,60}\): (\d{1,5})\b")
 _NEEDS_RESET = re.compile(
-    r"GPU recovery action changed .* to \S+ \((?:GPU Reset|Node Reboot|Drain and Reset)"
+    r"GPU recovery action changed .{0,80}? to \S{1,20} \((?:GPU Reset|Node Reboot|Drain and Reset)"
 )  # XID 154
 _NO_NVIDIA_SMI = re.compile(r"nvidia-smi: (command )?not found|exec: \"nvidia-smi\"", re.IGNORECASE)
 

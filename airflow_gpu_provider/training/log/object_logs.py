@@ -188,7 +188,7 @@ Logs = PodLogs | ObjectLogs
 
 _ANSWERED_WITHIN = 5.0
 
-_ON_SOCKETS = re.compile(r"NCCL INFO (?:Using network Socket\b|Channel \S+ .* via NET/Socket)")
+_ON_SOCKETS = re.compile(r"NCCL INFO (?:Using network Socket\b|Channel \S{1,20} .{0,200} via NET/Socket)")
 
 _GPUDIRECT = {
     "a3-highgpu-8g": "GPUDirect-TCPX",

@@ -21,7 +21,7 @@ _FAR = 60
 """And one in a traceback: torchrun, wandb and others print more after it, and XLA lists its buffers, indented."""
 
 # What a launcher puts before each line: torch ([rank0]:), torchrun ([default0]:), Ray and vLLM ((train pid=7)), mpirun.
-_SENDER = re.compile(r"^(?:\[(?:rank|default)\d+\]:|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std\w+>:) ?")
+_SENDER = re.compile(r"^(?:\[(?:rank|default)\d+\]:|\([^()]{0,80}?\bpid=\d{1,10}[^()]{0,80}\)|\[\d+,\d+\]<std\w+>:) ?")
 _GROUP = re.compile(r"^ {2,}(?:\| ?|\+ )")  # an ExceptionGroup's indentation
 _OF_GROUP = re.compile(r"^ {2,}[|+]")
 
@@ -62,7 +62,7 @@ _REPORTS = re.compile(
             r"ncclRemoteError|remote process exited|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread)",
             r"unhandled system error|ncclSystemError|socketPollConnect|Proxy Call to rank",  # nccl: src/misc/socket.cc
             r"unhandled cuda error|ncclUnhandledCudaError",  # NCCL names it in lines of its own, src/include/checks.h
-            r"Engine core initialization failed|Engine process failed|EngineDeadError|stack trace.*root cause",  # vLLM
+            r"Engine core initialization failed|Engine process failed|EngineDeadError|stack trace.{0,60}root cause",  # vLLM
             r"(?:Ray)?Actor(?:Died)?Error|WorkerCrashedError|TrainingFailedError",  # Ray
             r"Failed to load model from file|Failed to create llama_context",  # llama-cpp-python
         )
@@ -70,13 +70,15 @@ _REPORTS = re.compile(
 )
 
 # What a program prints that has survived an error: it counts on, or says so.
-_BAR = re.compile(r"(?P<of>.{0,100}?)\s*(?P<at>\d{1,3})%\|")  # tqdm
+_BAR = re.compile(r"^(?P<of>.{0,100}?)(?P<at>\d{1,3})%\|")  # tqdm
 _COUNTS = re.compile(
     r"\b(?:step|epoch|iter(?:ation)?|batch|trial|fold|episode|round|chunk|shard|sample|example)s?\b['\"]?\W{0,4}\d"
-    r"|\bloss\b['\"]?\s*[:= ]\s*-?\d|^\W{0,2}\d+/\d+\b",  # keras: utils/progbar.py
+    r"|\bloss\b['\"]?\s{0,8}[:= ]\s{0,8}-?\d|^\W{0,2}\d+/\d+\b",  # keras: utils/progbar.py
     re.IGNORECASE,
 )
-_PACE = re.compile(r"\d+:\d\d(?::\d\d)?|\d[\d.]* ?\w*/\w+")  # what of a bar changes while nothing moves
+_PACE = re.compile(  # what of a bar changes while nothing moves
+    r"(?<!\d)\d{1,6}:\d\d(?::\d\d)?|(?<![\d.])\d[\d.]{0,15} ?\w{0,15}/\w{1,15}"
+)
 _FAILS = re.compile(r"\b(?:error|fail\w*|abort\w*|killed|exception|out of memory|OOM)\b", re.IGNORECASE)
 _RECOVERS = re.compile(
     r"\b(?:retrying(?! \(Retry\()|retry with|(?<!while )trying (?!to\b)|attempting to (?:recover|copy)"
@@ -222,11 +224,12 @@ class _Log:
         bars: dict[str, tuple[int, str]] = {}
         for at in self._own_lines(0):
             line = self.lines[at]
-            if moved := [bar for part in line.raw.split("\r") if (bar := _BAR.match(part[:200]))]:
+            if moved := [bar for part in line.raw.split("\r") if "%|" in part and (bar := _BAR.match(part))]:
                 for bar in moved:
-                    before, count = bars.get(bar["of"], (at, bar["at"]))
+                    of = bar["of"].rstrip()
+                    before, count = bars.get(of, (at, bar["at"]))
                     last = max(last, before) if count != bar["at"] else last
-                    bars[bar["of"]] = (at, bar["at"])
+                    bars[of] = (at, bar["at"])
             elif line.is_work and sender in ("", line.sender):
                 last = last if (text := _PACE.sub("", line.text)) in seen else at
                 seen.add(text)

@@ -91,7 +91,7 @@ _CAUSES = (
         "containerd: core/remotes/docker/authorizer.go, resolver.go; distribution: errcode; amazon-eks-ami#1949",
     ),
     _Cause(
-        r"(manifest|name) unknown|manifest .*not found|(repository|image|tag|artifact) .*(not exist|not found)",
+        r"(manifest|name) unknown|manifest .{0,300}not found|(repository|image|tag|artifact) .{0,300}(not exist|not found)",
         "absent",
         "distribution: api/errors; docker; harbor: lib/errors",
     ),
@@ -100,8 +100,9 @@ _CAUSES = (
 _ROWS = tuple((re.compile(cause.pattern, re.IGNORECASE), cause.why) for cause in _CAUSES)
 
 _QUOTED = re.compile(r'"[^"]*"')  # the image's own name
+_COLON = re.compile(r":\s")  # between a cause and its own
 _WORDS = re.compile(r"[A-Za-z]{2}")
-_IS_REFERENCE = re.compile(r"^[^ ]*[/:@][^ ]*$")
+_IS_REFERENCE = re.compile(r"^(?=[^ ]*$)[^ /:@]*[/:@]")
 _NOT_FOUND = re.compile(r"^(404 )?not ?found$", re.IGNORECASE)  # by itself it does not say of what
 _SAYS_NOTHING = re.compile(  # containerd: errdefs; os/exec; errno
     r"^(unknown|failed precondition|already exists|exit status \d+|no such file or directory|invalid argument\b.*"
@@ -128,7 +129,7 @@ def why_not_pulled(message: str) -> Why:
     if _LIMITED.search(unquoted):
         return "passing"
     is_not_found = is_unclear = False
-    for segment in reversed([part.strip(" :") for part in re.split(r":\s", unquoted)]):
+    for segment in reversed([part.strip(" :") for part in _COLON.split(unquoted)]):
         if _NOT_FOUND.match(segment):
             is_not_found = True
         elif _WORDS.search(segment) and not _IS_REFERENCE.match(segment) and not _SAYS_NOTHING.match(segment):

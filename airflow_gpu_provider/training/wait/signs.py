@@ -96,13 +96,13 @@ TOOLKIT = Advice(
 # The first row that matches a line counts.
 _SIGNS = (
     # -- GPU memory ------------------------------------------------------------------------------------------
-    Sign(r"larger than the maximum number of tokens.*KV cache", NO_CACHE, "vllm: worker/worker.py, before V1"),
-    Sign(r"Free memory on device.*less than desired GPU memory", NO_CACHE, "vllm: v1/worker/gpu_worker.py"),
-    Sign(r"Not enough memory\..*mem-fraction-static", NO_CACHE, "sglang: srt/model_executor, MemoryPoolConfig"),
+    Sign(r"larger than the maximum number of tokens.{0,80}KV cache", NO_CACHE, "vllm: worker/worker.py, before V1"),
+    Sign(r"Free memory on device.{0,100}less than desired GPU memory", NO_CACHE, "vllm: v1/worker/gpu_worker.py"),
+    Sign(r"Not enough memory\..{0,200}mem-fraction-static", NO_CACHE, "sglang: srt/model_executor, MemoryPoolConfig"),
     Sign(r"CUDA out of memory", TOO_LARGE, "pytorch: c10/cuda/CUDACachingAllocator.cpp"),
     Sign(r"\btorch(\.cuda)?\.OutOfMemoryError", TOO_LARGE, "pytorch: torch/csrc/Exceptions.cpp"),
     Sign(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", TOO_LARGE, "CUDA runtime and driver API: error names"),
-    Sign(r"cupy.*OutOfMemoryError", TOO_LARGE, "cupy: cuda/memory.pyx"),
+    Sign(r"cupy.{0,60}OutOfMemoryError", TOO_LARGE, "cupy: cuda/memory.pyx"),
     Sign(
         r"RESOURCE[_ ]EXHAUSTED: (Out of memory while trying to|Failed to allocate request)",
         TOO_LARGE,
@@ -116,16 +116,16 @@ _SIGNS = (
     Sign(r"Memory allocation error on worker \d", TOO_LARGE, "xgboost: src/common/device_vector.cu"),
     Sign(r"bad_alloc: out_of_memory", TOO_LARGE, "rmm: error.hpp"),
     Sign(r"No executable batch size found, reached zero", TOO_LARGE, "accelerate: utils/memory.py"),
-    Sign(r"Error out of memory at line \d+ in file .*csrc", TOO_LARGE, "bitsandbytes: csrc/ops.cuh"),
+    Sign(r"Error out of memory at line \d{1,6} in file .{0,200}csrc", TOO_LARGE, "bitsandbytes: csrc/ops.cuh"),
     Sign(r"Can't allocate \d+ bytes on device \d|CUDA allocation failed", TOO_LARGE, "DALI: dali/core/cuda_error.h"),
     Sign(r"Failed to CUDA (calloc|malloc)", TOO_LARGE, "nccl: src/include/alloc.h"),
     Sign(
-        r"NVML_SUCCESS == .*CUDACachingAllocator",
+        r"NVML_SUCCESS == .{0,200}CUDACachingAllocator",
         TOO_LARGE,
         "pytorch: c10/cuda/CUDACachingAllocator.cpp, which asks NVML only once an allocation has failed (on MIG)",
     ),
     Sign(
-        r"to \S*device:GPU:\d+ in order to run .*Dst tensor is not initialized",
+        r"to \S{0,80}device:GPU:\d{1,4} in order to run .{0,200}Dst tensor is not initialized",
         TOO_LARGE,
         "TensorFlow: common_runtime/eager/execute.cc, gpu_util.cc",
     ),
@@ -153,12 +153,12 @@ _SIGNS = (
     ),
     Sign(r"invoking the NVIDIA Container Runtime Hook directly", TOOLKIT, "toolkit: cmd/nvidia-container-runtime-hook"),
     Sign(
-        r"nvidia-(cdi-hook|ctk)\S*: (no such file|executable file not found)|executing hook \S*nvidia-(cdi-hook|ctk)",
+        r"nvidia-(cdi-hook|ctk)\S{0,100}: (no such file|executable file not found)|executing hook \S{0,100}nvidia-(cdi-hook|ctk)",
         TOOLKIT,
         "runc: createContainer hooks; crun: utils.c",
     ),
     Sign(
-        r"/dev/nvidia[\w-]*\W.*no such file",
+        r"/dev/nvidia[\w-]{0,40}\W.{0,200}no such file",
         NO_DRIVER,
         "moby: daemon/oci_linux.go; container-device-interface: pkg/cdi/container-edits_unix.go; toolkit#885",
     ),
@@ -167,7 +167,11 @@ _SIGNS = (
         TOOLKIT,
         "container-device-interface: pkg/cdi/cache.go; containerd: pkg/cdi/oci_opt.go; toolkit#1239, gpustack#4130",
     ),
-    Sign(r"nvidia-container-runtime\S*: (no such file|executable file not found)", TOOLKIT, "containerd, runc: exec"),
+    Sign(
+        r"nvidia-container-runtime\S{0,100}: (no such file|executable file not found)",
+        TOOLKIT,
+        "containerd, runc: exec",
+    ),
     # -- the driver, in a program ----------------------------------------------------------------------------
     Sign(r"CUDA driver version is insufficient|cudaErrorInsufficientDriver", OLD_DRIVER, "CUDA runtime API: error 35"),
     Sign(r"NVIDIA driver on your system is too old", OLD_DRIVER, "pytorch: c10/cuda/CUDAFunctions.cpp"),
@@ -224,7 +228,7 @@ _FAILED = re.compile(
     r"\bout of (\w+ ){0,2}(memory|VRAM)\b|\bOutOfMemory|\bOOM\b|memory allocation (failed|failure|error)"
     r"|(insufficient|not enough|no available|too little) (\w+ ){0,3}(memory|VRAM)"
     r"|\bno (\w+ ){0,2}(memory|VRAM) (\w+ ){0,2}(available|left|free)\b"
-    r"|(fail\w*|unable|cannot|can't|could not) (to )?(re)?(alloc|reserv)\w* .{0,60}(memory|bytes|[KMGT]i?B\b|buffer)"
+    r"|(\bfail\w*|unable|cannot|can't|could not) (to )?(re)?(alloc|reserv)\w* .{0,60}(memory|bytes|[KMGT]i?B\b|buffer)"
     r"|memory.{0,60}(could not|cannot|can't) be (alloc|reserv)\w*",
     re.IGNORECASE,
 )
@@ -233,7 +237,7 @@ _FAILED = re.compile(
 _CACHE = re.compile(r"\bKV[ _-]?cache|\bcache blocks", re.IGNORECASE)
 _LACKS = re.compile(
     r"\bno (available |free )?memory|(insufficient|not enough|too little) .{0,60}memory"
-    r"|\bonly\b .{0,60}(available|free)|((larger|more|smaller|less) than|exceed\w*) .{0,60}(memory|available)",
+    r"|\bonly\b .{0,60}(available|free)|((larger|more|smaller|less) than|exceed\w{0,10}) .{0,60}(memory|available)",
     re.IGNORECASE,
 )
 _MEANT = ((_CACHE, _LACKS, NO_CACHE), (_ALLOCATOR, _FAILED, TOO_LARGE))

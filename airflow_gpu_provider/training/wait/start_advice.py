@@ -175,7 +175,7 @@ _TABLE = (
     Hindrance("CreateContainerConfigError", "", _CREATE, "kubelet: kubelet_pods.go"),
     Hindrance(
         "CreateContainerError|RunContainerError",
-        r"[Dd]eadline ?[Ee]xceeded|is reserved|reserv\w+ (container|ctr) name|is already in use|tim(ed?|ing) ?out",
+        r"[Dd]eadline ?[Ee]xceeded|is reserved|\breserv\w+ (container|ctr) name|is already in use|tim(ed?|ing) ?out",
         _SLOW,
         "containerd: internal/cri/server/container_create.go, containerd#4604; amazon-linux-2023#1097; cri-o#8906",
     ),
@@ -220,6 +220,8 @@ _TABLE = (
         "kubernetes: controller/nodelifecycle",
     ),
 )
+
+_ROWS = tuple((re.compile(each.reasons), re.compile(each.says), each.fix) for each in _TABLE)
 
 # kubelet: pkg/kubelet/images/image_manager.go; containerd: internal/cri/server/sandbox_run.go
 _PULLING = re.compile(r"^(Failed to pull|Back-off pulling) image|failed to (pull|get sandbox) image")
@@ -267,9 +269,9 @@ def _fix(reason: str, message: str, **names: str) -> str:
         return advice.fix
     if reason in PULL_FAILED or _PULLING.search(message):
         return FIX[why_not_pulled(message)].format(**names)
-    for each in _TABLE:
-        if re.fullmatch(each.reasons, reason) and (found := re.search(each.says, message)):
-            return each.fix.format(**names | found.groupdict())
+    for reasons, says, fix in _ROWS:
+        if reasons.fullmatch(reason) and (found := says.search(message)):
+            return fix.format(**names | found.groupdict())
     return ""
 
 
