@@ -13,6 +13,8 @@ from binascii import Error as Base64Error
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from airflow_gpu_provider.untrusted import NotParsed
+
 T = TypeVar("T")
 
 # repr() of a text or of bytes, as messages have it. Of one character it stays: a syntax error's cause.
@@ -21,10 +23,6 @@ _UNCLOSED = re.compile(r"""['"].*""", re.S)
 _YAML_TOKEN = re.compile(r"'(<[a-z -]+>)'")
 _TOML_PLACE = re.compile(r"\s*\(at (line \d+, column \d+|end of document)\)$")
 _LONGEST_PATH = 255
-
-
-class NotParsed(ValueError):
-    """A text that is not in its format; the message has the problem and its place."""
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from airflow_gpu_provider.errors import CredentialsError
-from airflow_gpu_provider.parse_errors import NotParsed, kind_of, parsed
+from airflow_gpu_provider.parse_errors import kind_of, parsed
+from airflow_gpu_provider.untrusted import NotParsed
 
 C = TypeVar("C")
 T = TypeVar("T")

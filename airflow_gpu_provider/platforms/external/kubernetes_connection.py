@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
-from airflow_gpu_provider.parse_errors import NotParsed, kind_of, parsed, path_in_words, problem_of
+from airflow_gpu_provider.parse_errors import kind_of, parsed, path_in_words, problem_of
 from airflow_gpu_provider.platforms.from_connection import FromConnection, check_header_text, with_readable_extra
+from airflow_gpu_provider.untrusted import NotParsed
 
 
 class Kubeconfig(NamedTuple):

@@ -22,7 +22,7 @@ from kubernetes.client import models as k8s
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.parse_errors import NotParsed, parsed
+from airflow_gpu_provider.parse_errors import parsed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_dns_subdomain, is_template
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
@@ -35,6 +35,7 @@ from airflow_gpu_provider.training.place.fit import (
 )
 from airflow_gpu_provider.training.place.kinds import Manifest, PodTemplate, kind_of, path_of, templates_of
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_queue_name, place
+from airflow_gpu_provider.untrusted import NotParsed
 
 FILES = (".yaml", ".yml", ".json")
 """File extensions of a manifest."""
