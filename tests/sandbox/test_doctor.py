@@ -192,7 +192,7 @@ def give_most_of(files: Sequence[str], group: str, administrator: client.ApiClie
     """Give a group of its own what files of docs/rbac grant, but nodes' patch, pods' create, exec and ConfigMaps."""
     taken = {"nodes": "patch", "pods": "create"}
     for manifest in documented_roles.role_manifests(*files):
-        if manifest["kind"] == "Namespace":
+        if manifest["kind"] in ("Namespace", "ResourceQuota"):
             server_side_apply(administrator, manifest)
             continue
         manifest["metadata"]["name"] = f"doctor-{manifest['metadata']['name']}"
