@@ -16,6 +16,8 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EXEC_IS_CREATE = (1, 35)
 """The release from which an exec by a WebSocket needs the verb create besides get (kubernetes/kubernetes#134577)."""
 
+_NUMBER = re.compile(r"\d*")
+
 
 def is_allowed(
     api: ApiClient, verb: str, resource: str, *, group: str = "", namespace: str = "", name: str = ""
@@ -49,7 +51,7 @@ def verbs_missing_for_exec(api: ApiClient, namespace: str) -> tuple[str, ...]:
 
 def _version(api: ApiClient) -> tuple[int, ...]:
     version = call(api, "get", "/version", resource="version")
-    numbers = [re.match(r"\d*", version.get(part) or "") for part in ("major", "minor")]  # GKE's and EKS' minor: "35+"
+    numbers = [_NUMBER.match(version.get(part) or "") for part in ("major", "minor")]  # GKE's and EKS' minor: "35+"
     return tuple(int(number[0] or 0) if number else 0 for number in numbers)
 
 

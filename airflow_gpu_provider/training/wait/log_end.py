@@ -62,7 +62,8 @@ _REPORTS = re.compile(
             r"ncclRemoteError|remote process exited|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread)",
             r"unhandled system error|ncclSystemError|socketPollConnect|Proxy Call to rank",  # nccl: src/misc/socket.cc
             r"unhandled cuda error|ncclUnhandledCudaError",  # NCCL names it in lines of its own, src/include/checks.h
-            r"Engine core initialization failed|Engine process failed|EngineDeadError|stack trace.{0,60}root cause",  # vLLM
+            r"Engine core initialization failed|Engine process failed|EngineDeadError",  # vLLM
+            r"stack trace.{0,60}root cause",  # vLLM
             r"(?:Ray)?Actor(?:Died)?Error|WorkerCrashedError|TrainingFailedError",  # Ray
             r"Failed to load model from file|Failed to create llama_context",  # llama-cpp-python
         )

@@ -22,6 +22,7 @@ from airflow_gpu_provider.errors import PodImageError
 from airflow_gpu_provider.platforms.aws.template_data import has_local_disk
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.untrusted import LONGEST_TEXT
 
 Why = Literal["no name", "absent", "refused", "unsigned", "node", "passing"]
 
@@ -91,7 +92,8 @@ _CAUSES = (
         "containerd: core/remotes/docker/authorizer.go, resolver.go; distribution: errcode; amazon-eks-ami#1949",
     ),
     _Cause(
-        r"(manifest|name) unknown|manifest .{0,300}not found|(repository|image|tag|artifact) .{0,300}(not exist|not found)",
+        r"(manifest|name) unknown|manifest .{0,300}not found"
+        r"|(repository|image|tag|artifact) .{0,300}(not exist|not found)",
         "absent",
         "distribution: api/errors; docker; harbor: lib/errors",
     ),
@@ -125,7 +127,7 @@ def why_not_pulled(message: str) -> Why:
     Before a cause that is not known, only a registry's own verdict says that it is final: "failed to authorize" tells
     what was being done.
     """
-    unquoted = _QUOTED.sub("", message)
+    unquoted = _QUOTED.sub("", message)[-LONGEST_TEXT:]  # the last cause is at the end
     if _LIMITED.search(unquoted):
         return "passing"
     is_not_found = is_unclear = False

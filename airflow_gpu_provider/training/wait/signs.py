@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from airflow_gpu_provider.untrusted import LONGEST_TEXT
+
 Cause = Literal["gpu memory", "driver", "gpu"]
 
 
@@ -153,7 +155,8 @@ _SIGNS = (
     ),
     Sign(r"invoking the NVIDIA Container Runtime Hook directly", TOOLKIT, "toolkit: cmd/nvidia-container-runtime-hook"),
     Sign(
-        r"nvidia-(cdi-hook|ctk)\S{0,100}: (no such file|executable file not found)|executing hook \S{0,100}nvidia-(cdi-hook|ctk)",
+        r"nvidia-(cdi-hook|ctk)\S{0,100}: (no such file|executable file not found)"
+        r"|executing hook \S{0,100}nvidia-(cdi-hook|ctk)",
         TOOLKIT,
         "runc: createContainer hooks; crun: utils.c",
     ),
@@ -254,7 +257,11 @@ _ELSEWHERE = re.compile(
 
 
 def advice_on(line: str) -> Advice | None:
-    """Return what a line says about the GPU, its memory or its driver; None if it says nothing of them."""
+    """Return what a line says about the GPU, its memory or its driver; None if it says nothing of them.
+
+    Of a longer one only the first LONGEST_TEXT characters are read.
+    """
+    line = line[:LONGEST_TEXT]
     advice = next((advice for pattern, advice in _ROWS if pattern.search(line)), None)
     if advice is None:
         meant = (advice for what, how, advice in _MEANT if what.search(line) and how.search(line))
