@@ -184,8 +184,7 @@ class View(ABC):
                 continue
             self._trouble.pop(change.resource, None)
             self._take(change)
-        if self._raw and not self._nodes.avoided:
-            self._nodes.avoided = avoided_by(next(iter(self._raw.values())))
+        self._nodes.avoided = self._nodes.avoided or avoided_by(next(iter(self._raw.values()), {}))
         for uid, pod in self._known.items():
             if self._is_queued(uid) or (uid not in self._gone and pod.gates):
                 self._full_at[uid] = now
