@@ -14,7 +14,6 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.rest import ApiClient, call, find, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.untrusted import storable
 
 DEMAND_NAMESPACE = "airflow-gpu-provider"
 """The namespace of all leases of this package."""
@@ -34,12 +33,12 @@ _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 def lease_manifest(
     name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a Lease of this package, with `notes` as its annotations, as plain texts: all runs of a pool read them."""
+    """Return a Lease of this package, with `notes` as its annotations."""
     metadata = {"name": name, "labels": {**PART_OF, _KIND: kind, **labels}}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {**metadata, "annotations": storable(notes)} if notes else metadata,
+        "metadata": {**metadata, "annotations": notes} if notes else metadata,
         "spec": spec,
     }
 
