@@ -65,6 +65,7 @@ _MISSING = (  # what an object may name: its kind, the server's words, and what 
 _TOO_LARGE = "request is too large"
 _TERMINATING = "because it is being terminated"
 _MANAGED = "is managed and the request's verb"
+_HOST_PATH = "autogke-no-write-mode-hostpath"
 _DENIED = ("denied the request", "denied request", _MANAGED)
 _LACKING = re.compile(r"must specify .+")
 _LIMIT_RANGE = re.compile(r"(?:maximum|minimum) \S+ usage per (?:Container|Pod) is|max limit to request ratio per")
@@ -263,6 +264,12 @@ def _fix_of(message: str) -> str:
         return (
             "No role allows it: GKE Autopilot manages that namespace. Give another one, or for the device plugin a pool"
             ' with provisioner="autopilot", for which nothing is installed.'
+        )
+    # vectordotdev/helm-charts#269, sourcegraph/sourcegraph-public-snapshot#52900
+    if _HOST_PATH in message:
+        return (
+            "GKE Autopilot lets pods have no folder of the node but /var/log: take the hostPath volume out, or for the"
+            ' device plugin give a pool with provisioner="autopilot", for which nothing is installed.'
         )
     return "Change it to what the policy asks for, or ask for an exception from it."
 

@@ -1,4 +1,4 @@
-"""What GKE Autopilot refuses its users: writes to kube-system, and pods that select nodes by labels of their own."""
+"""What GKE Autopilot refuses users: writes to kube-system, folders of nodes, pods that select nodes by own labels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.sandbox.running import eventually
 
 _WARDEN = "gke-warden"
 _OF_PODS = "gke-warden-pods"
+_OF_FOLDERS = "gke-warden-folders"
 # From its own refusals (rancher/dashboard#10564); cloud.google.com/gke-nodepool and others are left out.
 _SELECTABLE = (
     "cloud.google.com/compute-class",
@@ -57,7 +58,7 @@ def manage_namespaces(sandbox: Sandbox) -> None:
         },
     }
     api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for each in (policy, _of_pods()):
+    for each in (policy, _of_pods(), _of_folders()):
         name = each["metadata"]["name"]
         api.create_validating_admission_policy(each)
         binding = {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}
@@ -84,10 +85,23 @@ def _of_pods() -> dict[str, Any]:
     return {"metadata": {"name": _OF_PODS}, "spec": spec}
 
 
+def _of_folders() -> dict[str, Any]:
+    """Its autogke-no-write-mode-hostpath, for DaemonSets: seen at sourcegraph/sourcegraph-public-snapshot#52900."""
+    sets = {"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["daemonsets"], "operations": ["CREATE"]}
+    volumes = "object.spec.template.spec.volumes"
+    allowed = f"!has({volumes}) || {volumes}.all(one, !has(one.hostPath) || one.hostPath.path.startsWith('/var/log/'))"
+    refused = "GKE Warden rejected the request: [denied by autogke-no-write-mode-hostpath]"
+    spec = {
+        "matchConstraints": {"resourceRules": [sets]},
+        "validations": [{"expression": allowed, "message": refused, "reason": "Forbidden"}],
+    }
+    return {"metadata": {"name": _OF_FOLDERS}, "spec": spec}
+
+
 def release_namespaces(sandbox: Sandbox) -> None:
     """Let users write what they want again."""
     api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for name in (_WARDEN, _OF_PODS):
+    for name in (_WARDEN, _OF_PODS, _OF_FOLDERS):
         api.delete_validating_admission_policy_binding(name)
         api.delete_validating_admission_policy(name)
     eventually(lambda: not _is_managed(sandbox))

@@ -87,6 +87,15 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         AdmissionDenied,
         "GKE Autopilot manages that namespace",
     ),
+    (
+        400,
+        'admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden'
+        ' rejected the request because it violates one or more constraints. Violations details: {"[denied by'
+        ' autogke-no-write-mode-hostpath]":["hostPath volume device-plugins used in container nvidia-device-plugin uses'
+        ' path /var/lib/kubelet/device-plugins which is not allowed in Autopilot."]}',
+        AdmissionDenied,
+        'provisioner="autopilot"',
+    ),
     (403, "Forbidden", PermissionDenied, 'verbs ["create"]'),
     (
         403,
