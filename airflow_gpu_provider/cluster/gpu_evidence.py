@@ -71,7 +71,7 @@ class Witness:
     def in_words(self) -> str:
         if self.by == _BY_CONDITION:
             return self.what
-        return f"{self.what} in {self.by.rpartition('/')[2]} {self.run} at {self.at}"
+        return f"{self.what.rstrip('.')} in {self.by.rpartition('/')[2]} {self.run} at {self.at}"
 
     def to_json(self) -> dict[str, str]:
         return {"by": self.by, "run": self.run, "at": self.at, "what": self.what}

@@ -184,14 +184,14 @@ def cpu(work: Callable[[], object], most: float = 30.0) -> float:
 def slow_on(pattern: re.Pattern[str]) -> str | None:
     """Return the beginning of a line on which the pattern takes more than linear time; None if none is found."""
     for make in lines(pattern):
-        if all(_may_be_slow(pattern, make(size), least) for size, least in (GLANCE, LOOK)):
-            line, shorter = make(LONGEST_LINE), make(LOOK[0])
-            try:
-                if cpu(lambda: pattern.search(shorter), MOST) < MOST / 4:  # noqa: B023
-                    cpu(lambda: pattern.search(line), MOST)  # noqa: B023
-                    continue
-            except TooSlow:
-                pass
+        if not _may_be_slow(pattern, make(GLANCE[0]), GLANCE[1]):
+            continue
+        shorter, line = make(LOOK[0]), make(LONGEST_LINE)
+        try:
+            cpu(lambda: pattern.search(shorter), MOST / 4)  # noqa: B023
+            if _may_be_slow(pattern, shorter, LOOK[1]):
+                cpu(lambda: pattern.search(line), MOST)  # noqa: B023
+        except TooSlow:
             return line[:80]
     return None
 

@@ -17,8 +17,9 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
 from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
+from airflow_gpu_provider.cluster.node_requirements import is_met
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
@@ -33,24 +34,22 @@ NEW = timedelta(seconds=5)
 
 
 class NodesSeen:
-    """What is known of the nodes, those too that are gone.
+    """What is known of the nodes, those too that are gone; `pods` are the JSON of the wait's, which are all alike.
 
     Attributes:
-        avoided: By which requirements the pods avoid nodes with a broken GPU. A node of the pool that does not meet
-            them has a broken GPU for these pods.
         gone: The names of nodes that existed and no longer do.
         hidden: The uids, by name, of nodes that no watch shows any more.
     """
 
-    def __init__(self, pool: GpuPool) -> None:
+    def __init__(self, pool: GpuPool, pods: Collection[Json] = ()) -> None:
         self._pool = pool
+        self._pods = pods
         self._watches = pool_nodes(pool.node_selector).keys()
         self._synced: set[Resource] = set()
         self._nodes: dict[str, Node] = {}  # by uid
         self._new: dict[str, datetime] = {}  # by uid: since when a node is usable that was not at first
         self._machines: dict[str, str] = {}  # by name
         self._released_by: dict[str, str] = {}  # by name: who has cordoned it to release it
-        self.avoided: tuple[Requirement, ...] = ()
         self.gone: set[str] = set()
         self.hidden: dict[str, str] = {}
 
@@ -101,9 +100,10 @@ class NodesSeen:
         return [node for node in self._shown() if node.offers_gpus]
 
     def _shown(self) -> Iterator[Node]:
-        """Yield the nodes as the pods can use them."""
+        """Yield the nodes as the pods can use them: one that they avoid for its GPU has a broken one for them."""
+        avoided = avoided_by(next(iter(self._pods), {}))
         for node in self._nodes.values():
-            is_avoided = not all(is_met(each, node.labels.get(each["key"])) for each in self.avoided)
+            is_avoided = not all(is_met(each, node.labels.get(each["key"])) for each in avoided)
             yield node.as_seen_by(node.doubt.by) if node.doubt is not None and is_avoided else node
 
     def are_known(self, failing: Collection[Resource]) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import NODES, Resource
@@ -96,7 +95,7 @@ class View(ABC):
         self._shown: set[str] = set()  # by uid, as those below: what a watch shows, of the object and the pods
         self._gone: set[str] = set()
         self._seen_going: set[str] = set()  # others went, or lost their label, while nobody watched
-        self._nodes = NodesSeen(pool)
+        self._nodes = NodesSeen(pool, self._raw.values())
         self._lost_label: dict[str, str] = {}  # by path: what is said of it
         self._trouble: dict[Resource, GpuError] = {}
         self._direct = DirectReads(feed)
@@ -184,7 +183,6 @@ class View(ABC):
                 continue
             self._trouble.pop(change.resource, None)
             self._take(change)
-        self._nodes.avoided = self._nodes.avoided or avoided_by(next(iter(self._raw.values()), {}))
         for uid, pod in self._known.items():
             if self._is_queued(uid) or (uid not in self._gone and pod.gates):
                 self._full_at[uid] = now

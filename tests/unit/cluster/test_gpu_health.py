@@ -22,9 +22,12 @@ from airflow_gpu_provider.cluster.gpu_evidence import (
     why_bad,
 )
 from airflow_gpu_provider.cluster.gpu_health import GpuHealth
+from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.errors import BadGpu, PodFailed
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.training.watch.surroundings import NodesSeen
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 
@@ -346,3 +349,20 @@ def test_by_what_a_pod_avoids_nodes_can_be_read_from_it(server: ApiServer, pool:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     assert avoided_by({"spec": {"affinity": affinity}}) == avoid
     assert avoided_by({"spec": {}}) == ()
+
+
+def test_a_wait_sees_the_node_that_its_pods_avoid_as_they_do(server: ApiServer) -> None:
+    for name in ("n1", "n2"):
+        a_gpu_node(server, GIVEN, name)
+    fail(server, GIVEN, A)
+    expressions = {"matchExpressions": [*health(server, GIVEN).avoidance(A)]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [expressions]}}
+    pods: list[dict[str, Any]] = []
+    seen = NodesSeen(GIVEN, pods)
+    (resource,) = pool_nodes(GIVEN.node_selector)
+    for name in ("n1", "n2"):
+        seen.take(Change(resource=resource, kind="present", raw=server.read(f"api/v1/nodes/{name}")), AT, ())
+    assert [node.name for node in seen.ready()] == ["n1", "n2"]
+    pods.append({"spec": {"affinity": {"nodeAffinity": required}}})
+    assert [node.name for node in seen.ready()] == ["n2"]
+    assert "NVRM: Xid" in seen.named("n1")[0].bad_gpu
