@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import BudgetExceeded, DemandNotExtended, Price
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
-from airflow_gpu_provider.scaling.end.extension import ANY_RUN, extend_demand
+from airflow_gpu_provider.scaling.end.extension import Allowance, extend_demand
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from tests.unit.scaling.model.night import Night, machines
 from tests.unit.scaling.pools import EARLIER, NOW, A, B, key, lease, machine, pool, snapshot
@@ -231,8 +231,8 @@ class TestMaxCost:
         night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0)
         by = {"dag_id": "dag", "run_id": "one", "by": HOUR, "run_is_over": lambda key: False}
         with pytest.raises(DemandNotExtended, match="ends when its max_cost of 4 USD is used"):
-            extend_demand(night.lead, allowance=ANY_RUN, **by)
-        (done,) = extend_demand(night.lead, allowance=ANY_RUN, **by, reason="nearly there")
+            extend_demand(night.lead, allowance=Allowance(), **by)
+        (done,) = extend_demand(night.lead, allowance=Allowance(), **by, reason="nearly there")
         assert done.until - done.before == HOUR
         (lease,) = night.lead.snapshot().leases
         assert not lease.ends_by_budget
@@ -245,8 +245,8 @@ class TestMaxCost:
         (lease,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         more = {"dag_id": "dag", "run_id": "one", "max_cost": 8.0, "run_is_over": lambda key: False}
         with pytest.raises(DemandNotExtended, match=r"may cost 4\.00 USD, and 8\.00 USD is more than its DAG says"):
-            extend_demand(night.lead, allowance=ANY_RUN, **more)
-        (done,) = extend_demand(night.lead, allowance=ANY_RUN, **more, reason="nearly there")
+            extend_demand(night.lead, allowance=Allowance(), **more)
+        (done,) = extend_demand(night.lead, allowance=Allowance(), **more, reason="nearly there")
         assert (done.max_cost, done.before) == (8.0, lease.until)
         (raised,) = night.lead.snapshot().leases
         assert raised.ends_by_budget
@@ -267,7 +267,7 @@ class TestMaxCost:
         (lease,) = night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0).snapshot.leases
         (done,) = extend_demand(
             night.lead,
-            allowance=ANY_RUN,
+            allowance=Allowance(),
             dag_id="dag",
             run_id="one",
             max_cost=1e6,
@@ -291,7 +291,7 @@ class TestMaxCost:
         with pytest.raises(DemandNotExtended, match=said):
             extend_demand(
                 night.lead,
-                allowance=ANY_RUN,
+                allowance=Allowance(),
                 dag_id="dag",
                 run_id="one",
                 reason="why not",
@@ -304,9 +304,9 @@ class TestMaxCost:
         night = Night(price_per_hour=2.0)
         night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0)
         who = {"dag_id": "dag", "run_id": "one", "reason": "nearly there", "run_is_over": lambda key: False}
-        extend_demand(night.lead, allowance=ANY_RUN, **who, by=HOUR)
+        extend_demand(night.lead, allowance=Allowance(), **who, by=HOUR)
         with pytest.raises(DemandNotExtended, match=r"may cost more than its max_cost .* \(nearly there\)"):
-            extend_demand(night.lead, allowance=ANY_RUN, **who, max_cost=8.0)
+            extend_demand(night.lead, allowance=Allowance(), **who, max_cost=8.0)
 
     def test_fewer_nodes_make_the_money_last_longer(self) -> None:
         night = Night(price_per_hour=2.0)
