@@ -95,13 +95,18 @@ def loads(text: str) -> Any:
             1e308, U+0000, half of a surrogate pair, or nesting deeper than DEEPEST.
         json.JSONDecodeError: It is no JSON.
     """
+    return stored_as_it_is(lambda: json.loads(text, parse_constant=_refused_constant))
+
+
+def stored_as_it_is(read: Callable[[], _T]) -> _T:
+    """Return what `read` has read from JSON, by itself; raises NotStorable as `loads` does, and what `read` raises."""
     try:
-        value = json.loads(text, parse_constant=_refused_constant)
+        value = read()
     except RecursionError:
         raise NotStorable(f"it is nested deeper than {DEEPEST} levels") from None
-    except (json.JSONDecodeError, NotStorable):
-        raise
-    except ValueError:  # sys.set_int_max_str_digits
+    except ValueError as error:
+        if "integer string conversion" not in str(error):  # sys.set_int_max_str_digits
+            raise
         raise NotStorable("a whole number in it has thousands of digits") from None
     _check(value, DEEPEST)
     return value

@@ -33,7 +33,7 @@ from airflow_gpu_provider.training.life.store import RESULT_FILE, as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import RETRY, end_of, why_disrupted
-from airflow_gpu_provider.untrusted import NotStorable, loads, storable
+from airflow_gpu_provider.untrusted import NotStorable, loads, storable, stored_as_it_is
 
 _SHOWN, _SAID = 100, 300
 _UNFIT = {False: "is not valid JSON", True: "cannot be stored by Airflow"}
@@ -226,7 +226,7 @@ def read_result(
 def _extracted(pod: Json, cluster: PoolHook, extract: Callable[[V1Pod], object], *, succeeded: bool) -> object:
     name = pod["metadata"]["name"]
     try:
-        return extract(as_v1(pod))
+        return stored_as_it_is(lambda: extract(as_v1(pod)))
     except (json.JSONDecodeError, NotStorable) as error:
         raise invalid(getattr(error, "doc", ""), error, pod=name, succeeded=succeeded) from None
     except Exception as error:

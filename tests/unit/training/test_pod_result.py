@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.providers.cncf.kubernetes.utils.pod_manager import XComRetrievalError
@@ -13,7 +13,9 @@ from kubernetes.client import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted, PodResultInvalid, PodResultLost
+from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.collect import ResultUnread, parsed, unread
+from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.untrusted import storable
 from tests.unit.training.test_pod_end import disrupted, ended, pod, running, waiting
 
@@ -29,12 +31,23 @@ def test_json_is_read(value: Any) -> None:
     assert parsed(json.dumps(value), pod="train-x") == storable(value)
 
 
-@pytest.mark.parametrize(
+UNSTORABLE = pytest.mark.parametrize(
     "text", ['{"loss": NaN}', '{"a": 1e999}', '{"a": "\\u0000"}', '"\\ud800"', "1" * 5000, "9" * 30, "[" * 8000]
 )
+
+
+@UNSTORABLE
 def test_what_airflow_cannot_store_is_no_result(text: str) -> None:
     with pytest.raises(PodResultInvalid, match="cannot be stored by Airflow"):
         parsed(text, pod="train-x")
+
+
+@UNSTORABLE
+def test_nor_where_an_operator_reads_it_by_itself(text: str) -> None:
+    """KubernetesPodOperator.extract_xcom is for subclasses to override."""
+    pod = {"metadata": {"name": "train-x"}, "spec": {"containers": [{"name": "base"}]}}
+    with pytest.raises(PodResultInvalid, match="cannot be stored by Airflow"):
+        collect._extracted(pod, cast(PoolHook, None), lambda _: json.loads(text), succeeded=True)
 
 
 def test_a_nul_behind_a_result_is_no_json() -> None:
