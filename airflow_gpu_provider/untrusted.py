@@ -22,13 +22,15 @@ DEEPEST = 64
 # OSC, DCS, SOS, PM and APC take a string up to their terminator, CSI parameters up to a letter (ECMA-48). Each
 # alternative scans on only over what no sequence begins with, so that the whole is linear.
 _ESCAPE = re.compile(
-    r"\x1b(?:[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)"
+    r"\x1b(?:[\]PX^_](?:[^\x07\x1b\x9c\r\n]*+(?:\x07|\x1b\\|\x9c))?|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)"
     r"|\x9b[0-?]*[ -/]*[@-~]?"
 )
 _BREAK = re.compile(r"[\x0b\x0c\x85\u2028\u2029]")
 _HIDDEN = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")
 _WHITESPACE = re.compile(r"\s+")
+# By these an object names the class that it is to become where it is read: airflow.sdk.serde, serialize and decode.
+_OF_AIRFLOW = ({"__classname__"}, {"__id__"}, {"__type", "__var"})
 _INTEGERS = range(-(2**63), 2**64)
 _LONGEST_REASON = 200
 
@@ -81,7 +83,7 @@ def storable(value: Any, deepest: int = DEEPEST) -> Any:
     if deepest <= 0:
         return None
     if isinstance(value, dict):
-        return {plain(str(key)): storable(each, deepest - 1) for key, each in value.items()}
+        return {storable(str(key)): storable(each, deepest - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [storable(each, deepest - 1) for each in value]
     return value
@@ -92,7 +94,8 @@ def loads(text: str) -> Any:
 
     Raises:
         NotStorable: It is JSON in Python's eyes, and could not be stored: NaN, Infinity, a number beyond 64 bits or
-            1e308, U+0000, half of a surrogate pair, or nesting deeper than DEEPEST.
+            1e308, U+0000, half of a surrogate pair, keys that are Airflow's own or have control characters, or nesting
+            deeper than DEEPEST.
         json.JSONDecodeError: It is no JSON.
     """
     return stored_as_it_is(lambda: json.loads(text, parse_constant=_refused_constant))
@@ -130,17 +133,30 @@ def _refused_constant(name: str) -> Any:
 
 
 def _check(value: Any, deepest: int) -> None:
-    if isinstance(value, str):
-        if "\x00" in value or _HALF_PAIR.search(value):
-            raise NotStorable("a text in it has U+0000 or half of a surrogate pair")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise NotStorable("a number in it is greater than 1.8e308")
-    elif isinstance(value, int):
-        if value not in _INTEGERS:
-            raise NotStorable("a whole number in it has more than 64 bits")
-    elif isinstance(value, dict | list):
+    if isinstance(value, dict | list):
         if not deepest:
             raise NotStorable(f"it is nested deeper than {DEEPEST} levels")
-        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+        if isinstance(value, dict):
+            _check_keys(value)
+        for each in value.values() if isinstance(value, dict) else value:
             _check(each, deepest - 1)
+    elif why := _why_not(value):
+        raise NotStorable(why)
+
+
+def _why_not(value: Any) -> str:
+    if isinstance(value, str) and ("\x00" in value or _HALF_PAIR.search(value)):
+        return "a text in it has U+0000 or half of a surrogate pair"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number in it is greater than 1.8e308"
+    if isinstance(value, int) and value not in _INTEGERS:
+        return "a whole number in it has more than 64 bits"
+    return ""
+
+
+def _check_keys(value: dict[Any, Any]) -> None:
+    if any(isinstance(key, str) and storable(key) != key for key in value):
+        raise NotStorable("a key in it has control characters")
+    for keys in _OF_AIRFLOW:
+        if keys <= value.keys():
+            raise NotStorable(f"{' and '.join(sorted(keys))} in it are Airflow's own keys")

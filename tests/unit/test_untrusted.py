@@ -58,6 +58,7 @@ def test_what_is_plain_stays(text: str) -> None:
         ("half \ud800", "half \ufffd"),
         ("user\u202etxt.exe", "usertxt.exe"),
         ("one\x0ctwo\u2028three", "one two three"),
+        ("\x1b]0;a title without an end\nline", "0;a title without an end\nline"),
     ],
 )
 def test_what_a_terminal_would_obey_is_left_out(text: str, shown: str) -> None:
@@ -94,6 +95,10 @@ def test_an_error_is_storable(value: Any) -> None:
         "1e999",
         '"\\u0000"',
         '{"\\ud800": 1}',
+        '{"a\\u001b": 1, "a": 2}',
+        '{"__id__": "x", "v": 1}',
+        '[{"__classname__": "x"}]',
+        '{"__type": "airflow.sdk.definitions.asset.Asset", "__var": {}}',
         "9" * 30,
         "1" * 5000,
         nested(65),
