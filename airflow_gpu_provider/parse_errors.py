@@ -67,7 +67,7 @@ def kind_of(value: object) -> str:
     """Return what a value of JSON, YAML or TOML is, in place of the value."""
     kinds = ((bool, "true or false"), (int | float, "a number"), (str, "a text"), (dict, "an object"))
     found = (words for kind, words in kinds if isinstance(value, kind))
-    return next(found, "a list" if isinstance(value, list | tuple) else type(value).__name__)
+    return next(found, "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}")
 
 
 def _unquoted(message: str) -> str:

@@ -67,7 +67,8 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
     except Exception as error:  # noqa: BLE001 - an auth-provider's library raises errors of its own
         raise CredentialsError(
             f"Airflow connection {conn_id} does not configure access to a cluster: {_problem_of(error)}.",
-            "Set a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
+            "Correct its kubeconfig (kube_config_path or kube_config), or set in_cluster where Airflow runs in the"
+            " cluster.",
             connection=conn_id,
         ) from None
     _check_supported(kubeconfig, settings, conn_id)
@@ -150,8 +151,11 @@ def _check_supported(kubeconfig: Kubeconfig, settings: Any, conn_id: str) -> Non
         scheme, is_scheme, _ = proxy.partition("://")  # without one, it may begin with a login
         what = f"has a proxy-url of the scheme {scheme}" if is_scheme else "has a proxy-url without a scheme"
         fix = "Give it an HTTP proxy: others are not supported."
-    elif unusable := next((name for name in ("server", "proxy-url") if not _is_url(kubeconfig.cluster.get(name))), ""):
-        what, fix = f"has a {unusable} that is no URL", f"Correct the {unusable} of the kubeconfig's cluster."
+    elif proxy and not _is_url(proxy):
+        what, fix = "has a proxy-url that is no URL", "Correct the proxy-url of the kubeconfig's cluster."
+    elif not _is_address(settings.host):
+        what = "has a server that is not an address of the form https://HOST:PORT"
+        fix = "Correct the server of the kubeconfig's cluster; a login or a query in it is not supported."
     elif as_another := next((key for key in user if key == "as" or key.startswith("as-")), None):
         what = f"uses impersonation ({as_another})"
         fix = "Use an identity that has the permissions itself: impersonation is not supported."
@@ -204,6 +208,19 @@ def _is_url(address: str | None) -> bool:
         return not address or bool(parse_url(address).host)
     except LocationParseError:
         return False
+
+
+def _is_address(server: str) -> bool:
+    """Return True for HTTP or HTTPS without a login, which errors would quote, and without a query.
+
+    The clients take what has no scheme for HTTP, and send a token there.
+    """
+    try:
+        url = urlsplit(server)
+        is_whole = bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        return False
+    return is_whole and url.scheme in ("http", "https") and "@" not in url.netloc and not url.query + url.fragment
 
 
 def _is_unencrypted(server: str) -> bool:

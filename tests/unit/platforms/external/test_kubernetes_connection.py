@@ -221,6 +221,25 @@ def test_a_token_does_not_go_over_the_network_unencrypted(
         assert connect(monkeypatch, kube_config=kubeconfig(user, server=server)).server == server
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        "10.0.0.1:6443",
+        "//10.0.0.1:6443",
+        "ws://10.0.0.1:6443",
+        "https://admin:SECRET@10.0.0.1",
+        "https://10.0.0.1/?key=SECRET",
+        "https://10.0.0.1:port",
+        "https://",
+    ],
+)
+def test_a_server_is_an_address_without_a_login(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    """The clients take what has no scheme for HTTP; and what has a login or a key is quoted by errors."""
+    with pytest.raises(CredentialsError, match="has a server that is not an address") as error:
+        connect(monkeypatch, kube_config=kubeconfig({"token": "t"}, server=server))
+    assert "SECRET" not in str(error.value)
+
+
 def test_fields_that_are_null_are_as_if_they_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {"tls-server-name": None, "proxy-url": None, "certificate-authority-data": None}
     access = connect(monkeypatch, kube_config=kubeconfig({"token": "t", "tokenFile": None, "exec": None}, **nothing))
