@@ -51,7 +51,7 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
 
 
 def gpu_task(
-    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool = False, **kwargs: Any
 ) -> TaskDecorator:
     """Run the decorated function in a pod on a GPU pool.
 
@@ -65,7 +65,8 @@ def gpu_task(
 
     Args:
         python_callable: The function.
-        multiple_outputs: Whether a returned dict becomes one XCom for each key. Default False.
+        multiple_outputs: Whether a returned dict becomes one XCom for each key. Default False, whatever the function's
+            annotation: a key like "error" or "timeline" would replace what this package leaves (docs/xcom.md).
         **kwargs: GpuPodOperator's arguments; gpu_pool is that of the `gpu_nodes` block around the call, unless given.
 
     Raises:

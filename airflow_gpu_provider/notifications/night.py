@@ -33,6 +33,8 @@ _UNANSWERED = "Airflow did not say what is left: see the command airflow gpu sta
 _WAITS = ("waited for its turn", "waited for a node")
 _NAMED = 3
 """Failed tasks that the message names; of more it gives the number."""
+_BEGINNING, _END = 280, 160
+"""Characters of an error's text that the message has: three of them, and the rest, are below Discord's 2,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class Failure:
     def __str__(self) -> str:
         if not self.type:
             return f"{self.task} failed."
-        return f"{self.task}: {self.type}: {' '.join(filter(None, (self.what, self.fix)))}"
+        return f"{self.task}: {self.type}: {_short(' '.join(filter(None, (self.what, self.fix))))}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +215,10 @@ def _span(phases: Sequence[Json]) -> float:
     return (max(ends) - min(starts)).total_seconds()
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _BEGINNING + _END else f"{text[:_BEGINNING]} … {text[-_END:]}"
+
+
 def _line(text: str) -> str:
     return one_line(text, len(text))
 
@@ -274,9 +280,9 @@ class _Facts:
             failures=self._failures(),
             ensured=self._pulled(ensures, "return_value"),
             tried=self._pulled(ensures, "tried"),
-            trainings=self._pulled(self._of(TrainingOperator), "timeline"),
+            trainings=filter(_is_timeline, self._pulled(self._of(TrainingOperator), "timeline")),
             usages=self._pulled(downs, "usage"),
-            advice=self._pulled(self._of(TrainingOperator), "advice"),
+            advice=filter(_are_texts, self._pulled(self._of(TrainingOperator), "advice")),
             left=[words for task_id in downs for words in self._left(task_id)] or self._nothing_left(downs),
         )
 
@@ -294,7 +300,7 @@ class _Facts:
     def _failures(self) -> Iterator[Failure]:
         """Yield the errors that our tasks have left, that of this callback's own task, and the failed tasks without."""
         named = set()
-        for record in self._pulled(self._of(PoolOperator), "error"):
+        for record in filter(_is_error, self._pulled(self._of(PoolOperator), "error")):
             key = _key(record["task_id"], record["map_index"])
             # An attempt that Airflow will repeat has left its error, too.
             if self._states.get(key) in (None, "failed"):
@@ -338,6 +344,31 @@ class _Facts:
             log.warning("The notification leaves out what Airflow did not answer", exc_info=True)
             self._has_answered = False
             return None
+
+
+# A training whose result becomes an XCom for each key may replace what its operator has left under these names.
+
+
+def _is_timeline(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, Mapping)
+        and isinstance(each.get("phase"), str)
+        and isinstance(each.get("seconds"), int | float)
+        and isinstance(each.get("attempt", 1), int)
+        for each in value
+    )
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_error(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and _are_texts([value.get(each) for each in ("task_id", "type", "what", "fix")])
+        and isinstance(value.get("map_index"), int | None)
+    )
 
 
 def _key(task_id: str, map_index: int | None) -> str:

@@ -183,3 +183,15 @@ def test_large_argument_is_refused_before_the_pod_exists(dag: DAG, size: int, mo
     operator: Any = dag.get_task("count")
     with pytest.raises(PoolSpecError, match="arguments of container base") if size > 98_000 else nullcontext():
         operator.execute(context_of(operator))
+
+
+def test_a_dict_is_one_xcom_whatever_the_annotation(dag: DAG) -> None:
+    """A result's key like "error" would replace what this package leaves for the page and notifications."""
+
+    @task.gpu(gpu_pool=POOL, gpus=1, image="train:1", do_xcom_push=True)
+    def train() -> dict[str, float]:
+        return {"error": 0.07}
+
+    with dag:
+        train()
+    assert dag.get_task("train").multiple_outputs is False

@@ -88,6 +88,14 @@ def test_an_error_before_a_try_that_succeeded_is_not_told(dag: DAG) -> None:
     assert sent(context(dag, {("train", "error"): [OOM]}, {"train": "success"})).failures == []
 
 
+@pytest.mark.parametrize("value", [0.07, "5 s", [1, 2], {"task_id": "train"}, {"type": 3}, [{"phase": "ran"}], None])
+@pytest.mark.parametrize("key", ["error", "timeline", "advice"])
+def test_a_result_that_takes_the_place_of_a_fact_stops_no_notification(dag: DAG, key: str, value: Any) -> None:
+    """A training with multiple_outputs=True may return {"error": 0.07}."""
+    night = sent(context(dag, {("train", key): [value]}, {"train": "failed"}))
+    assert night.what_happened == "nightly manual__1: failed. train failed."
+
+
 def test_mapped_tasks_are_told_apart(dag: DAG) -> None:
     xcoms = {("train", "error"): [{**OOM, "map_index": 3}]}
     night = sent(context(dag, xcoms, {"train_2": "success", "train_3": "failed"}))

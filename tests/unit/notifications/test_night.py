@@ -140,3 +140,11 @@ def test_a_chat_shows_each_text_as_it_was_written(text: str) -> None:
 def test_plain_words_are_as_they_were_written() -> None:
     failed = Failure(task="train", type="PodFailed", what="a < b & c@d", fix="Run `x`.")
     assert "train: PodFailed: a < b & c@d Run `x`." in night(**RUN, state="failed", failures=[failed]).in_plain_words
+
+
+def test_a_message_of_long_errors_is_short_enough_for_a_chat() -> None:
+    """Discord takes 2,000 characters; the beginning has what happened, the end the last line of the log."""
+    errors = [Failure(task=f"t{n}", type="PodFailed", what="w" * 900, fix="f" * 3000 + " the end") for n in range(5)]
+    text = night(dag_id="d" * 100, run_id="manual__2026-01-01T00:00:00+00:00", state="failed", failures=errors).in_words
+    assert len(text) < 2000
+    assert text.count("the end") == 3
