@@ -156,17 +156,19 @@ def hours(given: float | str) -> timedelta:
     try:
         return timedelta(hours=float(given))
     except (TypeError, ValueError, OverflowError) as error:
-        raise DemandNotExtended(f"hours={given!r} is not a number of hours.", "Give one, like 2 or 0.5.") from error
+        raise DemandNotExtended(f"hours={given!r:.40} is not a number of hours.", "Give one, like 2 or 0.5.") from error
 
 
 def amount(given: float | str) -> float:
     """Read what a run may cost; raises DemandNotExtended where it is no number above 0."""
     try:
         found = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = 0.0
     if not 0 < found < float("inf"):
-        raise DemandNotExtended(f"max_cost={given!r}.", "Give a number above 0, in the currency of the pool's prices.")
+        raise DemandNotExtended(
+            f"max_cost={given!r:.40}.", "Give a number above 0, in the currency of the pool's prices."
+        )
     return found
 
 
