@@ -52,6 +52,8 @@ def plain(text: str, longest: int = LONGEST_TEXT) -> str:
     Tabs, line ends and carriage returns stay; what else ends a line or a page becomes a space.
     """
     text = text[:longest]
+    if text.isprintable():  # most texts: nothing of what follows is
+        return text
     if "\x1b" in text or "\x9b" in text:
         text = _ESCAPE.sub("", text)
     return _HALF_PAIR.sub("\ufffd", _HIDDEN.sub("", _BREAK.sub(" ", text)))

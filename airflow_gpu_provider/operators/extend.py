@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import are_strings, as_tuple, is_template
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, check_pools
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -113,7 +114,7 @@ class ExtendGpuPoolOperator(PoolOperator):
 
         # First of all: the page asks for a DAG that has these pools, not for one that has extended a run.
         pools = [{"pool": each.name, "cluster": each.cluster_identity} for each in self.gpu_pools]
-        context["ti"].xcom_push(key="extends_pools", value=pools)
+        push(context, "extends_pools", pools)
         pool, reason = self._chosen(), reason_of(self.reason or "")
         done = extend_demand(
             self._open(context, pool),
