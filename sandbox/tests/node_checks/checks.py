@@ -35,8 +35,9 @@ from tests.sandbox.running import eventually, run, run_and_act
 GPUS = 4
 LINES_OF_TEN_MIB = 75_200  # of 100 bytes, each with some 40 of the log's own: the last few pass the limit, as the node
 # may look in the middle of what is printed
-# Of this tier's stand-in for the plugin; NVIDIA's passes by what it does not know.
-PLUGIN_OPTIONS = {"GPUS": str(GPUS)}
+# Of this tier's stand-in for the plugin; NVIDIA's passes by what it does not know. The registry made here can have no
+# image of the digest that NVIDIA's has.
+PLUGIN: dict[str, Any] = {"options": {"GPUS": str(GPUS)}, "image": "nvcr.io/nvidia/k8s-device-plugin:v0"}
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [True, False], ids=["deferred", "blocking"])
 _COUNT_GPUS = """echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
@@ -72,7 +73,7 @@ class NodeChecks:
         pool = lab(node)
         ensured = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, gpus=GPUS))
         assert [one["name"] for one in ensured["nodes"]] == [node]
-        plugin = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, options=PLUGIN_OPTIONS))
+        plugin = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, **PLUGIN))
         assert (plugin["change"], plugin["nodes"]) == ("created", {node: GPUS})
         yield pool
         client.AppsV1Api(core.api_client).delete_namespaced_daemon_set(
@@ -97,7 +98,7 @@ class NodeChecks:
         labels = core.read_node(node).metadata.labels
         assert (labels["airflow-gpu-provider/pool"], labels["role"]) == ("lab", "train")
         assert gpus(core, node) == GPUS
-        again = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, options=PLUGIN_OPTIONS))
+        again = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, **PLUGIN))
         assert again["change"] == "unchanged"
 
     def test_two_pods_of_two_gpus_fit_and_a_third_waits(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
