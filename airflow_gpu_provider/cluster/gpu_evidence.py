@@ -129,8 +129,10 @@ def why_bad(raw: Mapping[str, Any]) -> str:
 
 def doubt(raw: Mapping[str, Any]) -> Witness | None:
     """Return the one DAG whose pods alone are to avoid the node, with its failure; None where that is so of no DAG."""
-    evidence = None if why_bad(raw) else Evidence.of_node(raw)
-    return evidence.witnesses[0] if evidence is not None and evidence.witnesses else None
+    evidence = Evidence.of_node(raw)
+    if evidence is None or not evidence.witnesses or why_bad(raw):  # most nodes have no witness: asked first
+        return None
+    return evidence.witnesses[0]
 
 
 def accused(raw: Mapping[str, Any], witness: Witness) -> Evidence | None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.addons import device_plugin
 from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin, efa_manifest
+from airflow_gpu_provider.operators import install_device_plugin
 from tests.unit.addons.test_pinned import EKS, MANIFESTS, PRELOADED, images
 
 MINE = f"mirror.example:5000/gpu/mine:v1@sha256:{'0' * 64}"
@@ -45,3 +47,9 @@ def test_a_digest_is_of_one_version() -> None:
 )
 def test_an_image_of_your_own_may_be_a_digest(manifest: Any) -> None:
     assert images_of(manifest) == [MINE]
+
+
+def test_the_operator_s_defaults_are_the_addon_s() -> None:
+    """A version that is raised in one place only would be pulled by its tag again."""
+    assert install_device_plugin.VERSION == device_plugin.VERSION
+    assert install_device_plugin.NAMESPACE == device_plugin.PLUGIN_NAMESPACE
