@@ -15,10 +15,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-import pytest
 from airflow.triggers.base import TriggerEvent
 
-from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import list_leases
 from airflow_gpu_provider.cluster.pod_log import lines_of
@@ -35,12 +33,11 @@ from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
-from airflow_gpu_provider.training.watch import gpu_sampler, view
-from airflow_gpu_provider.training.watch import watch_loop as watch
+from airflow_gpu_provider.training.watch import gpu_sampler
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
-from tests.unit.training.waiting_kinds import POD, POOL, Api, Kind, Night, shown, stamp
+from tests.unit.training.waiting_kinds import POD, POOL, Api, Kind, Night, shown, stamp, watching
 
 KEY = DemandKey(installation="i", dag_id="nightly", run_id="r", pool=POOL.name)
 _SIDECAR, _PIECE = "airflow-xcom-sidecar", 4096
@@ -161,19 +158,7 @@ async def _watched(writes: Writes, kind: Kind) -> Seen:
     night, heard, asked = Night(kind), asyncio.Event(), asyncio.Event()
     api = _Api(night, writes, heard, asked)
 
-    async def opened(_: Any) -> _Api:
-        return api
-
-    async def leave(*_: Any) -> None:
-        """Nobody reconciles the pool."""
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(informer, "_open", opened)
-        patched.setattr(informer, "_pause", lambda *_, **__: 0.001)
-        patched.setattr(view, "LONGEST", 0.002)
-        patched.setattr(view, "AFTER_FAILURE", timedelta(seconds=0.002))
-        patched.setattr(watch.pool_updates, "keep", lambda *_, **__: None)
-        patched.setattr(watch.pool_updates, "leave", leave)
+    with watching(lambda: api) as patched:
         patched.setattr(gpu_sampler, "SAMPLE_EVERY", 0.0)
         patched.setattr(gpu_sampler, "_UNTIL_THE_END_SHOWS", 0.0)
         night.start()

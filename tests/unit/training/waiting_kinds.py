@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -269,25 +269,33 @@ def nowhere() -> ClusterAccess:
     raise ClusterUnreachable("Nobody is to be asked.", "")
 
 
+@contextmanager
+def watching(new_api: Callable[[], AsyncApi]) -> Iterator[pytest.MonkeyPatch]:
+    """Have every watch be of the connection that `new_api` returns, and every pause a moment."""
+
+    async def opened(_: Any) -> AsyncApi:
+        return new_api()
+
+    async def leave(*_: Any) -> None:
+        """Nobody reconciles the pool."""
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(informer, "_open", opened)
+        patched.setattr(informer, "_pause", lambda *_, **__: 0.001)
+        patched.setattr(view, "LONGEST", 0.002)
+        patched.setattr(view, "AFTER_FAILURE", timedelta(seconds=0.002))
+        patched.setattr(watch.pool_updates, "keep", lambda *_, **__: None)
+        patched.setattr(watch.pool_updates, "leave", leave)
+        yield patched
+
+
 def run(kind: Kind, what: Callable[[Night], Awaitable[None]]) -> None:
     """Play one night."""
 
     async def go() -> None:
         night = Night(kind)
 
-        async def opened(open_access: Any) -> AsyncApi:
-            return Api(night)
-
-        async def leave(*_: Any) -> None:
-            """Nobody reconciles the pool."""
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(informer, "_open", opened)
-            patched.setattr(informer, "_pause", lambda *_, **__: 0.001)
-            patched.setattr(view, "LONGEST", 0.002)
-            patched.setattr(view, "AFTER_FAILURE", timedelta(seconds=0.002))
-            patched.setattr(watch.pool_updates, "keep", lambda *_, **__: None)
-            patched.setattr(watch.pool_updates, "leave", leave)
+        with watching(lambda: Api(night)):
             try:
                 async with asyncio.timeout(DONE_WITHIN):
                     await what(night)
