@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
-Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE", "RESERVED", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
+Market = Literal["ON_DEMAND", "SPOT", "RESERVED", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
 """The last three are reserved: RESERVED machines are billed as those on demand, those of a block are paid ahead."""
 
 MARKETS: tuple[Market, ...] = get_args(Market)
+
+PREEMPTIBLE: Final = "PREEMPTIBLE"
+"""A spec's other word for SPOT: Compute Engine's older kind, at the same price, which ends after 24 hours and takes no
+end of its own ("Preemptible VM instances"). Its machines are spot here."""
+
+
+def markets_of(pool: GpuPool) -> tuple[Market, ...]:
+    """Return the markets that a (rendered) spec names, in order of preference; empty where it names none."""
+    named = getattr(pool, "capacity_types", ())
+    return tuple(dict.fromkeys("SPOT" if name == PREEMPTIBLE else name for name in named))
 
 
 @dataclass(frozen=True, kw_only=True)

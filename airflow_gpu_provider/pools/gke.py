@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools import gke_machines
-from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.candidates import PREEMPTIBLE, Candidate, Market, Preferences, markets_of
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import (
     Taint,
@@ -36,7 +36,7 @@ _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
-_MARKETS = ("ON_DEMAND", "SPOT", "PREEMPTIBLE")
+_MARKETS = ("ON_DEMAND", "SPOT", PREEMPTIBLE)
 _OF_LATER_RELEASES = ("image_streaming", "secondary_boot_disks", "placement")
 # The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
 SHAPE = (
@@ -84,9 +84,8 @@ class GkeGpuPool(GpuPool):
             accelerator_count it describes a machine type that is newer than this package: GKE then checks it.
         accelerator_count: How many of them. Default 1 for N1.
         node_locations: Zones, in order of preference. Default: those of the cluster.
-        capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only. Prefer
-            "SPOT" to "PREEMPTIBLE": the price is the same, but preemptible machines take no max_run_duration, and
-            Google ends each after 24 hours, which max_runtime must not exceed.
+        capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only. "PREEMPTIBLE" means
+            "SPOT": the price is the same, and such a machine has no end after 24 hours.
         driver: "default" or "latest" (with COS only): GKE installs NVIDIA's driver; "daemonset": a DaemonSet does,
             which InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
@@ -140,7 +139,7 @@ class GkeGpuPool(GpuPool):
     accelerator_type: str | None = None
     accelerator_count: int | None = None
     node_locations: Sequence[str] = ()
-    capacity_types: Sequence[Market] = ("ON_DEMAND",)
+    capacity_types: Sequence[Market | Literal["PREEMPTIBLE"]] = ("ON_DEMAND",)
     taints: Sequence[str] = (str(GPU_TAINT),)
     driver: str = "default"
     gpu_sharing: dict[str, Any] = field(default_factory=dict)
@@ -224,7 +223,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def node_lifetime(self) -> timedelta | None:
-        """How long Google Cloud lets a machine live that is not preemptible; None: without a limit."""
+        """How long Google Cloud lets a machine live; None: without a limit."""
         if self.max_run_duration is not None:
             return self.max_run_duration
         derived = self.max_runtime + _MARGIN
@@ -244,7 +243,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def preferences(self) -> Preferences:
-        return Preferences(markets=self.capacity_types, types=self.machine_types, zones=self.node_locations)
+        return Preferences(markets=markets_of(self), types=self.machine_types, zones=self.node_locations)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
@@ -265,7 +264,7 @@ class GkeGpuPool(GpuPool):
         unset = {name for name in _OF_LATER_RELEASES if not getattr(self, name)}  # as in groups that are there
         left_out = {*not_in_groups, *unset}
         fields = {key: value for key, value in super()._group_fields().items() if key not in left_out}
-        return {**fields, "max_run_duration": seconds}
+        return {**fields, "capacity_types": list(markets_of(self)), "max_run_duration": seconds}
 
     # -- validation ------------------------------------------------------------------------------------------
 
@@ -276,6 +275,8 @@ class GkeGpuPool(GpuPool):
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
             self._set("impersonation_chain", as_tuple(self.impersonation_chain))
         self._set("capacity_types", as_constants(self.capacity_types))
+        if isinstance(prices := self.price_per_hour, dict) and PREEMPTIBLE in prices:
+            self._set("price_per_hour", {"SPOT" if key == PREEMPTIBLE else key: prices[key] for key in prices})
         self._convert(as_whole, "disk_size", "accelerator_count")
         self._convert(as_duration, "max_run_duration")
         if self.reservation_affinity and not is_template(self.reservation_affinity):
@@ -292,7 +293,7 @@ class GkeGpuPool(GpuPool):
         self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
         self._check("cluster_name", bool, "the name of a GKE cluster")
         self._check(
-            "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order"
+            "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT (or PREEMPTIBLE), in order"
         )
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(shape=SHAPE, machine_types="machine_types")

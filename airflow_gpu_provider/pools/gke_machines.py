@@ -128,7 +128,7 @@ _MAX_NAME = 40  # of a node pool
 
 def node_pool_name(pool: str, region: str, zone: str, machine_type: str, market: str) -> str:
     """Return a candidate's node pool; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
-    market_suffix = {"SPOT": "-spot", "PREEMPTIBLE": "-pvm"}.get(market, "")
+    market_suffix = "-spot" if market == "SPOT" else ""
     suffix = f"{zone.removeprefix(region).strip('-')}-{machine_type}{market_suffix}"
     name = f"{pool}-{suffix}"
     if len(name) <= _MAX_NAME:
@@ -152,7 +152,6 @@ def _placement_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
 # "Consume reserved zonal resources" and "About flex-start provisioning".
 
 LONGEST_RUN = timedelta(days=120)
-LONGEST_PREEMPTIBLE = timedelta(hours=24)
 LONGEST_FLEX_START = timedelta(days=7)
 RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
 """The values of ReservationAffinity.Type with which machines come only from a reservation."""
@@ -244,26 +243,12 @@ def _reservation_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     elif kind != "SPECIFIC_RESERVATION" and len(affinity) > 1:
         yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
     elif kind in RESERVED_ONLY and set(pool.capacity_types) != {"ON_DEMAND"}:
-        yield "spot and preemptible machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
+        yield "spot machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
 
 
 def _lifetime_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield how a pool's max_run_duration and its max_runtime contradict Google's limits, or each other.
-
-    Compute Engine takes no limit for a preemptible VM of the older kind, and ends each after 24 hours ("Limit the run
-    time of a VM", "Preemptible VM instances"); a spot VM, at the same price, takes one.
-    """
-    limit, max_runtime, is_preemptible = pool.max_run_duration, pool.max_runtime, "PREEMPTIBLE" in pool.capacity_types
-    if is_preemptible and limit is not None:
-        yield (
-            "preemptible machines take no max_run_duration: Google ends each after 24 hours",
-            'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or leave max_run_duration out.',
-        )
-    if is_preemptible and max_runtime > LONGEST_PREEMPTIBLE:
-        yield (
-            f"max_runtime={max_runtime} is longer than a preemptible machine lives, which is 24 hours",
-            'Use "SPOT" in place of "PREEMPTIBLE" (the price is the same), or lower max_runtime.',
-        )
+    """Yield how a pool's max_run_duration and its max_runtime contradict Google's limits, or each other."""
+    limit, max_runtime = pool.max_run_duration, pool.max_runtime
     if limit is not None and limit > LONGEST_RUN:
         yield f"max_run_duration is more than {LONGEST_RUN.days} days", "Correct the pool's spec."
     if limit is not None and limit < max_runtime:
@@ -284,7 +269,7 @@ def _flex_start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     if not pool.flex_start:
         return
     if set(pool.capacity_types) != {"ON_DEMAND"}:
-        yield "flex-start machines are neither spot nor preemptible", 'Set capacity_types=["ON_DEMAND"].'
+        yield "flex-start machines are not spot", 'Set capacity_types=["ON_DEMAND"].'
     if pool.scaling != "autoscaler":
         yield "only GKE's autoscaler requests flex-start machines", 'Set scaling="autoscaler".'
     if pool.location_policy != "any":
@@ -329,7 +314,7 @@ _RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ..
     _driver_problems: ("driver",),
     _partition_problems: ("gpu_partition_size", "machine_types", "accelerator_type"),
     _sharing_problems: ("gpu_sharing",),
-    _lifetime_problems: ("max_run_duration", "max_runtime", "capacity_types"),
+    _lifetime_problems: ("max_run_duration", "max_runtime"),
     _queued_problems: ("queued_provisioning", "flex_start"),
     _shielded_problems: ("shielded_instance_config",),
     _reservation_problems: ("reservation_affinity", "capacity_types"),

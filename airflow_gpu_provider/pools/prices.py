@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools.candidates import Candidate
+from airflow_gpu_provider.pools.candidates import Candidate, markets_of
 from airflow_gpu_provider.pools.values import is_template, time_of
 from airflow_gpu_provider.untrusted import loads, one_line
 
@@ -56,7 +56,7 @@ def typed_prices(pool: GpuPool) -> dict[str, float | None]:
     prices = pool.price_per_hour
     if prices is None or prices == LIST:
         return {}
-    markets = getattr(pool, "capacity_types", ()) if pool.manage == "full" else ()
+    markets = markets_of(pool) if pool.manage == "full" else ()
     return {market: pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template, is_whole
 
@@ -141,7 +142,7 @@ def grace_warning(pool: GpuPool, seconds: int | None) -> str:
     longest = _NOTICES.get(pool.kind)
     if seconds is None or longest is None or seconds <= longest:
         return ""
-    if not {"SPOT", "PREEMPTIBLE"}.intersection(getattr(pool, "capacity_types", ())):
+    if "SPOT" not in markets_of(pool):
         return ""
     return (
         f"The pod's terminationGracePeriodSeconds={seconds} has no effect where a spot machine of pool {pool.name} is"
@@ -150,6 +151,6 @@ def grace_warning(pool: GpuPool, seconds: int | None) -> str:
 
 
 def _cost(pool: GpuPool, share: float) -> str:
-    markets = getattr(pool, "capacity_types", ()) or ("ON_DEMAND",)
+    markets = markets_of(pool) or ("ON_DEMAND",)
     price = pool.price(markets[0])
     return "" if price is None else f", {price * share:.2f} of the node's {price:.2f} {pool.currency} an hour"

@@ -211,9 +211,9 @@ class TestPlanAndApply:
             gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4},
             taints=["team=ml:NoExecute"],
         )
-        spot = cloud.node_pools.get("train-a-n1-standard-4-spot").settings.config
-        preemptible = cloud.node_pools.get("train-a-n1-standard-4-pvm").settings.config
-        assert (spot.spot, preemptible.preemptible) == (True, True)
+        (node_pool,) = cloud.node_pools.list()
+        spot = node_pool.settings.config
+        assert (node_pool.name, spot.spot, spot.preemptible) == ("train-a-n1-standard-4-spot", True, False)
         accelerator = spot.accelerators[0]
         assert (accelerator.accelerator_type, accelerator.accelerator_count) == ("nvidia-tesla-t4", 2)
         assert accelerator.gpu_driver_installation_config.gpu_driver_version.name == "INSTALLATION_DISABLED"

@@ -22,6 +22,7 @@ from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec,
 from airflow_gpu_provider.platforms.group_checks import Offers, by_reason, compare_offers, ordered
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.candidates import PREEMPTIBLE
 
 
 class OwnedNodePools(GroupSource):
@@ -242,13 +243,10 @@ def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> t
 
 
 def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:
-    """Say what the cloud's own end is for preemptible machines, which take no max_run_duration."""
-    if "PREEMPTIBLE" not in pool.capacity_types:
+    """Return a note on the machines that a spec gets for PREEMPTIBLE."""
+    if PREEMPTIBLE not in pool.capacity_types:
         return ()
-    return (
-        "preemptible machines take no max_run_duration: if Airflow is gone for good, Google ends each after 24 hours"
-        " and its group starts another; SPOT machines, at the same price, end for good",
-    )
+    return ("PREEMPTIBLE means SPOT: the machines are spot, at the same price, and have no end after 24 hours",)
 
 
 def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[tuple[str, str]]:

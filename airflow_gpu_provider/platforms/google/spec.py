@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import Change
@@ -70,11 +69,6 @@ class NodePoolSpec:
         """The taints in GKE's spelling, with the one that it adds by itself: an update replaces that one too."""
         return [taint.in_the_cloud for taint in self.pool.parsed_taints]
 
-    @property
-    def run_duration(self) -> timedelta | None:
-        """How long a machine may live; None: no limit, or a preemptible machine, for which Google takes none."""
-        return None if self.candidate.market == "PREEMPTIBLE" else self.pool.node_lifetime
-
     def node_pool(self) -> dict[str, Any]:
         """Return the NodePool to create, of its minimum size."""
         return {
@@ -123,10 +117,9 @@ class NodePoolSpec:
         }
         optional = {
             "spot": self.candidate.market == "SPOT",
-            "preemptible": self.candidate.market == "PREEMPTIBLE",
             "disk_type": pool.disk_type,
             "service_account": pool.service_account,
-            "max_run_duration": self.run_duration,
+            "max_run_duration": self.pool.node_lifetime,
             "flex_start": pool.flex_start,
             "reservation_affinity": self._reservation_affinity(),
             "shielded_instance_config": pool.shielded_instance_config,
@@ -207,7 +200,7 @@ class NodePoolSpec:
         return fixed_differences(pairs)
 
     def _mutable_differences(self, found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Difference]:
-        labels, lifetime = config.get("labels") or {}, self.run_duration
+        labels, lifetime = config.get("labels") or {}, self.pool.node_lifetime
         wanted_seconds = None if lifetime is None else int(lifetime.total_seconds())
         upgrades = {True: "excluded until end of support", False: "GKE's to make"}
         rows: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
@@ -268,7 +261,7 @@ def labels_of(node_pool: Mapping[str, Any]) -> dict[str, str]:
 
 def market_of(node_pool: Mapping[str, Any]) -> Market:
     config = node_pool.get("config") or {}
-    return "SPOT" if config.get("spot") else "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
+    return "SPOT" if config.get("spot") or config.get("preemptible") else "ON_DEMAND"
 
 
 def is_excluded_from_upgrades(node_pool: Mapping[str, Any]) -> bool:

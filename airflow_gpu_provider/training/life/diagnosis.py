@@ -30,6 +30,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, RETRY, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.object_wait import of_rank
@@ -164,7 +165,7 @@ _log = logging.getLogger(__name__)
 
 def may_be_spot(pool: GpuPool) -> bool:
     """Return True if a machine of the pool may be spot; for external groups the spec does not say."""
-    return pool.manage == "scale" or bool(set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"})
+    return pool.manage == "scale" or bool(set(markets_of(pool)) - {"ON_DEMAND"})
 
 
 class PodMachine:

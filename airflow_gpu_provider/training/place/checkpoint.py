@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.candidates import markets_of
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
 RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
@@ -115,7 +116,7 @@ def _markets(pool: GpuPool, groups: Groups) -> set[str]:
     """Return the capacity types of the pool's machines; only the cloud knows those of external groups."""
     if pool.manage == "scale":
         return {group.candidate.market for group in groups()}
-    return set(getattr(pool, "capacity_types", ()))
+    return set(markets_of(pool))
 
 
 def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"accelerator_count": 0}, "at least 1"),
         ({"node_locations": ["us-east1-b"]}, "not a zone of us-central1"),
         ({"node_locations": ["us-central1"]}, "not a zone of us-central1"),
-        ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT and PREEMPTIBLE"),
+        ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT"),
         ({"reservation_affinity": {"type": "specific"}}, "Give consume_reservation_type, one of NO_RESERVATION"),
         ({"reservation_affinity": {"consume_reservation_type": "some"}}, "Give consume_reservation_type"),
         ({"reservation_affinity": {"consume_reservation_type": "specific-reservation"}}, "names no reservation"),
@@ -91,7 +91,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"shielded_instance_config": {"enable_secure_boot": 1}}, "Give True or False"),
         ({"flex_start": "yes"}, "True or False"),
         ({"flex_start": True}, 'Set scaling="autoscaler".'),
-        ({**FLEX_START, "capacity_types": ["SPOT"]}, "neither spot nor preemptible"),
+        ({**FLEX_START, "capacity_types": ["SPOT"]}, "flex-start machines are not spot"),
         ({**FLEX_START, "location_policy": "balanced"}, "Leave location_policy out."),
         ({**FLEX_START, "reservation_affinity": RESERVED}, "Leave one of flex_start and reservation_affinity out."),
         ({**FLEX_START, "max_run_duration": timedelta(days=8)}, "at most 7 days"),
@@ -125,8 +125,6 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
         ({"max_run_duration": timedelta(days=121)}, "more than 120 days"),
         ({"max_run_duration": timedelta(hours=1)}, "less than max_runtime"),
-        ({"capacity_types": ["PREEMPTIBLE"], "max_run_duration": timedelta(days=1)}, "take no max_run_duration"),
-        ({"capacity_types": ["PREEMPTIBLE", "SPOT"], "max_runtime": timedelta(days=2)}, "a preemptible machine lives"),
         ({"resource_labels": {"Team": "ml"}}, "lower-case letters"),
         ({"taints": ["nvidia.com/gpu=true:NoSchedule"]}, "contradicts GKE"),
         ({"manage": "some"}, "manage='some'"),
@@ -271,7 +269,15 @@ def test_candidates_come_by_market_then_type_then_zone() -> None:
         "train-gpu-b-n1-standard-8",
     ]
     assert str(found[0]) == "n1-standard-4 spot in us-central1-a"
-    assert str(pool(capacity_types=["preemptible"]).candidates(ZONES)[0]).startswith("g2-standard-4 preemptible")
+
+
+def test_preemptible_is_a_word_for_spot() -> None:
+    prices = {"preemptible": 0.3, "on-demand": 1}
+    spelled = pool(capacity_types=["preemptible", "on_demand", "spot"], price_per_hour=prices)
+    usual = pool(capacity_types=["SPOT", "ON_DEMAND"])
+    assert spelled.candidates(ZONES) == usual.candidates(ZONES)
+    assert spelled.spec_hash == usual.spec_hash
+    assert spelled.price("SPOT") == 0.3
 
 
 @given(st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True))

@@ -145,7 +145,7 @@ def nothing_is_kept() -> Iterator[None]:
 
 def pool(**fields: Any) -> GkeGpuPool:
     spec = {"name": "train", "project_id": "project", "location": REGION, "cluster_name": "ml", "max_nodes": 4}
-    markets = ["SPOT", "PREEMPTIBLE", "ON_DEMAND"]
+    markets = ["SPOT", "ON_DEMAND"]
     usual = {"machine_types": ["g2-standard-4"], "capacity_types": markets, "price_per_hour": "list"}
     return GkeGpuPool(**{**spec, **usual, **fields})
 
@@ -156,7 +156,6 @@ def test_each_candidate_has_its_price_and_the_pages_are_read_once() -> None:
 
     assert found[0].per_hour == {
         "train-a-g2-standard-4-spot": pytest.approx(4 * 0.01 + 16 * 0.001 + 0.2),
-        "train-a-g2-standard-4-pvm": pytest.approx(4 * 0.01 + 16 * 0.001 + 0.2),
         "train-a-g2-standard-4": pytest.approx(4 * 0.025 + 16 * 0.003 + 0.56),
     }
     assert found[1].per_hour == found[0].per_hour

@@ -40,7 +40,6 @@ def test_each_gpu_has_its_quota(accelerator: str, metric: str) -> None:
     assert regional_metrics(accelerator, "ON_DEMAND", known, is_short=True) == (metric, f"PREEMPTIBLE_{metric}")
     assert regional_metrics(accelerator, "ON_DEMAND", none_granted, is_short=True) == (metric,)
     assert regional_metrics(accelerator, "SPOT", known, is_short=True) == (f"PREEMPTIBLE_{metric}",)
-    assert regional_metrics(accelerator, "PREEMPTIBLE", {}, is_short=True) == (metric,)
     assert regional_metrics(accelerator, "SPOT", none_granted, is_short=False) == (metric,)
 
 

@@ -95,15 +95,14 @@ def test_groups_are_created_empty_and_machines_have_an_end() -> None:
     assert run_seconds(answered(spec(min_nodes=1))["config"]) is None
 
 
-def test_preemptible_machines_have_googles_own_end_which_the_plan_says() -> None:
-    wanted = spec(capacity_types=["PREEMPTIBLE", "SPOT"])
-    assert wanted.candidate.market == "PREEMPTIBLE"
-    assert "max_run_duration" not in wanted.node_pool()["config"]
-    assert wanted.differences(answered(wanted)) == []
-    assert "max_run_duration" in spec(capacity_types=["SPOT"]).node_pool()["config"]
-    (note,) = preemptible_notes(wanted.pool)
-    assert "Google ends each after 24 hours" in note
-    assert preemptible_notes(pool(capacity_types=["SPOT"])) == ()
+def test_preemptible_is_a_word_for_spot_which_the_plan_notes() -> None:
+    preemptible, spot = spec(capacity_types=["PREEMPTIBLE", "SPOT"]), spec(capacity_types=["SPOT"])
+    assert preemptible.node_pool() == spot.node_pool()
+    assert "max_run_duration" in preemptible.node_pool()["config"]
+    assert preemptible_notes(preemptible.pool) == (
+        "PREEMPTIBLE means SPOT: the machines are spot, at the same price, and have no end after 24 hours",
+    )
+    assert preemptible_notes(spot.pool) == ()
 
 
 @pytest.mark.parametrize(
