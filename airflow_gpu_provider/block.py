@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
+from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
 
 
 class _BlockGroup(TaskGroup):
@@ -186,7 +187,7 @@ def _give_pool(task: Any, block: Block) -> None:
     """Give pool and block to a mapped task that has none: its operators are built when it runs, outside of a block."""
     from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-    if not isinstance(task, MappedOperator) or not {"gpu_pool", "block_id"} <= set(task.template_fields):
+    if not isinstance(task, MappedOperator) or role_of(task) not in OF_A_BLOCK:
         return
     mapped = getattr(task._get_specified_expand_input(), "value", None)
     if isinstance(mapped, Mapping) and "gpu_pool" in mapped:

@@ -17,7 +17,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.notifications.chat import for_chat
 from airflow_gpu_provider.pools.prices import LIST_PRICE
 from airflow_gpu_provider.scaling.wait.records import format_seconds
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.roles import Role, role_of
 from airflow_gpu_provider.untrusted import one_line
 
 if TYPE_CHECKING:
@@ -268,11 +268,7 @@ class _Facts:
         self._states: Mapping[str, str | None] = self._or_nothing(self._task_states) or {}
 
     def night(self) -> Night:
-        from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-        from airflow_gpu_provider.operators.training import TrainingOperator
-        from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-
-        ensures, downs = self._of(EnsureGpuPoolOperator), self._of(ScaleDownSensor)
+        ensures, trainings, downs = self._of("ensure"), self._of("training"), self._of("scale_down")
         return night(
             dag_id=self._ti.dag_id,
             run_id=self._ti.run_id,
@@ -280,9 +276,9 @@ class _Facts:
             failures=self._failures(),
             ensured=self._pulled(ensures, "return_value"),
             tried=self._pulled(ensures, "tried"),
-            trainings=filter(_is_timeline, self._pulled(self._of(TrainingOperator), "timeline")),
+            trainings=filter(_is_timeline, self._pulled(trainings, "timeline")),
             usages=self._pulled(downs, "usage"),
-            advice=filter(_are_texts, self._pulled(self._of(TrainingOperator), "advice")),
+            advice=filter(_are_texts, self._pulled(trainings, "advice")),
             left=[words for task_id in downs for words in self._left(task_id)] or self._nothing_left(downs),
         )
 
@@ -292,15 +288,15 @@ class _Facts:
             return [_UNANSWERED]
         return [] if downs else ["the DAG has no scale-down"]
 
-    def _of(self, operator: type) -> list[str]:
-        """Return the ids of the DAG's tasks of an operator, mapped ones too."""
+    def _of(self, *roles: Role) -> list[str]:
+        """Return the ids of the DAG's tasks of these roles, mapped ones too; by default of any."""
         dag: Any = self._context["dag"]
-        return [task.task_id for task in dag.tasks if issubclass(getattr(task, "operator_class", type(task)), operator)]
+        return [task.task_id for task in dag.tasks if (role := role_of(task)) and (not roles or role in roles)]
 
     def _failures(self) -> Iterator[Failure]:
         """Yield the errors that our tasks have left, that of this callback's own task, and the failed tasks without."""
         named = set()
-        for record in filter(_is_error, self._pulled(self._of(PoolOperator), "error")):
+        for record in filter(_is_error, self._pulled(self._of(), "error")):
             key = _key(record["task_id"], record["map_index"])
             # An attempt that Airflow will repeat has left its error, too.
             if self._states.get(key) in (None, "failed"):

@@ -49,6 +49,8 @@ class BlockVerdictOperator(PoolOperator):
         BlockFailed: The message names the tasks, and the map indexes of those that failed.
     """
 
+    gpu_role = "verdict"
+
     ui_color = "#e6e6e6"
 
     def __init__(

@@ -42,6 +42,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         PoolNotReleased: The groups are not gone in time, or the cloud cannot delete one, for the reasons that it gives.
     """
 
+    gpu_role = "delete"
     template_fields: Sequence[str] = ("gpu_pool", "force")
     _doing = "deleted pool {pool}"
     ui_color = "#f2d9d9"

@@ -106,6 +106,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             NoProvisioner, AutoscalerNotRunning: as their names say.
     """
 
+    gpu_role = "ensure"
     template_fields: Sequence[str] = _RENDERED
     _doing = "ensured pool {pool}"
     _after_kill = "Its demand for nodes was withdrawn; run the task again."

@@ -19,6 +19,7 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
 from airflow_gpu_provider.pools.prices import rate_in_words, typed_prices
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
+from airflow_gpu_provider.tasks.roles import role_of
 from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-
-
-_OWN = ("EnsureGpuPoolOperator", "InstallDevicePluginOperator")
 
 
 def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
@@ -75,7 +73,7 @@ def _creates_a_pod(task: Any) -> bool:
 
 def _is_first(task: Any) -> bool:
     """Whether nothing of the author's comes before it."""
-    return all(each.task_type in _OWN for each in task.upstream_list)
+    return all(role_of(each) in ("ensure", "device_plugin") for each in task.upstream_list)
 
 
 _EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}

@@ -60,6 +60,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used already.
     """
 
+    gpu_role = "extend"
     template_fields: Sequence[str] = (
         "gpu_pools",
         "pool_name",

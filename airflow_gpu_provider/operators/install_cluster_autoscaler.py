@@ -52,6 +52,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         AutoscalerNotRunning: It does not run, or does not report, in time.
     """
 
+    gpu_role = "cluster_autoscaler"
     template_fields: Sequence[str] = ("gpu_pool", "options", "service_account_role_arn", "version", "image")
     _doing = "installed cluster-autoscaler"
     ui_color = "#d9f2d9"

@@ -68,6 +68,7 @@ class InstallDevicePluginOperator(PoolOperator):
         GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
     """
 
+    gpu_role = "device_plugin"
     template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "efa_image", "options", "config")
     _doing = "installed the device plugin of {pool}"
     operator_extra_links = LINKS

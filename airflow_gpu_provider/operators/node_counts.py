@@ -9,6 +9,7 @@ from typing import Any
 from airflow_gpu_provider.errors import PoolSpecError, ScaleDownIsOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template, is_whole
+from airflow_gpu_provider.tasks.roles import role_of
 
 
 def gang_size(ensure: Any) -> int:
@@ -23,8 +24,8 @@ def tasks_after(ensure: Any) -> list[Any]:
     """Return the tasks after Ensure and before its ScaleDownSensor, on the same pool and block, as in the DAG file."""
     ensure = _as_parsed(ensure)
     after = ensure.get_flat_relatives(upstream=False) if ensure.downstream_task_ids else ()
-    mine = [task for task in after if value_of(task, "gpu_pool") is not None and _is_of_same_block(task, ensure)]
-    over = {name for task in mine if task.task_type == "ScaleDownSensor" for name in task.get_flat_relative_ids()}
+    mine = [task for task in after if role_of(task) and _is_of_same_block(task, ensure)]
+    over = {name for task in mine if role_of(task) == "scale_down" for name in task.get_flat_relative_ids()}
     return [task for task in mine if task.task_id not in over]
 
 
@@ -129,9 +130,7 @@ def _as_parsed(task: Any) -> Any:
 
 def _sizes(tasks: Iterable[Any]) -> Iterator[int]:
     for task in tasks:
-        given = (
-            () if task.task_type == "EnsureGpuPoolOperator" else (value_of(task, "nodes"), *_expanded(task, "nodes"))
-        )
+        given = (value_of(task, "nodes"), *_expanded(task, "nodes")) if role_of(task) == "training" else ()
         yield from (size for size in given if isinstance(size, int) and size > 1)
 
 
@@ -164,7 +163,6 @@ def value_of(task: Any, name: str) -> Any:
 # There is none if the DAG file was changed in mid-run and the block has got new tasks of its own under
 # another name, next to a training that already runs; or if Ensure was cleared, and the block's tasks were not.
 
-_OWN = ("InstallDevicePluginOperator",)
 _OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
 _TO_COME = ["null", "scheduled", "queued", "up_for_retry", "up_for_reschedule", "restarting"]
 """The states of tasks that are still to start, or to start again; "null" is Airflow's value for no state yet."""
@@ -206,10 +204,11 @@ def check_scale_down_is_to_come(ensure: Any, ti: Any) -> None:
 def _scale_downs_of(ensure: Any) -> Sequence[Any]:
     """Return the ScaleDownSensors that are Ensure's teardowns."""
     direct = ensure.downstream_list if ensure.downstream_task_ids else ()
-    return [each for each in direct if each.is_teardown and each.task_type == "ScaleDownSensor"]
+    return [each for each in direct if each.is_teardown and role_of(each) == "scale_down"]
 
 
 def _work(ensure: Any) -> list[str]:
     before = {task_id for each in _scale_downs_of(ensure) for task_id in each.get_flat_relative_ids(upstream=True)}
     between = [each for each in ensure.get_flat_relatives(upstream=False) if each.task_id in before] if before else []
-    return sorted(each.task_id for each in between if not (each.is_setup or each.is_teardown or each.task_type in _OWN))
+    work = [each for each in between if not (each.is_setup or each.is_teardown)]
+    return sorted(each.task_id for each in work if role_of(each) != "device_plugin")

@@ -45,6 +45,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         GpuError: The first error that prevented a pool from being checked; the others were checked.
     """
 
+    gpu_role = "reap"
     template_fields: Sequence[str] = ("gpu_pools", "others", "plan_only")
     _doing = "looked for leftovers"
     ui_color = "#f2d9d9"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class _ReportOperator(PoolOperator):
     """Checks pools and changes nothing."""
 
+    gpu_role = "report"
     template_fields: Sequence[str] = ("gpu_pools",)
     ui_color = "#e6e6e6"
 

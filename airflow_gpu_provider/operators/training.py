@@ -57,6 +57,7 @@ class TrainingOperator(PoolOperator):
         PoolSpecError: idle_gpu_timeout without utilization, or an invalid duration.
     """
 
+    gpu_role = "training"
     operator_extra_links = (*LINKS, KueueQueueLink())
     ui_color = "#d9f2d9"
 

@@ -25,6 +25,7 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.state.lock import OtherPools
+from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
 
 Blocks = Collection[tuple[str, str]]
 """Names of pools, and of the blocks on them; without the map index of those in a mapped task group."""
@@ -34,7 +35,7 @@ def blocks_of(dag: DAG | None) -> Blocks | None:
     """Return the blocks that a DAG's tasks name; None where that is known only when they run."""
     found = set()
     for task in dag.tasks if dag else ():
-        if not {"gpu_pool", "block_id"} <= set(task.template_fields):
+        if role_of(task) not in OF_A_BLOCK:
             continue
         arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
         pool = arguments.get("gpu_pool")

@@ -74,6 +74,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             `depends_on_past` or `wait_for_downstream` is, which would leave it running.
     """
 
+    gpu_role = "scale_down"
     template_fields: Sequence[str] = ("gpu_pool", "block_id")
     _doing = "scaled pool {pool} down"
     _after_kill = "Clear this task: machines that it had not released yet may still be running."

@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.roles import Role
 from airflow_gpu_provider.tasks.telemetry import count_outcome
 from airflow_gpu_provider.untrusted import storable
 
@@ -66,6 +67,9 @@ class PoolOperator(BaseOperator):
         PoolSpecError: `pool` is a GPU pool.
     """
 
+    gpu_role: ClassVar[Role] = ""
+    """What it is to this package; its subclasses inherit it."""
+
     _keywords: frozenset[str] = frozenset()
     _is_ending = False
     _lineage: Callable[[], Lineage] | None = None
@@ -78,6 +82,11 @@ class PoolOperator(BaseOperator):
         self = super().__new__(cls)
         object.__setattr__(self, "_keywords", frozenset(kwargs))
         return self
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        known: frozenset[str] = super().get_serialized_fields()  # type: ignore[no-untyped-call]
+        return known | {"gpu_role"}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

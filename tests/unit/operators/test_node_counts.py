@@ -19,6 +19,7 @@ OTHER = EksGpuPool(name="other", cluster_name="k8s-ml", region="us-west-2", inst
 class Training(BaseOperator):
     """What Ensure sees of a task that runs on several nodes."""
 
+    gpu_role = "training"
     template_fields = ("gpu_pool", "block_id", "nodes")
 
     def __init__(self, *, nodes: Any = 1, gpu_pool: Any = POOL, block_id: str | None = None, **kwargs: Any) -> None:
