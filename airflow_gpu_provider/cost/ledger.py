@@ -91,10 +91,13 @@ class Ledger:
             at_least = f"when machines were launched and terminated could not be read ({error})"
         markets = {group.name: group.candidate.market for group in groups}
         machines = machines_to_bill(seen, lives or (), runs, since=since, now=now, markets=markets)
-        if lives is None and not at_least:
+        if not at_least:
             until = max((end for _, end in wanted), default=now)
+            told = {life.id for life in lives or ()}
             gone = [
-                each.node or each.id for each in machines if each.seen_until < until and shares(each, runs).get(key)
+                each.node or each.id
+                for each in machines
+                if each.id not in told and since < each.seen_until < until and shares(each, runs).get(key)
             ]
             if gone:
                 at_least = f"the end of {', '.join(gone)} is not known; it counts until it was last seen"
@@ -203,17 +206,22 @@ def machines_to_bill(
             found.append(_lived(life, look, since=since, now=now, market=markets.get(life.group, "")))
     by_cloud = {each.id for each in found}
     rest = [look for look in looks.values() if look.id not in by_cloud]
-    # A cloud that lists machines lists all relevant ones: the others ended earlier.
-    found += rest if by_cloud else _until_their_last_pods(rest, work)
+    found += _until_their_last_pods(rest, work, taken={each.node for each in found})
     named, unknown = _with_nodes(found, work)
     found = named if by_cloud else [*named, *unknown]
     return tuple(_usable(each, work.get(each.node, ())) for each in found)
 
 
-def _until_their_last_pods(looks: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]) -> list[MachineUse]:
-    """Return the machines for as long as pods ran there; a reused node name makes its pods indistinguishable."""
+def _until_their_last_pods(
+    looks: Iterable[MachineUse], work: Mapping[str, Sequence[Span]], *, taken: Collection[str]
+) -> list[MachineUse]:
+    """Return the machines for as long as pods ran there; a reused node name makes its pods indistinguishable.
+
+    Args:
+        taken: Names of nodes of other machines.
+    """
     looks = tuple(looks)
-    names = Counter(look.node for look in looks)
+    names = Counter([*(look.node for look in looks), *taken])
     found = []
     for look in looks:
         ends = [end for _, end in work.get(look.node, ()) if names[look.node] == 1]

@@ -358,7 +358,8 @@ class Platform(ABC):
     ) -> tuple[MachineLife, ...] | None:
         """Return when machines of these groups ran after `since`, those too that no task saw.
 
-        `known` machines (`Machine.id`) are asked for by name, as clouds forget soon. Default None: no cloud could tell.
+        `known` machines (`Machine.id`) are asked for by name, as clouds forget soon, and are told of whatever their
+        group, which may be deleted (`MachineLife.group` is empty then). Default None: no cloud could tell.
         """
         return None
 

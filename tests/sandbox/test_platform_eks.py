@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -1247,6 +1248,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     (machine,) = platform.observe()[0].live
     (life,) = platform.lives(platform.observe(), started)
     assert (life.id, life.group, life.ended_at) == (machine.id, GROUP_A, None)
+    assert platform.lives([], started, known=[machine.id]) == (replace(life, group=""),)
     account.hold_drains()
     platform.release([machine])
     platform.release([machine])

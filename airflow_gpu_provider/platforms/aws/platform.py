@@ -131,11 +131,16 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
         behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}
         read = in_parallel(lambda asg: self._eks.scaling.activities_since(asg, since), behind)
         described = self._instances({*known, *(each for some in read for each in instance_ids(some))})
-        return tuple(
+        launched = {asg: launched_by(asg, described) for asg in behind}
+        found = [
             life
             for asg, activities in zip(behind, read, strict=True)
-            for life in lives(behind[asg], activities, launched_by(asg, described), since)
-        )
+            for life in lives(behind[asg], activities, launched[asg], since)
+        ]
+        # A group that was deleted has no activities any more; EC2 knows its instances for an hour.
+        of_groups = {each for some in launched.values() for each in some}
+        others = {each["InstanceId"]: each for each in described if each["InstanceId"] in {*known} - of_groups}
+        return (*found, *lives("", (), others, since))
 
     def _instances(self, ids: Collection[str]) -> list[Mapping[str, Any]]:
         """Return what EC2 says of these instances; by a filter, which leaves out those that it has forgotten."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -175,13 +175,13 @@ _ENDS = (
 
 
 def lives(
-    group: str, base_name: str, operations: Iterable[Mapping[str, Any]], since: datetime
+    group: str, is_its: Callable[[str], bool], operations: Iterable[Mapping[str, Any]], since: datetime
 ) -> tuple[MachineLife, ...]:
     """Return when the instances of a group ran that these operations tell of, and that ran after `since`.
 
     Args:
-        group: Its name in the pool.
-        base_name: The instance group's baseInstanceName, with which its instances' names begin.
+        group: Its name in the pool; empty for instances of groups that are deleted.
+        is_its: Whether an instance of this name is the group's.
         operations: Of the group's zone.
         since: What ended before is left out.
     """
@@ -192,7 +192,7 @@ def lives(
     for operation in operations:
         what, _, name = str(operation.get("targetLink", "")).rpartition("/instances/")
         kind, instance_id = operation.get("operationType"), str(operation.get("targetId", ""))
-        if not what or not name.startswith(f"{base_name}-") or operation.get("error"):
+        if not what or not is_its(name) or operation.get("error"):
             continue
         if kind in _STARTS and operation.get("insertTime"):
             starts[instance_id].append(parse_time(operation["insertTime"]))
@@ -216,6 +216,11 @@ def lives(
     return tuple(life for life in found if life.ended_at is None or life.ended_at > since)
 
 
+def named_after(base_name: str) -> Callable[[str], bool]:
+    """Return whether an instance is of the group with this baseInstanceName: its name begins with it."""
+    return lambda name: name.startswith(f"{base_name}-")
+
+
 def _last_run_s_end(ends: Sequence[datetime], restarts: Sequence[datetime]) -> datetime | None:
     """Return when an instance ended that may have been restarted in between: the first end after the last restart."""
     return min((end for end in ends if all(end > restart for restart in restarts)), default=None)
@@ -224,7 +229,8 @@ def _last_run_s_end(ends: Sequence[datetime], restarts: Sequence[datetime]) -> d
 def last_end(group: InstanceGroup, operations: Iterable[Mapping[str, Any]]) -> datetime | None:
     """Return when an instance of a group last ended; one that could not be created has not, though it was deleted."""
     never = not_created(group)
-    found = lives("", group.base_name, operations, datetime.min.replace(tzinfo=UTC)) if group.base_name else ()
+    its, always = named_after(group.base_name), datetime.min.replace(tzinfo=UTC)
+    found = lives("", its, operations, always) if group.base_name else ()
     return max((life.ended_at for life in found if life.ended_at and life.id not in never), default=None)
 
 

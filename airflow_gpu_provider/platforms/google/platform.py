@@ -18,7 +18,7 @@ from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife
 from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
-from airflow_gpu_provider.platforms.google.instance_groups import lives, name_of, zone_of
+from airflow_gpu_provider.platforms.google.instance_groups import lives, name_of, named_after, zone_of
 from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePools
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
@@ -111,16 +111,18 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
-        zones = sorted({zone_of(path) for _, path in paths})
+        zones = sorted({*(zone_of(path) for _, path in paths), *(self._pool.node_locations if known else ())})
         read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
         operations = dict(zip(zones, read, strict=True))
         base_names = in_parallel(self._gke.groups.base_name, [path for _, path in paths])
-        return tuple(
+        found = [
             life
             for (name, path), base_name in zip(paths, base_names, strict=True)
             if base_name
-            for life in lives(name, base_name, operations[zone_of(path)], since)
-        )
+            for life in lives(name, named_after(base_name), operations[zone_of(path)], since)
+        ]
+        others = {*known} - {life.id for life in found}
+        return (*found, *lives("", others.__contains__, [each for some in read for each in some], since))
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {name: self._gke.groups.shrink_to_existing(self._source.paths_of(name)) for name in groups}

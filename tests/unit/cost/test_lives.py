@@ -86,6 +86,11 @@ class TestOneMachine:
             (at(41), at(45), at(100)),
         ]
 
+    def test_one_that_the_cloud_has_forgotten_ran_until_its_last_pod_whatever_it_knows_of_others(self) -> None:
+        worked = {"node-9": (span(3, 60),)}
+        found = billed([look(0, 2, 5, id="i-9", node="node-9")], [life(0, 90)], run(span(0, 95), worked=worked))
+        assert {each.id: each.seen_until for each in found} == {"i-1": at(90), "i-9": at(60)}
+
     def test_a_pod_goes_to_the_machine_that_ran_then(self) -> None:
         told = [life(0, 30), life(31, 60, id="i-2"), life(5, 90, id="i-3")]
         worked = {"node-a": (span(10, 30),), "node-b": (span(40, 60),), "node-c": (span(15, 85),)}

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.platforms.base import MachineLife
-from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup, ending, last_end, lives
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroup, ending, last_end, lives, named_after
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 BASE = "gke-c-pool-1234abcd"
 NAME = f"{BASE}-x7k2"
 ZONE = "https://www.googleapis.com/compute/v1/projects/p/zones/us-central1-a"
+
+
+is_its = named_after(BASE)
 
 
 def at(minutes: float) -> datetime:
@@ -55,7 +58,7 @@ def test_one_name_has_a_life_for_each_machine_that_had_it() -> None:
         operation("compute.instances.preempted", 10, 10),
         operation("insert", 0, 1),
     ]
-    assert set(lives("g", BASE, operations, at(0))) == {life(41, 62), life(20, 39), life(0, 10)}
+    assert set(lives("g", is_its, operations, at(0))) == {life(41, 62), life(20, 39), life(0, 10)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_a_machine_ends_with_each_of_compute_engines_own_events(event: str) -> N
         operation(f"compute.instances.{event}", 10, 10),
         operation("delete", 19, 20),
     ]
-    assert lives("g", BASE, operations, at(0)) == (life(0, 10),)
+    assert lives("g", is_its, operations, at(0)) == (life(0, 10),)
 
 
 def test_a_machine_that_is_started_again_elsewhere_goes_on() -> None:
@@ -77,15 +80,15 @@ def test_a_machine_that_is_started_again_elsewhere_goes_on() -> None:
         operation("compute.instances.terminateOnHostMaintenance", 10, 10),
         operation("compute.instances.automaticRestart", 11, 12),
     ]
-    assert lives("g", BASE, maintained, at(0)) == (life(0, None),)
-    assert lives("g", BASE, [*maintained, operation("delete", 30, 31)], at(0)) == (life(0, 31),)
+    assert lives("g", is_its, maintained, at(0)) == (life(0, None),)
+    assert lives("g", is_its, [*maintained, operation("delete", 30, 31)], at(0)) == (life(0, 31),)
 
 
 def test_what_runs_what_is_being_deleted_and_what_was_launched_before() -> None:
-    assert lives("g", BASE, [operation("insert", 0, 1)], at(0)) == (life(0, None),)
-    assert lives("g", BASE, [operation("insert", 0, 1), operation("delete", 5)], at(0)) == (life(0, None),)
-    assert lives("g", BASE, [operation("delete", 5, 6)], at(0)) == (life(None, 6),)
-    assert lives("g", BASE, [operation("delete", -5, -4)], at(0)) == ()
+    assert lives("g", is_its, [operation("insert", 0, 1)], at(0)) == (life(0, None),)
+    assert lives("g", is_its, [operation("insert", 0, 1), operation("delete", 5)], at(0)) == (life(0, None),)
+    assert lives("g", is_its, [operation("delete", 5, 6)], at(0)) == (life(None, 6),)
+    assert lives("g", is_its, [operation("delete", -5, -4)], at(0)) == ()
 
 
 def test_other_groups_other_things_and_failures_are_left_out() -> None:
@@ -96,7 +99,7 @@ def test_other_groups_other_things_and_failures_are_left_out() -> None:
         operation("insert", 0, 1, error={"errors": [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED"}]}),
         operation("setMetadata", 0, 1),
     ]
-    assert lives("g", BASE, others, at(0)) == ()
+    assert lives("g", is_its, others, at(0)) == ()
 
 
 def test_the_last_end_is_of_an_instance_that_was_there() -> None:
@@ -120,3 +123,9 @@ def test_what_is_being_deleted_ends_though_its_group_may_not_list_it_any_more() 
     assert ending(replace(group, base_name="gke-c-other-12345678"), begun) == ()
     details = {"action": "CREATING", "instance": f"{ZONE}/instances/{NAME}"}
     assert ending(replace(group, errors=({"instanceActionDetails": details},)), begun) == ()
+
+
+def test_an_instance_of_a_group_that_was_deleted_is_known_by_its_name() -> None:
+    operations = [operation("insert", 0, 1), operation("delete", 5, 6)]
+    (found,) = lives("", {life(0, 6).id}.__contains__, operations, at(0))
+    assert (found.group, found.launched_at, found.ended_at) == ("", at(0), at(6))
