@@ -204,7 +204,7 @@ class NamespaceTerminating(GpuError):
 
 
 class PoolDrift(GpuError):
-    """Somebody else writes the same node group with another spec; nothing was changed."""
+    """Somebody else uses the same node group, or the same pool name, with another spec; nothing was changed."""
 
     retryable = False
 

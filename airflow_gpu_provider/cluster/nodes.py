@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.gpu_evidence import Witness, doubt, why_bad
 from airflow_gpu_provider.cluster.leases import update
 from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint
 from airflow_gpu_provider.untrusted import plain
@@ -299,6 +300,14 @@ def machine_of(api: ApiClient, name: str) -> str:
     try:
         return read_node(api, name).machine
     except ObjectNotFound:
+        return ""
+
+
+def instance_type_of(api: ApiClient, name: str) -> str:
+    """Return the machine type of the node with this name; empty where it has none, is gone, or may not be read."""
+    try:
+        return read_node(api, name).instance_type
+    except (ObjectNotFound, PermissionDenied):
         return ""
 
 

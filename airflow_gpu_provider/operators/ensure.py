@@ -190,6 +190,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
+        key = run_key(context, self.gpu_pool.name, self.block_id)
+        self._call_with_retries(lambda: reconciler.check_one_spec(key))
         plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
         lines = plan.lines()
         if self.plan_only and (max_cost := self._most) is not None:
@@ -200,7 +202,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
         push(context, "plan", lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
-        key = run_key(context, self.gpu_pool.name, self.block_id)
         over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.eks_machines import IN_TEMPLATES, reservation_problems, template_problems
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -204,6 +205,12 @@ class EksGpuPool(GpuPool):
     def preferences(self) -> Preferences:
         markets, names = self.capacity_types, self.reservations
         return Preferences(markets=markets, types=self.instance_types, zones=self.zones, reservations=names)
+
+    @property
+    def allowed(self) -> Allowed:
+        # The capacity types of external groups are the groups' own, whatever the spec's default.
+        markets = self.capacity_types if self.manage == "full" else ()
+        return Allowed.of(types=self.instance_types, markets=markets, zones=self.zones, labels=self.node_labels)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first; without those of reservations."""

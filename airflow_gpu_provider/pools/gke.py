@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools import gke_machines
+from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import PREEMPTIBLE, Candidate, Market, Preferences, markets_of
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import (
@@ -244,6 +245,12 @@ class GkeGpuPool(GpuPool):
     @property
     def preferences(self) -> Preferences:
         return Preferences(markets=markets_of(self), types=self.machine_types, zones=self.node_locations)
+
+    @property
+    def allowed(self) -> Allowed:
+        # The capacity types of external groups are the groups' own, whatever the spec's default.
+        markets = markets_of(self) if self.manage == "full" else ()
+        return Allowed.of(types=self.machine_types, markets=markets, zones=self.node_locations, labels=self.node_labels)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))

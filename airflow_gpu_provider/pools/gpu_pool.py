@@ -19,12 +19,14 @@ from typing import Any, ClassVar, Self, cast
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS
 from airflow_gpu_provider.pools.prices import LIST, limit_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_group_names,
     are_labels,
+    are_prices,
     are_strings,
     as_bool,
     as_constant,
@@ -34,6 +36,7 @@ from airflow_gpu_provider.pools.values import (
     is_currency_code,
     is_dns_label,
     is_template,
+    named_twice,
     to_json,
     type_problems,
 )
@@ -191,6 +194,11 @@ class GpuPool(ABC):
         return {}
 
     @property
+    def allowed(self) -> Allowed:
+        """What the spec allows its nodes to be; pools that know more than types and labels of it override this."""
+        return Allowed.of(types=self.node_sizes, labels=self.node_labels)
+
+    @property
     def most_gpus_of_a_pod(self) -> int | None:
         """How many GPUs a node gives one pod, where that is fewer than it has: they are shared. None: all of them."""
         return None
@@ -290,7 +298,7 @@ class GpuPool(ABC):
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
-        self._check("price_per_hour", _are_prices, _PRICES)
+        self._check("price_per_hour", lambda given: given == LIST or are_prices(given, MARKETS), _PRICES)
         self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
         if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
             self._refuse(limit_problems(self))
@@ -325,19 +333,13 @@ class GpuPool(ABC):
             raise self._error('manage="scale" needs groups to scale', f"Name them in {' or '.join(named)}.")
         for name in named:
             self._check(name, are_group_names, "names of groups, each once")
-        self._check_named_once(named)
+        self._refuse(named_twice(named))
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
         given = [name for name in shape if getattr(self, name) != defaults[name]]
         if given:
             raise self._error(
                 f'{", ".join(given)}: with manage="scale" the groups have theirs already', "Leave it out."
             )
-
-    def _check_named_once(self, named: Mapping[str, Any]) -> None:
-        names = [name for groups in named.values() if not is_template(groups) for name in groups]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise self._error(f"{', '.join(twice)} is named in {' and '.join(named)}", "Name each group once.")
 
     def _check(self, name: str, is_valid: Any, wanted: str) -> None:
         value = getattr(self, name)
@@ -382,17 +384,3 @@ def machines_of_others(pool: GpuPool) -> frozenset[str]:
             ["node_selector_labels=" + ",".join(f"{key}={labels[key]}" for key in sorted(labels))] if labels else []
         )
     return frozenset(named)
-
-
-def _are_prices(prices: Any) -> bool:
-    if prices is None or prices == LIST:
-        return True
-    if isinstance(prices, dict):
-        return all((is_template(key) or key in MARKETS) and _is_price(price) for key, price in prices.items())
-    return _is_price(prices)
-
-
-def _is_price(price: Any) -> bool:
-    if is_template(price):
-        return True
-    return isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price < math.inf

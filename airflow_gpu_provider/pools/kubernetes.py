@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import are_labels, as_tuple, as_whole, is_dns_subdomain, is_template
 
@@ -78,6 +79,10 @@ class KubernetesGpuPool(GpuPool):
     def node_selector(self) -> dict[str, str]:
         """The labels that pods select. A provisioner's nodes carry no label of this package, so pods select none."""
         return dict(self.node_selector_labels) if self.provisioner else super().node_selector
+
+    @property
+    def allowed(self) -> Allowed:
+        return Allowed.of(labels={**self.node_labels, **self.node_selector_labels})
 
     @property
     def given_nodes(self) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -19,6 +20,27 @@ _PLAIN = "Use plain values; for a value that is known only at run time, use a Ji
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def named_twice(named: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with fields that name groups, with what to do: a group is in them more than once."""
+    names = [name for groups in named.values() if not is_template(groups) for name in groups]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        yield f"{', '.join(twice)} is named in {' and '.join(named)}", "Name each group once."
+
+
+def are_prices(prices: Any, markets: Collection[str]) -> bool:
+    """Whether it is a price of 0 or more, one for each of some markets, or None; Jinja expressions may be either."""
+    if isinstance(prices, dict):
+        return all((is_template(key) or key in markets) and _is_price(price) for key, price in prices.items())
+    return prices is None or _is_price(prices)
+
+
+def _is_price(price: Any) -> bool:
+    if is_template(price):
+        return True
+    return isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price < math.inf
 
 
 def is_template(value: Any) -> bool:

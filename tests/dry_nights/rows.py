@@ -260,7 +260,13 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_outside.py::test_a_dag_is_paused_while_its_training_runs",
         f"{REAL}/test_changing_dags.py::test_a_dag_that_is_paused_keeps_its_node_until_it_goes_on",
     ),
+    "another DAG's run wants nodes of a pool of this name, with other machine types, capacity types, zones or labels": (
+        "tests/sandbox/test_other_specs.py::test_a_second_spec_of_a_pool_name_is_refused_before_anything_is_made",
+        "tests/unit/scaling/decide/test_other_specs.py::"
+        "test_while_another_dag_s_demand_allows_other_nodes_a_run_is_refused",
+    ),
     "the DAG's file changes while it runs: the pool has other machines": (
+        "tests/sandbox/test_other_specs.py::test_a_retried_pod_gets_a_machine_of_the_changed_spec",
         f"{DRY}/test_outside.py::test_a_pool_gets_other_machines_while_its_training_runs",
         f"{REAL}/test_changing_dags.py::test_a_pool_that_gets_another_machine_while_a_night_runs_keeps_that_night_s",
     ),

@@ -25,9 +25,10 @@ from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
 from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
+from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_other_specs
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.scaling.state.gang_jobs import delete_job, list_gang_jobs
 from airflow_gpu_provider.scaling.state.lock import PoolLock, Sighting, read_memo
@@ -135,7 +136,8 @@ class Reconciler(PoolAccess):
 
         Raises:
             PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was written.
-            PoolDrift: Another pool's runs use an external group that this pool names.
+            PoolDrift: Another pool's runs use an external group that this pool names, or another DAG wants nodes by
+                another spec of this pool.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
         """
         listed = self.platform.list_prices()  # before the lock: it may take seconds
@@ -143,6 +145,7 @@ class Reconciler(PoolAccess):
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
+            check_one_spec(self.pool, key, live_leases(before))
             seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
             prices = None if listed is None else replace(listed, at=before.now)
             lease = replace(_lease(before, key, nodes, until, prices, budget), gang=gang, over_quota=seen)
@@ -156,6 +159,14 @@ class Reconciler(PoolAccess):
                 self.ledger.begin(key, before.now, lease.until, prices)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+
+    def check_one_spec(self, key: DemandKey) -> None:
+        """Raise PoolDrift where `want` would; the pool is read only if there may be a reason."""
+        now = self.clock.now()
+        if of_other_specs(
+            self.pool, key, (lease for lease in list_demand(self.api, self.pool.name) if lease.live(now))
+        ):
+            check_one_spec(self.pool, key, live_leases(self.snapshot()))
 
     def extend(self, keys: Collection[DemandKey], longer: Callable[[DemandLease], DemandLease]) -> Outcome:
         """Extend demand, its switch first; demand that is gone or over is not written.
@@ -354,6 +365,7 @@ def _lease(
         larger=old.larger if old else (),
         prices=prices.with_older(old.prices if old else None) if prices else None,
         budget=budget,
+        allowed=before.pool.allowed,
     )
     if old and old.unextended_until:
         made = replace(made, unextended_until=max(old.unextended_until, until))

@@ -20,8 +20,10 @@ from airflow_gpu_provider.scaling.decide.placement import place, scalable
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
+    is_one_of,
     pending_nodes,
     supply,
+    types_in_demand,
     wanted_nodes,
     wanted_until,
 )
@@ -148,7 +150,9 @@ def _sizes(
     if snapshot.pool.is_autoscaled:
         return {}, {}, ()
     missing = _missing(snapshot, machines, gangs)
-    placed = place(snapshot.groups, missing, snapshot.now, gangs.placed, gangs.near)
+    types = types_in_demand(snapshot)
+    groups = [group for group in snapshot.groups if is_one_of(types, group.candidate.instance_type)]
+    placed = place(groups, missing, snapshot.now, gangs.placed, gangs.near)
     return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)
 
 

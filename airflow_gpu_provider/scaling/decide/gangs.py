@@ -20,8 +20,10 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
     can_grow,
+    is_one_of,
     live_leases,
     supply,
+    types_in_demand,
     unleased_wanted,
 )
 from airflow_gpu_provider.scaling.state.demand import DemandLease
@@ -236,7 +238,7 @@ def _growing(
         there, by_group, _, asked = option
         return asked if sum(by_group.values()) <= room else len(there)
 
-    over = passed_over(snapshot.groups, snapshot.now)
+    over, types = passed_over(snapshot.groups, snapshot.now), types_in_demand(snapshot)
     can_come = [
         group
         for group in snapshot.groups
@@ -245,6 +247,7 @@ def _growing(
         and group.name not in over
         and group.candidate.is_of_one_zone
         and share.instance_type in ("", group.candidate.instance_type)
+        and is_one_of(types, group.candidate.instance_type)
     ]
     for choices in ([[group] for group in can_come], _zonewise(can_come)):
         options = [option for groups in choices if (option := _option(groups, share.size, free, placed))]

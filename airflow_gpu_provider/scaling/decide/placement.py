@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_one_of
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 
@@ -100,8 +100,9 @@ def check_group_claims(snapshot: PoolSnapshot) -> None:
 def larger_type(snapshot: PoolSnapshot, than: str, *, gpus: int) -> str | None:
     """Return the pool's machine type with the least memory per GPU above that of `than`; None if there is none.
 
-    Of several, the one that the pool prefers. What costs more than the pool pays is left out, and so are machines that
-    the catalogue of GPUs does not know, and those with fewer GPUs than the task's pods ask for.
+    Of several, the one that the pool prefers. Types that its spec does not name, if it names any, are left out; so is
+    what costs more than the pool pays, machines that the catalogue of GPUs does not know, and those with fewer GPUs
+    than the task's pods ask for.
     """
     has = gpu_of_machine(than)
     if has is None:
@@ -110,8 +111,9 @@ def larger_type(snapshot: PoolSnapshot, than: str, *, gpus: int) -> str | None:
     dear = {each.candidate for each in too_dear(snapshot.prices, [group.candidate for group in groups])}
     offered = [group.candidate.instance_type for group in groups if group.candidate not in dear]
     there = [node.instance_type for node in snapshot.nodes if node.usable]
+    named = frozenset(snapshot.pool.allowed.types)
     larger: dict[str, int] = {}
-    for name in (*offered, *there):
+    for name in (each for each in (*offered, *there) if is_one_of(named, each)):
         found = gpu_of_machine(name)
         if found is not None and found.gpu.memory_gib > has.gpu.memory_gib and found.gpus >= gpus:
             larger.setdefault(name, found.gpu.memory_gib)

@@ -22,6 +22,7 @@ from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
+from airflow_gpu_provider.scaling.decide.other_specs import allowed_types
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 QUOTA_HOLDS = timedelta(minutes=30)
@@ -271,6 +272,7 @@ class MachineStatus:
         holders: The pods for which it must stay.
         overdue: The pods that still run there although their run's time has passed.
         is_ending: What is reserved for it ends: the cloud takes it, and it is emptied before that.
+        is_of_other_type: No run that wants nodes allows its machine type: no new pod can run there.
     """
 
     machine: Machine
@@ -279,11 +281,17 @@ class MachineStatus:
     holders: tuple[Pod, ...] = ()
     overdue: tuple[Pod, ...] = ()
     is_ending: bool = False
+    is_of_other_type: bool = False
 
     @property
     def counts(self) -> bool:
-        """Whether it serves demand, now or soon. A machine that only overdue pods use does not, nor one that ends."""
-        return not self.is_ending and self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
+        """Whether it serves demand, now or soon. A machine that only overdue pods use does not, nor one that ends.
+
+        One of another type serves the pods that it has.
+        """
+        if self.is_ending or self.state not in ("usable", "coming"):
+            return False
+        return bool(self.holders) or not (self.overdue or self.is_of_other_type)
 
     @property
     def is_there(self) -> bool:
@@ -328,7 +336,7 @@ def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
     for pod in snapshot.pods:
         if pod.node and pod.holds_node(snapshot.now):
             pods.setdefault(pod.node, []).append(pod)
-    found = []
+    found, types = [], types_in_demand(snapshot)
     for group in snapshot.groups:
         is_ending = group.reserved is not None and group.reserved.has_ended
         for machine in group.live:
@@ -343,9 +351,23 @@ def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
                     holders=tuple(pod for pod in on_node if pod not in overdue),
                     overdue=overdue,
                     is_ending=is_ending,
+                    is_of_other_type=not is_one_of(
+                        types, node.instance_type if node else group.candidate.instance_type
+                    ),
                 )
             )
     return tuple(found)
+
+
+def types_in_demand(snapshot: PoolSnapshot) -> frozenset[str]:
+    """Return the machine types that serve what is wanted; empty: any does, as for pods that wait without demand."""
+    if any(waits_for_gpus(pod) for pod in _unleased_gpu_pods(snapshot)):
+        return frozenset()
+    return allowed_types(live_leases(snapshot))
+
+
+def is_one_of(types: frozenset[str], instance_type: str) -> bool:
+    return not (types and instance_type) or instance_type in types
 
 
 def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:

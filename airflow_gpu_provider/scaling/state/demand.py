@@ -24,6 +24,7 @@ from airflow_gpu_provider.cluster.leases import (
     read_lease,
 )
 from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import Budget, ListPrices
 from airflow_gpu_provider.pools.values import time_of
@@ -100,6 +101,7 @@ class DemandLease:
         larger: Which of its nodes are for tasks that have run out of GPU memory, and of what machine type.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unextended_until: Its `until` without any extension; None where nobody has extended it.
+        allowed: What its pool's spec allows the nodes to be; None where the Lease does not record it.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
     """
@@ -119,6 +121,7 @@ class DemandLease:
     larger: tuple[LargerGpu, ...] = ()
     extended: str = ""
     unextended_until: datetime | None = None
+    allowed: Allowed | None = None
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
     def live(self, now: datetime) -> bool:
@@ -163,6 +166,7 @@ class DemandLease:
             larger=notes.read_if_there("larger", _larger_gpus, ()),
             extended=notes.read_if_there("extended", reason_of, ""),
             unextended_until=notes.read_if_there("unextended-until", time_of, None),
+            allowed=notes.read_if_there("allowed", Allowed.parse, None),
             unreadable=tuple(notes.unreadable),
         )
 
@@ -183,6 +187,7 @@ class DemandLease:
             "prices": self.prices.dump() if self.prices else "",
             "budget": self.budget.dump() if self.budget else "",
             "larger": json.dumps([asdict(each) for each in self.larger]) if self.larger else "",
+            "allowed": self.allowed.dump() if self.allowed is not None else "",
         }
         notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in texts.items() if text}}
         labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}

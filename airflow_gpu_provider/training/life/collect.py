@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
@@ -12,7 +13,7 @@ from kubernetes.client import ApiException, V1Pod
 
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
 from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR, from_status
-from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
+from airflow_gpu_provider.cluster.nodes import instance_type_of, is_node_there, machine_of
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
 from airflow_gpu_provider.errors import (
     LOST,
@@ -180,7 +181,8 @@ def explained(
     if isinstance(error, GpuHung):
         return with_last_lines(error, lines)
     bad_gpu = cluster.gpu_health.of_node(node)
-    return diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu)
+    type_of = partial(instance_type_of, cluster.api)
+    return diagnosed(error, lines, pool=cluster.pool, node=node, bad_gpu=bad_gpu, type_of=type_of)
 
 
 def result_of_gone(watched: WaitOutcome) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_gpu_provider.accelerators import GPUS
+from airflow_gpu_provider.accelerators import GPUS, gpu_of_machine
 from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.cluster.pod_state import PodState
@@ -111,10 +111,19 @@ _LIBRARY_NOT_FOUND = re.compile(
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
-def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: str, bad_gpu: str) -> PodFailed:
+def diagnosed(
+    error: PodFailed,
+    lines: Sequence[str],
+    *,
+    pool: GpuPool,
+    node: str,
+    bad_gpu: str,
+    type_of: Callable[[str], str] = lambda node: "",
+) -> PodFailed:
     """Return the failure with its last log lines, and with the type that these or the node's state imply.
 
-    `bad_gpu` is why the node's GPUs cannot be trusted; empty if they can.
+    `bad_gpu` is why the node's GPUs cannot be trusted; empty if they can. `type_of` returns a node's machine type, or
+    an empty text.
     """
     details = {**error.details, "node": node, "last_lines": _last(lines)} if lines else error.details
     lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
@@ -124,7 +133,8 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
     if bad_gpu and not is_explained and (word is None or word.cause == "driver"):
         word = LastWord(advice=BROKEN, line=bad_gpu)
     if word is not None:
-        happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
+        memory = _gpu_memory(pool, type_of(node)) if word.cause == "gpu memory" and node else ""
+        happened = word.advice.what.format(node=node, memory=memory)
         first_line = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
         details = {**details, "node": node}
@@ -151,9 +161,12 @@ def _fix(word: LastWord, pool: GpuPool) -> str:
     return f"{_LIBRARY_ON_GKE} {word.advice.fix}" if is_unfound else word.advice.fix
 
 
-def _gpu_memory(pool: GpuPool) -> str:
-    known = [f"{name} with {GPUS[name].memory_gib} GiB" for name in pool.gpu_products if name in GPUS]
-    return f"; pool {pool.name} has {' or '.join(known)} each" if known else ""
+def _gpu_memory(pool: GpuPool, instance_type: str) -> str:
+    """Return which GPUs the node has: by its machine type, or where all of the pool's machines have the same."""
+    machine = gpu_of_machine(instance_type)
+    names = (machine.gpu.name,) if machine is not None else pool.gpu_products
+    known = {f"{name} with {GPUS[name].memory_gib} GiB" for name in names if name in GPUS}
+    return f"; its node has {known.pop()} each" if len(known) == len(names) == 1 else ""
 
 
 _PAUSES = (1.0, 2.0, 4.0)

@@ -26,6 +26,7 @@ from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import check_exec
+from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
     TaskObjects,
@@ -378,9 +379,9 @@ def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wante
 
 def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
     """Return the placement of the try's next pod: where it runs, its owner, its deadline and its environment."""
-    now, settings = run.cluster.clock.now(), run.settings
-    demand = deadlines.own_demand if settings.gets_larger_gpu else None
-    larger = demand.larger_of(owner.task_id, owner.map_index) if demand is not None else None
+    now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
+    follow_spec(run, demand)
+    larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
     if larger is not None:
         run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
     return replace(

@@ -94,7 +94,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _set_metadata(pod, placement)
     tolerated = [k8s.V1Toleration(**each) for each in tolerations_of(placement.pool)]
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerated]
-    _avoid(pod.spec, placement.avoid)
+    _require(pod.spec, (*_of_types(placement.pool), *placement.avoid))
     _give_gpus(pod.spec, base, placement)
     if placement.efa:
         _give_interfaces(base, placement.efa)
@@ -210,6 +210,13 @@ def _select_nodes(spec: k8s.V1PodSpec, placement: Placement) -> None:
                 f"The pod's node selector asks for {label}={selector[label]}, but gpu_pool is {value}.",
                 f"Leave {label} out of the node selector.",
             )
+    types, asked = placement.pool.allowed.types, selector.get(INSTANCE_TYPE_LABEL)
+    if types and asked is not None and asked not in types:
+        raise PoolSpecError(
+            f"The pod's node selector asks for {INSTANCE_TYPE_LABEL}={asked}, and pool {placement.pool.name} has"
+            f" {', '.join(types)}.",
+            "Add the type to the pool, or leave it out of the node selector.",
+        )
     of_type = {INSTANCE_TYPE_LABEL: placement.instance_type} if placement.instance_type else {}
     spec.node_selector = {**selector, **own, **of_type}
 
@@ -258,7 +265,17 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
 
 
-def _avoid(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:
+def _of_types(pool: GpuPool) -> tuple[Requirement, ...]:
+    """Return what keeps a pod off nodes that have the pool's label and a type that its spec does not name.
+
+    Not where the spec names none. cluster-autoscaler knows the type of an empty group's nodes by itself:
+    buildGenericLabels of its cloudprovider/aws/aws_manager.go; GKE's knows its own node pools.
+    """
+    types = pool.allowed.types
+    return ({"key": INSTANCE_TYPE_LABEL, "operator": "In", "values": [*types]},) if types else ()
+
+
+def _require(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:
     if not requirements:
         return
     others = [k8s.V1NodeSelectorRequirement(**each) for each in requirements]
@@ -266,7 +283,7 @@ def _avoid(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:
     node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
     key = "required_during_scheduling_ignored_during_execution"
     required = getattr(node, key) or k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm()])
-    for term in required.node_selector_terms:  # one matching term is enough, so each has to exclude
+    for term in required.node_selector_terms:  # one matching term is enough, so each needs them
         term.match_expressions = [*(term.match_expressions or []), *others]
     setattr(node, key, required)
 

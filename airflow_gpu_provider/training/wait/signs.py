@@ -22,7 +22,8 @@ class Advice:
     """What a sign means, and what to do.
 
     Attributes:
-        what: What happened to the container, as the end of a sentence; may contain {node}, and {memory}: the pool's.
+        what: What happened to the container, as the end of a sentence; may contain {node}, and {memory}: its
+            node's.
     """
 
     cause: Cause

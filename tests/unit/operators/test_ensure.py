@@ -107,6 +107,9 @@ class Pool:
     def list_prices(self) -> None:
         self._call("list_prices")
 
+    def check_one_spec(self, key: Any) -> None:
+        self._call("check_one_spec")
+
     def groups_over_quota(self, nodes: int, report: Any) -> frozenset[str]:
         self._call("groups_over_quota")
         return frozenset()
@@ -157,7 +160,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     return run
 
 
-@pytest.mark.parametrize("step", ["open", "plan", "groups_over_quota", "apply", "want"])
+@pytest.mark.parametrize("step", ["open", "check_one_spec", "plan", "groups_over_quota", "apply", "want"])
 @pytest.mark.parametrize("cls", [PermissionDenied, CloudError, ClusterUnreachable, CredentialsError, DemandLockBusy])
 def test_first_leg_bears_what_may_pass(ensure: Any, step: str, cls: type[GpuError]) -> None:
     pool = Pool(**{step: [cls("No."), cls("No.")]})
@@ -208,7 +211,7 @@ def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:
     line = "max_cost=5 lasts 2 h 30 min for 1 node at 2.00 USD an hour (on-demand)"
     assert planned == {"pool": "gpu", "plan": [line], "changes": False}
     assert ensure(pool, gpu_pool=priced, dry_run=True)["plan"] == []
-    assert pool.calls == ["open", "plan", "list_prices", "open", "plan"]
+    assert pool.calls == ["open", "check_one_spec", "plan", "list_prices", "open", "check_one_spec", "plan"]
 
 
 def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(

@@ -153,17 +153,24 @@ def test_a_try_that_ran_out_of_memory_asks_where_that_is_wanted(
 
 @pytest.mark.parametrize(
     ("larger", "gets_larger_gpu", "selected"),
-    [((GOT,), True, "g6e.xlarge"), ((SIBLING,), True, ""), ((GOT,), False, "")],
+    [
+        ((GOT,), True, "g6e.xlarge"),
+        ((SIBLING,), True, ""),
+        ((GOT,), False, ""),
+        ((replace(GOT, instance_type="p5.4xlarge"),), True, ""),  # the spec does not name it any more
+    ],
 )
 def test_the_next_try_s_pod_selects_it(larger: tuple[LargerGpu, ...], gets_larger_gpu: bool, selected: str) -> None:
     life = Life(gets_larger_gpu=gets_larger_gpu)
+    life.cluster.pool = pool(instance_types=("g6.xlarge", "g6e.xlarge"))
     life.cluster.gpu_health = SimpleNamespace(avoidance=lambda *_, **__: ())
     deadlines: Any = SimpleNamespace(own_demand=lease(larger=larger), of_pod=lambda _: LATER)
     assert placement_of(life.run, OWNER, deadlines).instance_type == selected
 
 
 def test_a_placed_pod_has_its_type_beside_the_pool_s_own_labels() -> None:
-    found = placed(a_pod(), instance_type="g6e.xlarge")["spec"]["nodeSelector"]
+    types = a_pool(instance_types=["g6.xlarge", "g6e.xlarge"])
+    found = placed(a_pod(), pool=types, instance_type="g6e.xlarge")["spec"]["nodeSelector"]
     assert found == {**a_pool().node_selector, "node.kubernetes.io/instance-type": "g6e.xlarge"}
 
 

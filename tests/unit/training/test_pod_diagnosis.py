@@ -18,7 +18,25 @@ def diagnosis(*lines: str, bad_gpu: str = "", error: PodFailed = FAILED) -> PodF
     return diagnosed(error, lines, pool=a_pool(), node="n1", bad_gpu=bad_gpu)
 
 
-def test_gpu_memory_names_what_the_pool_has() -> None:
+@pytest.mark.parametrize(
+    ("instance_type", "types", "named"),
+    [
+        ("g6.xlarge", ["g6e.xlarge"], "its node has L4 with 24 GiB each"),
+        ("g6e.xlarge", ["g6.xlarge", "g6e.xlarge"], "its node has L40S with 48 GiB each"),
+        ("", ["g6.xlarge", "g6.2xlarge"], "its node has L4 with 24 GiB each"),
+        ("", ["g6.xlarge", "g6e.xlarge"], None),
+    ],
+)
+def test_gpu_memory_names_the_gpu_of_the_pod_s_own_node(
+    instance_type: str, types: list[str], named: str | None
+) -> None:
+    pool = a_pool(instance_types=types)
+    error = diagnosed(FAILED, ["CUDA out of memory"], pool=pool, node="n1", bad_gpu="", type_of=lambda _: instance_type)
+    assert (named or "ran out of GPU memory (") in error.what
+    assert error.what.count("GiB") == bool(named)
+
+
+def test_gpu_memory_is_an_end_of_its_own_type() -> None:
     error = diagnosis("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB")
     assert type(error) is GpuOutOfMemory
     assert "L4 with 24 GiB" in error.what

@@ -11,7 +11,7 @@ from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools.workload_placement import placement
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
 from tests.unit.pools.test_gke import pool as a_gke_pool
@@ -262,19 +262,56 @@ def _gpus(number: str) -> k8s.V1ResourceRequirements:
     return k8s.V1ResourceRequirements(limits={"nvidia.com/gpu": number})
 
 
+OF_TYPE = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["g6.12xlarge"]}
+
+
+def terms_of(pod: dict[str, Any]) -> Any:
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    return affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+
+
+ML = {"cluster_name": "ml", "max_nodes": 1}
+EKS: dict[str, Any] = {**ML, "name": "p", "region": "us-west-2"}
+GKE: dict[str, Any] = {**ML, "name": "p", "project_id": "ml-project", "location": "us-central1"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "types"),
+    [
+        (EksGpuPool(**EKS, instance_types=["g6e.xlarge", "g6.xlarge"]), ["g6.xlarge", "g6e.xlarge"]),
+        (EksGpuPool(**EKS, instance_types=["g6f.xlarge"]), ["g6f.xlarge"]),
+        (EksGpuPool(**EKS, manage="scale", node_groups=["a"], instance_types=["g6.xlarge"]), ["g6.xlarge"]),
+        (EksGpuPool(**EKS, manage="scale", node_groups=["a"]), None),
+        (GkeGpuPool(**GKE, machine_types=["g2-standard-4"]), ["g2-standard-4"]),
+        (GkeGpuPool(**GKE, machine_types=["n1-standard-8"], accelerator_type="nvidia-tesla-t4"), ["n1-standard-8"]),
+        (KubernetesGpuPool(name="p", nodes=["n1"]), None),
+        (KubernetesGpuPool(name="p", node_selector_labels={"a": "b"}, provisioner="karpenter"), None),
+    ],
+)
+def test_a_pod_requires_the_types_that_the_pool_s_spec_names(pool: GpuPool, types: list[str] | None) -> None:
+    found = terms_of(placed(a_pod(), pool=pool))
+    required = {**OF_TYPE, "values": types}
+    assert found == (None if types is None else [{"matchExpressions": [required]}])
+
+
+def test_a_node_selector_of_another_type_contradicts_the_pool() -> None:
+    with pytest.raises(PoolSpecError, match=r"instance-type=g6\.xlarge, and pool train-gpu has g6\.12xlarge"):
+        placed(a_pod(spec={"node_selector": {OF_TYPE["key"]: "g6.xlarge"}}))
+
+
 def test_nodes_to_avoid_are_added_to_each_of_the_users_terms() -> None:
     excluded = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
     affinity = placed(a_pod(), avoid=(excluded,))["spec"]["affinity"]["nodeAffinity"]
     required = "requiredDuringSchedulingIgnoredDuringExecution"
-    assert affinity[required]["nodeSelectorTerms"] == [{"matchExpressions": [excluded]}]
+    assert affinity[required]["nodeSelectorTerms"] == [{"matchExpressions": [OF_TYPE, excluded]}]
     disk = [k8s.V1NodeSelectorRequirement(key="disk", operator="In", values=[size]) for size in ("big", "huge")]
     terms = [k8s.V1NodeSelectorTerm(match_expressions=[each]) for each in disk]
     users = k8s.V1NodeAffinity(**{_snake(required): k8s.V1NodeSelector(node_selector_terms=terms)})
     pod = placed(a_pod(spec={"affinity": k8s.V1Affinity(node_affinity=users)}), avoid=(excluded,))
     found = pod["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
     assert [[each["key"] for each in term["matchExpressions"]] for term in found] == [
-        ["disk", "kubernetes.io/hostname"],
-        ["disk", "kubernetes.io/hostname"],
+        ["disk", OF_TYPE["key"], "kubernetes.io/hostname"],
+        ["disk", OF_TYPE["key"], "kubernetes.io/hostname"],
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -61,6 +62,11 @@ def _type(group: str) -> str:
 def test_the_next_type_is_the_least_larger_one(types: Any, than: str, gpus: int, found: str | None) -> None:
     state = snapshot(spec=spec(instance_types=types))
     assert larger_type(state, than, gpus=gpus) == found
+
+
+def test_a_node_of_a_type_that_the_spec_does_not_name_is_none_of_the_pool_s() -> None:
+    state = there(LARGE_A)
+    assert larger_type(replace(state, pool=spec(instance_types=("g6.xlarge",)), groups=()), "g6.xlarge", gpus=1) is None
 
 
 @pytest.mark.parametrize(("limit", "found"), [(6.0, "g6e.xlarge"), (4.0, "p5.4xlarge"), (2.0, None)])

@@ -1,0 +1,48 @@
+"""What demand allows the pool's nodes to be: another DAG's other spec is refused, and so is a machine of another type.
+
+Pure. A Lease that does not record it allows what the pool does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+
+def of_other_specs(pool: GpuPool, key: DemandKey, live: Iterable[DemandLease]) -> list[DemandLease]:
+    """Return the live demand of other DAGs whose spec of the pool allows its nodes to be something else."""
+    return [
+        lease
+        for lease in live
+        if lease.key.writer != key.writer and lease.allowed is not None and lease.allowed != pool.allowed
+    ]
+
+
+def check_one_spec(pool: GpuPool, key: DemandKey, live: Iterable[DemandLease]) -> None:
+    """Raise PoolDrift while another DAG's demand allows the pool's nodes to be something else than this spec does.
+
+    Its nodes would count for this run, and this run's for it.
+    """
+    for lease in of_other_specs(pool, key, live):
+        assert lease.allowed is not None
+        differences = pool.allowed.differences(lease.allowed)
+        elsewhere = f" of Airflow {lease.key.installation}" if lease.key.installation != key.installation else ""
+        raise PoolDrift(
+            f"DAG {lease.key.dag_id}{elsewhere} wants nodes of pool {pool.name} (run {lease.key.run_id}, until"
+            f" {lease.until:%Y-%m-%d %H:%M}Z), and its spec of the pool has {'; '.join(differences)}.",
+            "Use one spec for both, or another pool name here; this spec takes over when that run has ended.",
+            pool=pool.name,
+            other=lease.key.writer,
+            run=lease.key.run_id,
+            differences=differences,
+        )
+
+
+def allowed_types(live: Iterable[DemandLease]) -> frozenset[str]:
+    """Return the machine types that serve at least one of these; empty: any does."""
+    each = [lease.allowed.types if lease.allowed is not None else () for lease in live]
+    return frozenset(name for types in each for name in types) if all(each) else frozenset()

@@ -1,0 +1,50 @@
+"""What follows where a DAG's file has changed while it runs: the run's demand allows the machines that its pods need.
+
+A pod goes by the spec of the pool in today's file. Without this the machine that Ensure once brought would count for
+it, and it would wait for another one in vain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from airflow_gpu_provider.scaling.apply.reconcile import open_pool
+from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
+from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu, list_demand
+from airflow_gpu_provider.training.life.run import Ownership, Run
+
+_WRITES = 5  # siblings may write the same Lease at the same time
+
+
+def follow_spec(run: Run, demand: DemandLease | None) -> None:
+    """Write into the task's demand what the pool's spec allows today; nothing where it says so, or records nothing.
+
+    Groups of machine types that are new in the spec are made before: this run's Ensure has not.
+
+    Raises:
+        GpuError: It could not be written, or a group not be made.
+    """
+    pool = run.cluster.pool
+    if demand is None or demand.allowed is None or demand.allowed == pool.allowed:
+        return
+    differences = "; ".join(demand.allowed.differences(pool.allowed))
+    run.log.info("The spec of pool %s has changed during the run: %s.", pool.name, differences)
+    reconciler = open_pool(pool, owner=demand.key.writer, holder=run.holder, report=run.log.info)
+    if not {*pool.allowed.types} <= {*demand.allowed.types}:
+        reconciler.platform.apply(reconciler.platform.plan(demand.nodes), run.log.info, ())
+    lease: DemandLease | None = demand
+    for _ in range(_WRITES):
+        if lease is None or lease.allowed == pool.allowed:
+            return
+        after = replace(lease, allowed=pool.allowed)
+        outcome = reconciler.amend(DemandChange(before=lease, after=after, why="the pool's spec has changed"))
+        for line in outcome.log_lines:
+            run.log.info("%s", line)
+        lease = next((each for each in list_demand(reconciler.api, pool.name) if each.key == demand.key), None)
+
+
+def larger_for(run: Run, owner: Ownership, demand: DemandLease | None) -> LargerGpu | None:
+    """Return what the task has got in place of a GPU that was too small, if the spec still names that machine type."""
+    larger = demand.larger_of(owner.task_id, owner.map_index) if demand is not None else None
+    types = run.cluster.pool.allowed.types
+    return None if larger is None or (types and larger.instance_type not in types) else larger
