@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.platforms.base import Change, Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool, GkeGpuPool, GpuPool, Taint
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +92,10 @@ def check_fixed(spec: Any, differences: Iterable[Difference], *, differs: str, w
         raise PoolDrift(
             f"{differs}: {'; '.join(map(str, fixed))}.",
             f"Put the old values back into the pool, give the pool another name, or delete the {what} ({command}); the"
-            " next run recreates it.",
+            " next run recreates what is deleted.",
             group=spec.candidate.group,
             fields=[difference.field for difference in fixed],
+            command=command,
         )
 
 
@@ -124,6 +127,42 @@ def check_claim(
             other=ours,
             differences=[str(difference) for difference in spec.differences(group)],
         )
+
+
+def changes_of(specs: Iterable[T], change_of: Callable[[T], Change | None]) -> tuple[Change, ...]:
+    """Return what would change in the groups of these specs.
+
+    Raises:
+        PoolDrift: Groups are refused; it names all of them.
+    """
+    found, refused = [], []
+    for spec in specs:
+        try:
+            found.append(change_of(spec))
+        except PoolDrift as drift:
+            refused.append(drift)
+    if refused:
+        raise _in_one(refused)
+    return tuple(filter(None, found))
+
+
+def _in_one(refused: Sequence[PoolDrift]) -> PoolDrift:
+    """Return one error for all groups: what several have is told of the first of them, with the others' names."""
+    alike: dict[str, list[PoolDrift]] = {}
+    for each in refused:
+        alike.setdefault(each.what.replace(each.details["group"], ""), []).append(each)
+    parts = []
+    for first, *others in alike.values():
+        names = ", ".join(each.details["group"] for each in others)
+        parts.append(f"{first.what} The same holds for {names}." if others else first.what)
+    first = refused[0]
+    commands = " && ".join(each.details["command"] for each in refused if "command" in each.details)
+    fixes = dict.fromkeys(
+        each.fix.replace(each.details["command"], commands) if "command" in each.details else each.fix
+        for each in refused
+    )
+    details = {**first.details, "groups": [each.details["group"] for each in refused]}
+    return PoolDrift(" ".join(parts), " ".join(fixes), **details)
 
 
 def ordered(pool: EksGpuPool | GkeGpuPool, groups: Iterable[Group]) -> tuple[Group, ...]:

@@ -17,6 +17,7 @@ from airflow_gpu_provider.platforms.aws.template_data import described, template
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.group_checks import (
     Difference,
+    changes_of,
     check_claim,
     check_fixed,
     fixed_differences,
@@ -298,9 +299,12 @@ def changes(
     Raises:
         PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
     """
-    names = [(spec, spec.candidate.group) for spec in specs]
-    found = (_change(spec, groups.get(name), (stale_tags or {}).get(name, ())) for spec, name in names)
-    return tuple(change for change in found if change)
+
+    def change_of(spec: GroupSpec) -> Change | None:
+        name = spec.candidate.group
+        return _change(spec, groups.get(name), (stale_tags or {}).get(name, ()))
+
+    return changes_of(specs, change_of)
 
 
 def check_image(pool: EksGpuPool, version: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.group_checks import (
     Difference,
+    changes_of,
     check_claim,
     check_fixed,
     fixed_differences,
@@ -334,8 +335,7 @@ def changes(
         PoolDrift: A node pool is not ours, is another writer's with another spec, or differs where it cannot be
             changed.
     """
-    all_changes = (_change(spec, found.get(spec.candidate.group), sizes) for spec in specs)
-    return tuple(change for change in all_changes if change)
+    return changes_of(specs, lambda spec: _change(spec, found.get(spec.candidate.group), sizes))
 
 
 def issues(node_pool: Mapping[str, Any]) -> tuple[str, ...]:

@@ -36,6 +36,29 @@ def test_immutable_fields_are_drift() -> None:
     assert caught.value.details["fields"] == ["disk_size"]
 
 
+def test_drift_names_all_groups_at_once() -> None:
+    """Each night would end with the next of them."""
+    types = ["g6.xlarge", "g6e.xlarge", "p5.4xlarge"]
+    former = [spec(instance_types=[name]) for name in types]
+    names = [each.candidate.group for each in former]
+    found = {name: as_described(each) for name, each in zip(names, former, strict=True)}
+    told = rf"{names[0]} differs .* disk_size is 100, wanted 50\. The same holds for {names[1]}, {names[2]}\."
+    with pytest.raises(PoolDrift, match=told) as drift:
+        changes([spec(instance_types=[name], disk_size=50) for name in types], found)
+    assert drift.value.details["groups"] == names
+    assert all(f"--cluster-name k8s-ml --nodegroup-name {name}" in drift.value.fix for name in names)
+
+
+def test_drift_of_two_kinds_tells_both() -> None:
+    mine, another = spec(instance_types=["g6e.xlarge"]), spec()
+    found = {NAME: as_described(another, tags={}), mine.candidate.group: as_described(mine)}
+    with pytest.raises(PoolDrift, match=f"{NAME} that this package did not create") as both:
+        changes([another, spec(instance_types=["g6e.xlarge"], disk_size=50)], found)
+    assert "disk_size is 100, wanted 50." in both.value.what
+    assert "or delete that node group." in both.value.fix
+    assert "aws eks delete-nodegroup" in both.value.fix
+
+
 def test_two_owners_are_both_named() -> None:
     group = as_described(spec("prod/nightly"))
     with pytest.raises(PoolDrift, match=r"prod/nightly.* prod/hourly") as caught:
