@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
@@ -152,6 +152,10 @@ class Bill:
         idle = self.idle_before_release
         return idle > MUCH_IDLE * self.total_seconds and idle > LONG_IDLE.total_seconds() * self.machines
 
+    def lacking(self, what: str) -> Self:
+        """Return it with a reason why the run's true cost may be more; itself where there is none."""
+        return replace(self, at_least="; ".join(filter(None, (self.at_least, what)))) if what else self
+
     def to_json(self) -> dict[str, Any]:
         """Return it for XCom: whole tenths of node-seconds, and money to four places or "unknown" (docs/xcom.md)."""
         longest = sorted(self.lanes, key=lambda lane: lane.machine.launched_at - lane.machine.seen_until)
@@ -230,36 +234,6 @@ def _idle_until(at: datetime | None, machine: MachineUse, key: DemandKey, runs: 
     if at is None or at <= machine.launched_at:
         return 0.0
     return shares(replace(machine, seen_until=min(at, machine.seen_until)), runs).get(key, {}).get("idle", 0.0)
-
-
-def together(bills: Sequence[Bill]) -> Bill:
-    """Return one bill of all that these are of, each of other machines, or of another part of a machine's time."""
-    lanes = {lane.machine.id: lane for each in bills for lane in each.lanes}
-    autoscalers = [each.autoscaler for each in bills if each.autoscaler]
-    currencies = {each.currency for each in bills}
-    one = currencies.pop() if len(currencies) == 1 else ""
-    return Bill(
-        seconds={phase: sum(each.seconds[phase] for each in bills) for phase in PHASES},
-        cost={phase: sum_known([each.cost[phase] for each in bills]) if one else None for phase in PHASES},
-        currency=one,
-        pool=bills[0].pool,
-        price_source=next((each.price_source for each in bills if each.price_source), ""),
-        machines=len(lanes) or sum(each.machines for each in bills),
-        at_least="; ".join(dict.fromkeys(each.at_least for each in bills if each.at_least)),
-        lanes=[*lanes.values()],
-        autoscaler=together(autoscalers) if autoscalers else None,
-        computed=_computed_together(bills),
-        idle_before_release=sum(each.idle_before_release for each in bills),
-    )
-
-
-def _computed_together(bills: Sequence[Bill]) -> ComputedShare | None:
-    known = [(each.computed, each.computed.known * each.seconds["working"]) for each in bills if each.computed]
-    seconds = sum(part for _, part in known)
-    if not seconds:
-        return None
-    worked = sum(each.seconds["working"] for each in bills)
-    return ComputedShare(share=sum(of.share * part for of, part in known) / seconds, known=seconds / worked)
 
 
 class _Amounts:

@@ -58,17 +58,6 @@ class Ledger:
         """Record the pool's machines as they are now; before any is released."""
         self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(groups, nodes, now)))
 
-    def claim(self, key: DemandKey, by: DemandKey) -> bool:
-        """Record that `by`'s scale-down bills what was used for `key`; False if another's does."""
-        return usage.claim_bill(self._api, key, by)
-
-    def close(self, key: DemandKey) -> None:
-        """Record that a block's own scale-down has billed it: if the DAG loses the block later, no other bills it."""
-        try:
-            usage.claim_bill(self._api, key, key)
-        except GpuError as error:
-            self._report(f"if the DAG loses this block while its run goes on, it is billed once more ({error})")
-
     def bill(self, key: DemandKey, platform: Platform, now: datetime, *, release_began: datetime | None = None) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 
@@ -93,11 +82,11 @@ class Ledger:
         machines = machines_to_bill(seen, lives or (), runs, since=since, now=now, markets=markets)
         if not at_least:
             until = max((end for _, end in wanted), default=now)
-            told = {life.id for life in lives or ()}
+            by_cloud = {life.id for life in lives or ()}
             gone = [
                 each.node or each.id
                 for each in machines
-                if each.id not in told and since < each.seen_until < until and shares(each, runs).get(key)
+                if each.id not in by_cloud and since < each.seen_until < until and shares(each, runs).get(key)
             ]
             if gone:
                 at_least = f"the end of {', '.join(gone)} is not known; it counts until it was last seen"

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.amounts import UNKNOWN
-from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase, together
+from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase
 from airflow_gpu_provider.pools.prices import LIST_PRICE
 
 
-def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
-    """Return a run's bill: of its block, and of those that its DAG does not have any more, which may lack `missing`."""
-    if not former and not missing:
-        return own
-    bill = together([own, *former.values()])
-    return replace(bill, at_least="; ".join(filter(None, (bill.at_least, missing))))
-
-
-def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bill] | None = None) -> None:
-    """Say it in the task's log; idle time that the run's tasks could have left out is a warning, if it is much."""
-    for of, part in (former or {}).items():
-        name = f"block {of.block} on pool {of.pool}" if of.block else f"pool {of.pool}"
-        cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost, part.currency)}"
-        log.info("The run's bill includes %s, which the DAG no longer has: %s.", name, cost)
+def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
+    """Write it to the task's log; idle time that the run's tasks could have left out is a warning, if it is much."""
     what = ", ".join(_phase(bill, phase) for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
     cost = f"{_money(bill.total_cost, bill.currency)}{' at list prices' * (bill.price_source == LIST_PRICE)}"

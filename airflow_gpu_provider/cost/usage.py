@@ -110,8 +110,6 @@ class RunUsage:
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
         prices: What the cloud listed each time that it asked for nodes.
-        billed_by: The demand whose scale-down bills it, as a DemandKey's hash: its own, or, where the DAG has lost its
-            block, another of the run's.
     """
 
     key: DemandKey
@@ -120,7 +118,6 @@ class RunUsage:
     worked: Mapping[str, tuple[Span, ...]]
     computed: Mapping[str, Computed] = field(default_factory=dict)
     prices: tuple[ListPrices, ...] = ()
-    billed_by: str = ""
 
     @classmethod
     def new(cls, key: DemandKey) -> Self:
@@ -134,7 +131,7 @@ class RunUsage:
         known = self.prices if prices is None or prices in self.prices else (*self.prices, prices)
         if self.open:
             return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)), prices=known)
-        return replace(self, wanted=(*self.wanted, (at, until)), open=True, billed_by="", prices=known)
+        return replace(self, wanted=(*self.wanted, (at, until)), open=True, prices=known)
 
     def ended(self, at: datetime) -> RunUsage:
         """Return it with nothing wanted from `at` on."""
@@ -223,14 +220,6 @@ def _with_work(
             of_pod = Computed.of_samples(node, span, pod.gpus, computed, sampled=sampled)
             usage = replace(usage, computed={**usage.computed, pod.uid: of_pod})
     return usage
-
-
-def claim_bill(api: ApiClient, key: DemandKey, by: DemandKey) -> bool:
-    """Write down whose scale-down bills what a run used for `key`; False where another's does, or nothing is known."""
-    if all(usage.key != key for usage in read_runs(api, key.pool)):
-        return False
-    _amend_run(api, key, lambda usage: usage if usage.billed_by else replace(usage, billed_by=by.hash))
-    return any(usage.key == key and usage.billed_by == by.hash for usage in read_runs(api, key.pool))
 
 
 def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
@@ -328,7 +317,6 @@ def _run_of(key: DemandKey, text: str) -> RunUsage:
         worked={node: _spans(spans) for node, spans in record.get("worked", {}).items()},
         computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
         prices=tuple(map(ListPrices.parse, record.get("prices", ()))),
-        billed_by=str(record.get("billed_by", "")),
     )
 
 
@@ -340,8 +328,6 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
     }
     if usage.prices:
         record["prices"] = [prices.dump() for prices in usage.prices]
-    if usage.billed_by:
-        record["billed_by"] = usage.billed_by
     if usage.computed:
         pods = usage.computed.items()
         record["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}

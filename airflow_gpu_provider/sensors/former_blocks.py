@@ -1,8 +1,8 @@
 """What a DAG run wants for blocks that its DAG does not have any more: the file was changed while the run went on.
 
 Airflow goes on with the newest file. A block that has another pool or another name there has new tasks, and the old
-ones, scale-down among them, are removed from the run. What the old ones brought the run's other scale-downs release,
-and bill.
+ones, scale-down among them, are removed from the run. What the old ones brought the run's other scale-downs release.
+Nobody bills it: the run's cost is "at least" what its other blocks cost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import list_run_pods
-from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Report
@@ -87,28 +86,14 @@ class FormerBlocks:
         for line in former.delete_demand_and_reconcile(key).log_lines:
             self.report(f"{of}: {line}")
 
-    def bills(self) -> tuple[dict[DemandKey, Bill], str]:
-        """Return what the run used for them, and why that may be too little; empty if it is not.
-
-        Each is billed by the first scale-down of the run that finds it released, whenever that is tried again.
-        """
-        found: dict[DemandKey, Bill] = {}
-        missing = []
+    def unbilled(self) -> str:
+        """Return what the run's other blocks' bills lack: what it used for these; empty where nothing is recorded."""
         try:
-            for run in [run for run in read_runs(self.here.api, None) if self._is_former(run.key)]:
-                pool = run.key.pool
-                if run.billed_by not in ("", self.key.hash):
-                    continue
-                if run.wants(now := self.here.clock.now()):
-                    missing.append(f"nodes of pool {pool}, of a block that the DAG no longer has, may still run")
-                elif pool not in self._pools:
-                    missing.append(f"what pool {pool} cost, of a block that the DAG no longer has, cannot be read")
-                elif self.here.ledger.claim(run.key, self.key):
-                    former = self._opened(run.key)
-                    found[run.key] = former.ledger.bill(run.key, former.platform, now)
+            former = [run.key for run in read_runs(self.here.api, None) if self._is_former(run.key)]
         except GpuError as error:
-            missing.append(f"what the DAG's former blocks cost could not be read ({error})")
-        return found, "; ".join(missing)
+            return f"whether the run had other blocks, which the DAG no longer has, could not be read ({error})"
+        names = sorted(f"block {key.block or 'without a name'} on pool {key.pool}" for key in former)
+        return f"the run used {', '.join(names)} too, which the DAG no longer has" if names else ""
 
     def _is_former(self, key: DemandKey) -> bool:
         mine = self.key

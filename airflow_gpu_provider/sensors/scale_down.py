@@ -243,34 +243,31 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return {**result, "usage": usage}
 
     def _usage(self, context: Context, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the run's bill, with what it used for blocks that its DAG does not have any more, and released now."""
+        """Return what the run's nodes of this block did and cost, after the release of blocks that its DAG has lost."""
         from airflow_gpu_provider.cost import run_bill
 
         key, reconciler = self._key(context), self._opened(context)
-        former, missing = self._former_blocks(context)
+        missing = self._release_former_blocks(context)
         now = reconciler.clock.now()
         # What is idle from here on waits for the cloud and the cluster. Before an earlier try it is unknown how long.
         began = now - timedelta(seconds=result["seconds"]) if context["ti"].try_number == 1 else None
-        own = reconciler.ledger.bill(key, reconciler.platform, now, release_began=began)
-        bill = run_bill.whole(own, former, missing)
-        run_bill.log_bill(self.log, key, bill, former)
-        for of, each in {key: own, **former}.items():
-            run_bill.measure(of, each)
-        usage = self._leave(context, bill)
-        reconciler.ledger.close(key)
-        return usage
+        bill = reconciler.ledger.bill(key, reconciler.platform, now, release_began=began).lacking(missing)
+        run_bill.log_bill(self.log, key, bill)
+        run_bill.measure(key, bill)
+        return self._leave(context, bill)
 
-    def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
+    def _release_former_blocks(self, context: Context) -> str:
+        """Release what the run wants for blocks that its DAG has lost; return what of theirs is in no bill."""
         from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
         from airflow_gpu_provider.tasks.run_identity import pool_opener
 
         blocks = blocks_of(self.get_dag())
         if not blocks:
-            return {}, ""
+            return ""
         here, key, connect = self._opened(context), self._key(context), pool_opener(context, self._report)
         former = FormerBlocks(here=here, key=key, blocks=blocks, connect=connect, report=self._report)
         former.release()
-        return former.bills()
+        return former.unbilled()
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""

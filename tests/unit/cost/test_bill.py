@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cost.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, ComputedShare, bill, shares, together
+from airflow_gpu_provider.cost.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, bill, shares
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from tests.unit.scaling.pools import NOW, key, pool
 
@@ -244,37 +243,9 @@ def test_what_is_known_of_a_machine_does_not_depend_on_who_said_it_first(order: 
     assert first.merged(second).merged(third) == machine(0, 4, 9, group="g", market="SPOT")
 
 
-def test_bills_of_two_blocks_are_one_bill_where_a_machine_that_both_used_counts_once() -> None:
-    first, second = run("a", span(0, 30), worked=(span(10, 20),)), run("b", span(30, 60), worked=(span(40, 60),))
-    shared, own = machine(0, 5, 60), machine(30, 35, 60, id="i-2", node="node-2")
-    bills = [bill(pool(price_per_hour=6.0), each.key, (first, second), [shared, own]) for each in (first, second)]
-    whole = together([*bills])
-    assert whole.machines == len(whole.lanes) == 2
-    assert whole.total_seconds == sum(each.total_seconds for each in bills)
-    assert whole.total_cost == pytest.approx(whole.total_seconds * 6.0 / 3600)
-    assert whole.autoscaler is not None
-    assert whole.autoscaler.total_seconds == sum(e.autoscaler.total_seconds for e in bills if e.autoscaler)
-    assert together([whole]) == whole
-
-
-def test_bills_together_know_no_more_than_each_of_them() -> None:
-    part = bill(
-        pool(price_per_hour=6.0), key("a"), (run("a", span(0, 30), worked=(span(10, 20),)),), [machine(0, 5, 30)]
-    )
-    sampled = replace(part, computed=ComputedShare(share=0.4, known=1.0))
-    unpriced = replace(part, cost=dict.fromkeys(PHASES), at_least="nobody saw the end")
-    whole = together([sampled, unpriced])
-    assert whole.total_cost is None
-    assert whole.at_least == "nobody saw the end"
-    assert whole.computed == ComputedShare(share=pytest.approx(0.4), known=0.5)
-    assert together([part, part]).computed is None
-
-
-def test_money_of_two_currencies_is_not_added_up() -> None:
+def test_a_bill_that_lacks_something_is_at_least_so_much() -> None:
     used = (run("a", span(0, 30), worked=(span(10, 20),)),)
-    bills = [
-        bill(pool(price_per_hour=6.0, currency=each), key("a"), used, [machine(0, 5, 30)]) for each in ("USD", "EUR")
-    ]
-    assert [each.to_json()["currency"] for each in (*bills, together(bills))] == ["USD", "EUR", None]
-    assert together(bills).to_json()["cost"] == dict.fromkeys((*PHASES, "total"), "unknown")
-    assert together(bills).total_seconds == 2 * bills[0].total_seconds
+    part = bill(pool(price_per_hour=6.0), key("a"), used, [machine(0, 5, 30)])
+    assert part.lacking("") is part
+    assert part.lacking("one").lacking("two").to_json()["at_least"] == "one; two"
+    assert part.lacking("one").total_cost == part.total_cost

@@ -9,7 +9,7 @@ import pytest
 from airflow.providers.common.compat.sdk import Stats
 
 from airflow_gpu_provider.cost.bill import Bill
-from airflow_gpu_provider.cost.run_bill import log_bill, measure, whole
+from airflow_gpu_provider.cost.run_bill import log_bill, measure
 from tests.unit.scaling.pools import key
 
 LOG = logging.getLogger("bill")
@@ -34,14 +34,6 @@ def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
     assert " used 5.9 h of node time on 2 nodes: 480 s booting (0.1000 USD), " in record.getMessage()
     assert record.getMessage().endswith("; cost in all: 4.75 USD.")
     assert (bill().to_json()["at_least"], bill().to_json()["currency"]) == (None, "USD")
-
-
-def test_a_bill_of_a_block_that_the_dag_no_longer_has_is_in_its_own_currency(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    former = replace(bill(), currency="EUR")
-    log_bill(LOG, key("a"), whole(bill(), {key("b"): former}, ""), {key("b"): former})
-    assert "of node time, 4.75 EUR." in caplog.text
-    assert "cost in all: unknown." in caplog.text
 
 
 def test_the_gauges_of_money_name_its_currency(monkeypatch: pytest.MonkeyPatch) -> None:

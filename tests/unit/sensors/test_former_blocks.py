@@ -13,13 +13,10 @@ from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.ledger import Ledger
-from airflow_gpu_provider.cost.usage import RunUsage, read_runs, record_begin, record_end
+from airflow_gpu_provider.cost.usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.scaling.state.lock import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
-from tests.fakes.api_server import ApiServer
-from tests.fakes.clients import FakeApiClient
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = DemandKey(installation="here", dag_id="nightly", run_id="tonight", pool="new", block="new")
@@ -72,17 +69,13 @@ class Cluster:
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
-        ledger = SimpleNamespace(claim=lambda of, by: by == RUN, bill=lambda of, platform, now: f"bill of {of.pool}")
-        how: dict[str, Any] = {"api": None, "clock": clock, "platform": None, "ledger": ledger}
+        how: dict[str, Any] = {"api": None, "clock": clock, "platform": None}
         return SimpleNamespace(pool=to, delete_demand_and_reconcile=self._give_up, **how)
 
-    def bills(self, blocks: Any, *used: RunUsage) -> tuple[dict[DemandKey, Any], str]:
-        def read_runs(api: Any, pool_name: None) -> tuple[RunUsage, ...]:
-            return used
-
+    def unbilled(self, blocks: Any, *used: RunUsage) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("airflow_gpu_provider.sensors.former_blocks.read_runs", read_runs)
-            return self.former(blocks).bills()
+            patch.setattr("airflow_gpu_provider.sensors.former_blocks.read_runs", lambda api, pool_name: used)
+            return self.former(blocks).unbilled()
 
     def release(self, blocks: Any) -> list[DemandKey]:
         self.former(blocks).release()
@@ -143,88 +136,16 @@ def usage(of: DemandKey, *, lasts: bool = False, **more: Any) -> RunUsage:
     return RunUsage(key=of, wanted=((NOW - timedelta(hours=2), until),), open=lasts, worked={}, **more)
 
 
-def test_what_former_blocks_used_is_billed_by_one_scale_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    old, before = key("old", "old"), key("new", "before")
-    others = [key("new", "new"), key("old", "old", run_id="last night")]
-    used = [usage(old), usage(before, billed_by=RUN.hash), usage(key("old", "older"), billed_by="another's")]
-    found, missing = Cluster(monkeypatch, []).bills({("new", "new")}, *used, *map(usage, others))
-    assert (found, missing) == ({old: "bill of old", before: "bill of new"}, "")
+def test_the_bills_of_other_blocks_lack_what_former_ones_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [usage(key("old", "old")), usage(key("new", "before"), lasts=True), usage(key("new", "new"))]
+    found = Cluster(monkeypatch, []).unbilled({("new", "new")}, *used, usage(key("old", "old", run_id="last night")))
+    assert found == "the run used block before on pool new, block old on pool old too, which the DAG no longer has"
+    assert Cluster(monkeypatch, []).unbilled({("new", "new")}, usage(key("new", "new"))) == ""
 
 
-class TestOwnBill:
-    """A block whose own scale-down has billed it, and that the DAG loses afterwards while the run goes on."""
-
-    OLD = key("old", "old")
-
-    def billed_by_another(self, monkeypatch: pytest.MonkeyPatch, api: Any) -> list[DemandKey]:
-        """Return what the scale-down of the run's other block bills, by what is written in the cluster."""
-        cluster = Cluster(monkeypatch, [])
-        here = cluster.connect(pool("new"))
-        here.api, here.ledger.claim = api, Ledger(api, pool("new"), print, taken=lambda *_: ()).claim
-        blocks = {("new", "new")}
-        former = FormerBlocks(here=here, key=RUN, blocks=blocks, connect=cluster.connect, report=print)
-        found, _ = former.bills()
-        return list(found)
-
-    def night(self, api: Any, began: datetime) -> None:
-        record_begin(api, self.OLD, began, began + timedelta(hours=6))
-        record_end(api, self.OLD, began + timedelta(minutes=30))
-
-    def test_it_is_on_no_other_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        api: Any = FakeApiClient(ApiServer())
-        self.night(api, NOW - timedelta(hours=2))
-        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
-        assert self.billed_by_another(monkeypatch, api) == []
-
-    def test_what_it_used_after_that_bill_is_on_another_s(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It was cleared, began anew, and lost its scale-down before that came."""
-        api: Any = FakeApiClient(ApiServer())
-        self.night(api, NOW - timedelta(hours=2))
-        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
-        self.night(api, NOW - timedelta(hours=1))
-        assert self.billed_by_another(monkeypatch, api) == [self.OLD]
-        assert self.billed_by_another(monkeypatch, api) == [self.OLD], "another try says the same"
-
-    def test_a_run_without_machines_leaves_nothing_behind(self) -> None:
-        api: Any = FakeApiClient(ApiServer())
-        Ledger(api, pool("old"), print, taken=lambda *_: ()).close(self.OLD)
-        assert not read_runs(api, None)
-
-    def test_a_refusal_is_told_and_costs_no_bill(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def away(*_: Any) -> Any:
-            raise ClusterUnreachable("It does not answer.", "Wait.")
-
-        said: list[str] = []
-        monkeypatch.setattr("airflow_gpu_provider.cost.usage.claim_bill", away)
-        Ledger(FakeApiClient(ApiServer()), pool("old"), said.append, taken=lambda *_: ()).close(self.OLD)  # type: ignore[arg-type]
-        assert "billed once more (It does not answer." in said[0]
-
-
-@pytest.mark.parametrize(
-    ("used", "missing"),
-    [
-        (
-            usage(key("old", "old"), lasts=True),
-            "nodes of pool old, of a block that the DAG no longer has, may still run",
-        ),
-        (
-            usage(key("another's", "x")),
-            "what pool another's cost, of a block that the DAG no longer has, cannot be read",
-        ),
-    ],
-)
-def test_what_cannot_be_billed_yet_is_told(monkeypatch: pytest.MonkeyPatch, used: RunUsage, missing: str) -> None:
-    said = missing.format("of a block that the DAG no longer has")
-    assert Cluster(monkeypatch, []).bills({("new", "new")}, used) == ({}, said)
-
-
-def test_bill_without_an_answer_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch, [])
-
-    def away(api: Any) -> Any:
+def test_what_cannot_be_read_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(api: Any, pool_name: None) -> Any:
         raise ClusterUnreachable("It does not answer.", "Wait.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", away)
-    found, missing = cluster.bills({("new", "new")}, usage(key("old", "old")))
-    assert not found
-    assert "what the DAG's former blocks cost could not be read (It does not answer." in missing
+    monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.read_runs", away)
+    assert "could not be read (It does not answer." in Cluster(monkeypatch, []).former({("new", "new")}).unbilled()

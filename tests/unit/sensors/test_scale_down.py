@@ -42,10 +42,9 @@ class Played:
     def __init__(self, *answers: GpuError | Any) -> None:
         self._answers = list(answers)
         self.calls: list[str] = []
-        self.closed: list[Any] = []
         self.clock = SystemClock()
         self.platform = SimpleNamespace(cluster_access=lambda: None)
-        self.ledger = SimpleNamespace(bill=lambda *_, **__: BILL, close=self.closed.append)
+        self.ledger = SimpleNamespace(bill=lambda *_, **__: BILL)
 
     def open(self, *_: Any, **__: Any) -> Played:
         if self._answers and isinstance(self._answers[0], ConnectionNotFound | CredentialsError):
@@ -137,15 +136,6 @@ def test_poke_mode_goes_on_too(opens: Any, error: GpuError) -> None:
     opens(Played(error, error, snapshot()))
     sensor = a_sensor(deferrable=False, poke_interval=0.01)
     assert sensor.execute(context_of(sensor))["nodes"] == 0
-
-
-def test_a_block_that_its_own_scale_down_has_billed_is_closed_for_others_of_the_run(opens: Any) -> None:
-    played = Played(snapshot())
-    opens(played)
-    sensor = a_sensor(deferrable=False)
-    run_id = context_of(sensor)["ti"].run_id
-    sensor.execute(context_of(sensor))
-    assert [(each.pool, each.run_id) for each in played.closed] == [("train", run_id)]
 
 
 def test_what_fails_for_the_whole_timeout_is_an_error_that_is_tried_again(opens: Any) -> None:
