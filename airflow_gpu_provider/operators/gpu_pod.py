@@ -175,7 +175,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
-        check_checkpoint_is_mounted(checkpoint, vars(self))
+        check_checkpoint_is_mounted(checkpoint, vars(self), self.gpu_pool)
 
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
@@ -186,6 +186,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         check_queue_name(kwargs.get("queue_name"), kwargs.get("labels"))
         if isinstance(given["gpu_pool"], GpuPool) and given["gpu_pool"].is_rendered:
             check_resources(given, given["gpu_pool"])
+        check_checkpoint_is_mounted(given.get("checkpoint"), given, given["gpu_pool"], is_partial=True)
 
     # -- the run ---------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, given_pool, seconds_of
+from airflow_gpu_provider.training.place.checkpoint import check_volume_outlives_pod
 from airflow_gpu_provider.training.place.fit import amount
 from airflow_gpu_provider.training.place.pod_placement import check_given, check_gpus, check_shm
 
@@ -90,17 +91,21 @@ _GIVE_VOLUMES = ("volume_mounts", "pod_template_file", "pod_template_dict", "ful
 """The arguments by which a pod gets a volume in its base container."""
 
 
-def check_checkpoint_is_mounted(checkpoint: str | None, given: Mapping[str, Any]) -> None:
-    """Raise CheckpointUnusable if `checkpoint` is a path in a container that no argument gives a volume.
+def check_checkpoint_is_mounted(
+    checkpoint: object, given: Mapping[str, Any], pool: object, *, is_partial: bool = False
+) -> None:
+    """Raise CheckpointUnusable if `checkpoint` is a path in a container that no argument gives a volume that lasts.
 
-    What volume is there is looked at before the pod is created.
+    What they leave open is looked at before the pod is created. Of a mapped task, `is_partial`, arguments may follow.
     """
     is_path = isinstance(checkpoint, str) and not is_template(checkpoint) and checkpoint.startswith("/")
-    if is_path and not any(given.get(name) for name in _GIVE_VOLUMES):
+    if is_path and not is_partial and not any(given.get(name) for name in _GIVE_VOLUMES):
         raise CheckpointUnusable(
             f"checkpoint={checkpoint!r} would be lost when the pod restarts: the task mounts no volume.",
             "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
         )
+    if isinstance(pool, GpuPool):
+        check_volume_outlives_pod(checkpoint, given, pool)
 
 
 def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:

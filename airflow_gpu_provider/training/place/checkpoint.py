@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
@@ -15,6 +15,7 @@ from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, Po
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import markets_of
+from airflow_gpu_provider.pools.values import is_template
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
 RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
@@ -32,6 +33,8 @@ _ZONE_LABELS = frozenset(
         "topology.gke.io/zone",
     }
 )
+
+_TEMPLATES = ("pod_template_file", "pod_template_dict", "full_pod_spec")
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +93,32 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
         "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
         pool=pool.name,
     )
+
+
+def check_volume_outlives_pod(checkpoint: object, given: Mapping[str, Any], pool: GpuPool) -> None:
+    """Raise CheckpointUnusable if a task's arguments mount a volume there that is lost with the pod, or its spot node.
+
+    For when the DAG is parsed: what a template of the pod mounts, or no argument does, is looked at before the pod is
+    created, and so are external groups, whose market the cloud alone knows.
+    """
+    volumes, mounts = (
+        _models(given.get("volumes"), k8s.V1Volume),
+        _models(given.get("volume_mounts"), k8s.V1VolumeMount),
+    )
+    base = str(given.get("base_container_name") or "base")
+    container = k8s.V1Container(name=base, volume_mounts=mounts)
+    pod = k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container], volumes=volumes))
+    if not isinstance(checkpoint, str) or not checkpoint.startswith("/") or not pool.is_rendered:
+        return
+    if is_template([checkpoint, _spec(pod)]) or any(given.get(name) for name in _TEMPLATES):
+        return
+    if _volume_at(checkpoint, _spec(pod), base) is not None:
+        check_outlives_pod(checkpoint, pod, base, pool, tuple)
+
+
+def _models(given: Any, model: type[Any]) -> list[Any]:
+    """Return those of an argument's values that are of the client's model; none of one that is known later."""
+    return [each for each in given if isinstance(each, model)] if isinstance(given, list | tuple) else []
 
 
 def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api, groups: Groups) -> None:

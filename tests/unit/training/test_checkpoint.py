@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from airflow.sdk import DAG
 from kubernetes.client import CoreV1Api
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import Group
@@ -115,6 +117,62 @@ def test_groups_of_others_are_asked_for_their_market_and_only_for_a_nodes_disk()
     with pytest.raises(CheckpointUnusable, match="a spot node"):
         check("/checkpoints", {"/checkpoints": HOST}, pool=OF_OTHERS, groups=groups)
     check("/checkpoints", {"/checkpoints": HOST}, pool=OF_OTHERS, groups=lambda: [a_group()])
+
+
+# -- what the DAG's file shows already ---------------------------------------------------------------------------
+
+SPOT = a_pool(instance_types=["g6.xlarge"], capacity_types=["SPOT"])
+
+
+def mounted(source: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    mount = k8s.V1VolumeMount(name="v", mount_path="/checkpoints")
+    given = {"volumes": [k8s.V1Volume(name="v", **source)], "volume_mounts": [mount], "checkpoint": "/checkpoints/a"}
+    return {"task_id": "train", "image": "train:1", **given, **arguments}
+
+
+def in_a_block(arguments: dict[str, Any], pool: GpuPool, *, mapped: bool = False) -> None:
+    with DAG("nightly", schedule=None), gpu_nodes(pool, nodes=1):
+        if mapped:
+            GpuPodOperator.partial(**arguments).expand(cmds=[["a"], ["b"]])
+        else:
+            GpuPodOperator(**arguments)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("source", "pool", "why"),
+    [
+        (HOST, SPOT, "volume v is a hostPath, and a spot node is removed with its disk"),
+        (EMPTY, a_pool(), "volume v is deleted with the pod"),
+        (HOST, OF_KARPENTER, "karpenter removes idle"),
+    ],
+)
+def test_a_volume_that_is_lost_is_refused_when_the_dag_is_parsed(
+    source: dict[str, Any], pool: GpuPool, why: str, mapped: bool
+) -> None:
+    with pytest.raises(CheckpointUnusable, match=why):
+        in_a_block(mounted(source), pool, mapped=mapped)
+    with pytest.raises(CheckpointUnusable, match=why):
+        GpuPodOperator(gpu_pool=pool, **mounted(source))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "pool"),
+    [
+        (mounted(CLAIM), SPOT),
+        (mounted(HOST), a_pool()),
+        (mounted(HOST), OF_OTHERS),
+        (mounted(HOST), a_pool(capacity_types=["{{ params.market }}"])),
+        (mounted(HOST, checkpoint="{{ var.value.checkpoints }}"), SPOT),
+        (mounted({"host_path": k8s.V1HostPathVolumeSource(path="{{ params.path }}")}), SPOT),
+        (mounted(HOST, pod_template_file="pod.yaml"), SPOT),
+        (mounted(HOST, checkpoint="s3://bucket/folder"), SPOT),
+        (mounted(HOST, checkpoint="/another"), SPOT),
+    ],
+)
+def test_what_is_right_or_not_known_yet_is_parsed(arguments: dict[str, Any], pool: GpuPool, mapped: bool) -> None:
+    in_a_block(arguments, pool, mapped=mapped)
 
 
 # -- a volume's zone -------------------------------------------------------------------------------------------
