@@ -468,6 +468,7 @@ def test_a_plan_says_what_would_grow_and_what_to_know(gpu_sandbox: Sandbox, owne
     assert "max_nodes is 5, and the groups' own limits allow 3" in plan[2]
     assert "wide: it is in 2 zones" in plan[3]
     assert "containers-roadmap#1453" in plan[3]
+    assert "small: by the tag k8s.io/cluster-autoscaler/enabled a cluster-autoscaler" in plan[4]
     wide = next(c for c in platform_for(pool)._source.candidates() if c.group == "wide")  # type: ignore[attr-defined]
     assert (wide.zone, wide.instance_type, wide.market) == (zones, "g6.xlarge", "ON_DEMAND")
     assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
@@ -541,7 +542,8 @@ def test_an_autoscalers_night_in_a_group_of_others(gpu_sandbox: Sandbox, owner: 
     labels = {OWNERS_LABEL: "terraform", "role": "grown"}  # the first is what the owner's plugin selects
     asg = owner.node_group("grown", labels=labels)
     of_owner = {"node_labels": labels, "taints": ["nvidia.com/gpu=present:NoSchedule"]}
-    pool = eks_pool(gpu_sandbox, node_groups=["grown"], scaling="autoscaler", **of_owner)
+    types = ["g6.xlarge"]  # which its pods require, of a group that has no node yet
+    pool = eks_pool(gpu_sandbox, node_groups=["grown"], scaling="autoscaler", instance_types=types, **of_owner)
     owner.tag(missing_tags(pool))
     before = owner.everything(asg, "grown")
 
@@ -668,13 +670,26 @@ def test_two_nights_leave_a_node_pool_of_others_as_it_was(
     account = google.add_identity("airflow-scaler", permissions=role)
     gke.authenticator.access_entries[account.email] = [GROUP]
     monkeypatch.setenv("AIRFLOW_CONN_SCALER", json.dumps(google.connection(account)))
-    pool = GkeGpuPool(name="of-terraform", manage="scale", node_pools=("terraform-gpu",), gcp_conn_id="scaler", **where)
+    pool = GkeGpuPool(
+        name="of-terraform",
+        manage="scale",
+        node_pools=("terraform-gpu",),
+        machine_types=("g2-standard-4",),
+        gcp_conn_id="scaler",
+        **where,
+    )
     before = everything()
 
     assert platform_for(pool).plan(1).grow == (
         f"terraform-gpu/{sorted(gke.zones)[0]} 0->1 (g2-standard-4 on-demand in {sorted(gke.zones)[0]} first)",
     )
-    nodes = one_night(pool, lambda: None)
+
+    def another_spec_is_refused() -> None:
+        other = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=replace(pool, machine_types=()), nodes=1)
+        with pytest.raises(PoolDrift, match="machine types g2-standard-4 instead of any"):
+            run(other, dag_id="another")
+
+    nodes = one_night(pool, another_spec_is_refused)
     gke.faults.add(Stockout(zone=sorted(gke.zones)[0]))
     try:
         nodes += one_night(pool, lambda: None)

@@ -99,6 +99,21 @@ def missing_tags(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -
     return {key: value for key, value in put.items() if key.startswith(f"{TEMPLATE}/") or key not in found}
 
 
+def offered_notes(pool: EksGpuPool, asgs: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what to know of external groups, by name, that a cluster-autoscaler may size besides this package.
+
+    EKS puts the tag on each managed node group, whether or not there is one ("Simplify node lifecycle with
+    managed node groups", EKS user guide).
+    """
+    names = [name for name, asg in asgs.items() if any(tag["Key"] == ENABLED for tag in asg.get("Tags", ()))]
+    if pool.is_autoscaled or not names:
+        return ()
+    return (
+        f"{', '.join(names)}: by the tag {ENABLED} a cluster-autoscaler, if the cluster has one, may remove idle nodes"
+        " before their pods come; others then come for them (docs/groups-of-others.md)",
+    )
+
+
 def has_gpus_tag(asg: Mapping[str, Any]) -> bool:
     """Return True if a tag tells cluster-autoscaler how many GPUs a node of the group has."""
     return any(tag["Key"] == _GPUS for tag in asg.get("Tags", ()))

@@ -10,7 +10,7 @@ from typing import Any
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.platforms.aws import reservations
-from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, tag_command
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import has_gpus_tag, missing_tags, offered_notes, tag_command
 from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.instance_types import require_visible_gpus
@@ -92,7 +92,8 @@ class ExternalGroups(GroupSource):
         of_them = (
             () if reserved is None else reservations.notes(self._targets.values(), reserved, self._eks.scaling.now())
         )
-        return Plan(pool=self._pool.name, grow=grow, notes=(*notes, *of_them), unread=unread)
+        offered = offered_notes(self._pool, {each.name: each.asg for each in named})
+        return Plan(pool=self._pool.name, grow=grow, notes=(*notes, *offered, *of_them), unread=unread)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Do nothing: others own the groups."""

@@ -15,6 +15,7 @@ from airflow_gpu_provider.platforms.aws import instance_types
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     TagChange,
     node_labels,
+    offered_notes,
     reported,
     tag_change,
     tag_command,
@@ -156,3 +157,11 @@ def test_changing_who_scales_shows_in_the_plan() -> None:
     (change,) = changes([told], {told.candidate.group: as_described(direct)}, {})
     assert "k8s.amazonaws.com/accelerator" in change.detail
     assert told.create_request()["labels"]["k8s.amazonaws.com/accelerator"] == "nvidia-l4"
+
+
+@pytest.mark.parametrize(("scaling", "told"), [("direct", "gpu-a, gpu-b: by the tag"), ("autoscaler", None)])
+def test_a_plan_tells_which_groups_of_others_a_cluster_autoscaler_may_size_too(scaling: str, told: str | None) -> None:
+    groups = {"gpu-a": asg(BY_EKS), "gpu-b": asg(BY_EKS), "by-itself": asg({"team": "ml"})}
+    notes = offered_notes(pool(scaling=scaling), groups)
+    assert [note.startswith(told or "") for note in notes] == ([True] if told else [])
+    assert offered_notes(pool(scaling=scaling), {"by-itself": groups["by-itself"]}) == ()
