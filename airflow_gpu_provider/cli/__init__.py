@@ -15,6 +15,7 @@ _COMMANDS = {
     "reap": "List leftovers that no run wants, and remove them with --yes",
     "extend": "Let a DAG run that is still running keep its nodes for longer",
     "cost": "Add up what nights have cost, by month, DAG and pool, as far as Airflow keeps their bills",
+    "manifest": "Print the manifest that InstallClusterAutoscalerOperator applies to a pool's cluster",
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
@@ -57,6 +58,13 @@ def get_commands() -> list[CLICommand]:
             _argument("--block-id", help="Only this block of the run (default: all of them)"),
         ),
         "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),
+        "manifest": (
+            _argument(
+                "--flag", action="append", default=[], help="Of cluster-autoscaler; may be repeated: --flag=--v=4"
+            ),
+            _argument("--image", help="Image with its tag or digest (default: that of the cluster's minor version)"),
+            _argument("--role-arn", help="IAM role of its service account (IRSA)"),
+        ),
         "accept": (
             _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),
             _argument(
@@ -74,12 +82,19 @@ def get_commands() -> list[CLICommand]:
             _argument("--pod-namespace", default="default", help="Where pods run (default: default)"),
         ),
     }
+    first = {"manifest": (_argument("addon", choices=("cluster-autoscaler",), help="Whose manifest"),)}
     commands = [
         ActionCommand(
             name=name,
             help=text,
             func=lazy_load_command(f"airflow_gpu_provider.cli.commands.{name}"),
-            args=(pools, _argument("--dag-id", help=_OF_DAG.get(name, _OF_DAG[""])), *common, *more.get(name, ())),
+            args=(
+                *first.get(name, ()),
+                pools,
+                _argument("--dag-id", help=_OF_DAG.get(name, _OF_DAG[""])),
+                *common,
+                *more.get(name, ()),
+            ),
         )
         for name, text in _COMMANDS.items()
     ]

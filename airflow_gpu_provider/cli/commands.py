@@ -237,6 +237,17 @@ def cost(args: Namespace) -> None:
 
 
 @_command
+def manifest(args: Namespace) -> None:
+    """Print the text that InstallClusterAutoscalerOperator applies; nothing is changed."""
+    from airflow_gpu_provider.addons.cluster_autoscaler import manifest_for
+
+    pools = _pools(args)
+    if len(pools) > 1:
+        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name one of the cluster.")
+    print(manifest_for(pools[0], flags=args.flag, image=args.image, role_arn=args.role_arn), end="")
+
+
+@_command
 def accept(args: Namespace) -> None:
     """Try one pool on its account and write the report; the exit status is 1 where a step failed, 2 where none ran."""
     from airflow_gpu_provider.acceptance.command import accept_pool

@@ -6,7 +6,7 @@ Each with sizes set by this package, and with an autoscaler that grows the pool 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -19,9 +19,9 @@ from airflow_gpu_provider import (
     EksGpuPool,
     GkeGpuPool,
     GpuPodOperator,
-    InstallClusterAutoscalerOperator,
     gpu_nodes,
 )
+from airflow_gpu_provider.addons.cluster_autoscaler import manifest_for
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.aws.observer import aws_client
@@ -126,17 +126,12 @@ def delete(pool: GpuPool) -> None:
 
 def is_tuned(pool: GpuPool) -> None:
     """The how-to ends with the flags to tune: here they are arguments of a task."""
-    flags = {
-        "scale-down-unneeded-time": timedelta(minutes=3),
-        "scan-interval": "20s",
-        "skip-nodes-with-system-pods": False,
-    }
-    install = InstallClusterAutoscalerOperator(task_id="install", gpu_pool=pool, options=flags, render_only=True)
-    (deployment,) = (each for each in yaml.safe_load_all(run(install)) if each["kind"] == "Deployment")
+    flags = ["--scale-down-unneeded-time=3m", "--scan-interval=20s", "--skip-nodes-with-system-pods=false"]
+    text = manifest_for(pool, flags=flags, role_arn=None)
+    (deployment,) = (each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    command = " ".join([*container.get("command", ()), *container.get("args", ())])
-    for flag in ("--scale-down-unneeded-time=180s", "--scan-interval=20s", "--skip-nodes-with-system-pods=false"):
-        assert flag in command
+    command = [*container["command"], *container["args"]]
+    assert command[-3:] == flags
     discovery = "asg:tag=k8s.io/cluster-autoscaler/enabled,k8s.io/cluster-autoscaler/k8s-ml"
     assert f"--node-group-auto-discovery={discovery}" in command
 

@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
 from airflow_gpu_provider.addons import device_plugin
-from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
+from airflow_gpu_provider.addons.cluster_autoscaler import manifest
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin, efa_manifest
 from airflow_gpu_provider.operators import install_device_plugin
 from tests.unit.addons.test_pinned import EKS, MANIFESTS, PRELOADED, images
@@ -37,16 +38,16 @@ def test_a_digest_is_of_one_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest",
+    "made",
     [
         DevicePlugin(pool=EKS, image=MINE).manifests(),
-        ClusterAutoscaler(pool=EKS, kubernetes="1.36", image=MINE).manifests(),
+        list(yaml.safe_load_all(manifest(EKS, image=MINE))),
         efa_manifest(EKS, namespace="x", image=MINE),
     ],
     ids=["device plugin", "cluster-autoscaler", "EFA's device plugin"],
 )
-def test_an_image_of_your_own_may_be_a_digest(manifest: Any) -> None:
-    assert images_of(manifest) == [MINE]
+def test_an_image_of_your_own_may_be_a_digest(made: Any) -> None:
+    assert images_of(made) == [MINE]
 
 
 def test_the_operator_s_defaults_are_the_addon_s() -> None:
