@@ -1,4 +1,4 @@
-"""cluster-autoscaler for an EKS cluster: its manifest, with the image for the cluster, and whether another one is there.
+"""cluster-autoscaler for an EKS cluster: its manifest, the image for a cluster, and whether another one is there.
 
 The manifest is the text in cluster_autoscaler.yaml.
 """

@@ -60,7 +60,7 @@ def get_commands() -> list[CLICommand]:
         "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),
         "manifest": (
             _argument(
-                "--flag", action="append", default=[], help="Of cluster-autoscaler; may be repeated: --flag=--v=4"
+                "--flag", action="append", default=[], help="A flag of its own, as --flag=--v=4; may be repeated"
             ),
             _argument("--image", help="Image with its tag or digest (default: that of the cluster's minor version)"),
             _argument("--role-arn", help="IAM role of its service account (IRSA)"),

@@ -74,6 +74,10 @@ def folders(wheel: ZipFile) -> set[str]:
     return {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name}
 
 
+def test_the_provider_carries_the_manifest_that_it_applies(provider: ZipFile) -> None:
+    assert "airflow_gpu_provider/addons/cluster_autoscaler.yaml" in provider.namelist()
+
+
 def test_the_provider_carries_no_sandbox(provider: ZipFile) -> None:
     assert folders(provider) == {"airflow_gpu_provider"}
     assert entry_points(provider) == {"apache_airflow_provider": ["provider_info"], "airflow.plugins": ["gpu_pools"]}
