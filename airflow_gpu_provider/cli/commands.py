@@ -40,6 +40,7 @@ from airflow_gpu_provider.cli.tables import (
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.operators.ensure import USUAL_WAIT
 from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import check_max_cost, too_dear_lines
@@ -47,6 +48,7 @@ from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
+from airflow_gpu_provider.scaling.decide.scarce_capacity import with_wait
 from airflow_gpu_provider.scaling.end.extension import Allowance, amount, extend_demand, hours
 from airflow_gpu_provider.scaling.end.janitor import reap_pools
 
@@ -103,7 +105,7 @@ def plan(args: Namespace) -> None:
     def rows_of(reconciler: Reconciler, account: str) -> list[Row]:
         pool = reconciler.pool
         nodes = pool.max_nodes if args.nodes is None else pool.nodes_for(gpus=None, nodes=args.nodes)
-        found = reconciler.platform.plan(nodes)
+        found = with_wait(reconciler.platform.plan(nodes), USUAL_WAIT)
         money: Iterable[str] = ()
         if args.max_cost is not None:
             check_max_cost(pool, args.max_cost)

@@ -32,6 +32,9 @@ from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, giv
 from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 from airflow_gpu_provider.tasks.xcom import push
 
+USUAL_WAIT = timedelta(minutes=30)
+"""How long nodes are waited for, without a timeout of the task's own."""
+
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
@@ -122,7 +125,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         gang: int | None = None,
         dry_run: bool = False,
         wait_for: Literal["ready", "gpus"] = "ready",
-        timeout: float | timedelta = timedelta(minutes=30),
+        timeout: float | timedelta = USUAL_WAIT,
         at_least: int | None = None,
         all_or_nothing: bool = False,
         give_up_after: float | timedelta | None = None,
@@ -192,7 +195,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
         key = run_key(context, self.gpu_pool.name, self.block_id)
         self._call_with_retries(lambda: reconciler.check_one_spec(key))
-        plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
+        plan = self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
         lines = plan.lines()
         if self.plan_only and (max_cost := self._most) is not None:
             lines += money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())
@@ -213,6 +216,18 @@ class EnsureGpuPoolOperator(PoolOperator):
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
+
+    def _plan(self, reconciler: Reconciler, nodes: int, context: Context) -> Plan:
+        from airflow_gpu_provider.scaling.decide.scarce_capacity import with_wait
+        from airflow_gpu_provider.tasks.run_identity import run_ends_by
+
+        now, ends_by = reconciler.clock.now(), run_ends_by(context)
+        latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
+        return with_wait(reconciler.platform.plan(nodes), self._waits_until(now, latest) - now)
+
+    def _waits_until(self, now: datetime, latest: datetime | None) -> datetime:
+        until = now + (self.give_up_after or self.wait_timeout)
+        return until if latest is None else min(until, latest)
 
     @property
     def _most(self) -> float | None:
@@ -264,7 +279,7 @@ class EnsureGpuPoolOperator(PoolOperator):
                 gang=counts.of_one_zone,
                 over_quota=over_quota,
                 max_cost=max_cost,
-                waits_until=min(filter(None, (now + longest, latest))),
+                waits_until=self._waits_until(now, latest),
             )
             return outcome, now, latest
 

@@ -84,7 +84,7 @@ class MachineLife:
 
     Attributes:
         id: As `Machine.id`. A cloud may give a name again: each machine that had it has a life of its own.
-        group: Its group.
+        group: Its group; empty where that does not exist any more.
         node: Its node's name, where the cloud tells it.
         launched_at: None where the cloud no longer says it.
         ended_at: When it stopped to run; None while it runs.
@@ -214,6 +214,8 @@ class Plan:
     `grow` says how many nodes would be added and where, for people; it is no promise. `brought` says who else brings
     them. `notes` say what the pool cannot use, and why; `unread` what could not be compared, and why, which is no
     matter of a run. `prices` are those of the candidates, for people, and `too_dear` the candidates that cost too much.
+    `order` are the groups of a pool with reservations as they were at `read_at`, those to be created too, the most
+    preferred first.
     """
 
     pool: str
@@ -224,6 +226,8 @@ class Plan:
     unread: tuple[str, ...] = ()
     prices: tuple[str, ...] = ()
     too_dear: tuple[TooDear, ...] = ()
+    order: tuple[Group, ...] = ()
+    read_at: datetime | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -88,12 +88,13 @@ class ExternalGroups(GroupSource):
         groups = self._judged(named, reserved)
         affordable = candidates_with_room([group for group in groups if group.name not in left_out])
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
-        unread = () if reserved is not None else (_UNREAD,)
-        of_them = (
-            () if reserved is None else reservations.notes(self._targets.values(), reserved, self._eks.scaling.now())
-        )
-        offered = offered_notes(self._pool, {each.name: each.asg for each in named})
-        return Plan(pool=self._pool.name, grow=grow, notes=(*notes, *offered, *of_them), unread=unread)
+        notes = (*notes, *offered_notes(self._pool, {each.name: each.asg for each in named}))
+        if reserved is None:
+            return Plan(pool=self._pool.name, grow=grow, notes=notes, unread=(_UNREAD,))
+        at = self._eks.scaling.now()
+        notes = (*notes, *reservations.notes(self._targets.values(), reserved, at))
+        order = tuple(group for group in groups if group.name not in left_out) if self._targets else ()
+        return Plan(pool=self._pool.name, grow=grow, notes=notes, order=order, read_at=at)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
         """Do nothing: others own the groups."""

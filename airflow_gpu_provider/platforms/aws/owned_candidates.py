@@ -36,6 +36,16 @@ class ReservedNow:
         targets = {each.name: of for each in groups if (of := each.candidate.reservation)}
         return reservations.judge(groups, targets, self.found, self.at)
 
+    def order(self, candidates: Iterable[Candidate], there: Iterable[Group]) -> tuple[Group, ...]:
+        """Return the candidates' groups, judged, those to be created too; none without reservations."""
+        if not self.ids:
+            return ()
+        by_name = {group.name: group for group in there}
+        return self.judge(
+            by_name.get(each.group) or Group(name=each.group, candidate=each, status="creating", desired=0, max_size=0)
+            for each in candidates
+        )
+
     def is_over(self, candidate: Candidate) -> bool:
         """Return True if a candidate's reservation never gives a machine again."""
         of = candidate.reservation

@@ -92,6 +92,8 @@ class OwnedGroups(GroupSource):
                 *eks_spec.limit_notes(names, changes),
             ),
             unread=newest.unread,
+            order=reserved.order(candidates, observed),
+            read_at=reserved.at,
         )
 
     def _compare_versions(

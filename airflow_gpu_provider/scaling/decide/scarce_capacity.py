@@ -6,14 +6,14 @@ starts) and in the cloud's record of failed launches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS
-from airflow_gpu_provider.platforms.base import COMING, Group
+from airflow_gpu_provider.platforms.base import COMING, Group, Plan
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
@@ -236,13 +236,13 @@ def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patie
 # -- reservations --------------------------------------------------------------------------------------------
 
 
-def awaited(snapshot: PoolSnapshot, by: datetime) -> Group | None:
+def awaited(groups: Iterable[Group], by: datetime) -> Group | None:
     """Return the group whose reservation begins by then, if nothing that is preferred to it can have a machine now.
 
     One that can have none (full, cancelled, expired) is no reason not to wait for the next. What is left of the wait is
     time for a machine to come, there or elsewhere.
     """
-    for group in snapshot.groups:
+    for group in groups:
         if group.status in OFF_LIMITS:
             continue
         if group.reserved is None or not group.reserved.why_not:
@@ -257,7 +257,7 @@ def until_it_begins(snapshot: PoolSnapshot, lease: DemandLease, by: datetime | N
 
     The time that it has its nodes begins with the reservation. Where the nodes are there already nothing is awaited.
     """
-    group = awaited(snapshot, by) if by is not None and lease.nodes else None
+    group = awaited(snapshot.groups, by) if by is not None and lease.nodes else None
     opens_at = group.reserved.opens_at if group and group.reserved else None
     if opens_at is None:
         return lease
@@ -282,3 +282,25 @@ def why_awaited(group: Group) -> str:
     """Return what a wait for a reservation says."""
     why = group.reserved.why_not if group.reserved else ""
     return f"{group.candidate} is waited for: {why}; nothing is requested before"
+
+
+def with_wait(plan: Plan, waits: timedelta) -> Plan:
+    """Return a plan with the wait for a reservation in place of the growth, where `until_it_begins` waits.
+
+    Args:
+        plan: The platform's.
+        waits: How long the wait for the nodes may take. A reservation that begins later gets a note.
+    """
+    if plan.read_at is None or not plan.grow:
+        return plan
+    if group := awaited(plan.order, plan.read_at + waits):
+        return replace(plan, grow=(why_awaited(group),))
+    later = awaited(plan.order, datetime.max.replace(tzinfo=UTC))
+    if later is None or later.reserved is None or later.reserved.opens_at is None:
+        return plan
+    least = later.reserved.opens_at + READY_WITHIN
+    note = (
+        f"{later.candidate} is not waited for ({later.reserved.why_not}): that takes a wait until"
+        f" {least:%Y-%m-%d %H:%MZ} (give_up_after of EnsureGpuPoolOperator)"
+    )
+    return replace(plan, notes=(*plan.notes, note))

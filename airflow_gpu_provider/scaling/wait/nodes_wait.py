@@ -109,7 +109,7 @@ class NodesWait(Record):
         nodes = self.nodes or 1
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))
-        if not lease.attempts and (group := scarce_capacity.awaited(snapshot, self.deadline)):
+        if not lease.attempts and (group := scarce_capacity.awaited(snapshot.groups, self.deadline)):
             return Progress(lines=(scarce_capacity.why_awaited(group),))
         if snapshot.now >= resume_at or not lease.attempts:
             return Progress(ask=scarce_capacity.try_again(snapshot, lease, nodes, self.latest))

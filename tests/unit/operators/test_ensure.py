@@ -102,7 +102,7 @@ class Pool:
 
     def plan(self, nodes: int) -> Any:
         self._call("plan")
-        return SimpleNamespace(lines=list, is_empty=True, changes=self.changes, too_dear=())
+        return SimpleNamespace(lines=list, is_empty=True, changes=self.changes, too_dear=(), read_at=None)
 
     def list_prices(self) -> None:
         self._call("list_prices")

@@ -110,6 +110,10 @@ def test_of_one_that_is_over_no_group_is_made_and_one_that_exists_stays() -> Non
     assert second in found.useful(now, {second.group})
     assert now.open([first, second]) == [first]
     assert now.open([second]) == [second], "where nothing gives a machine, the plan names the first"
+    assert [(each.name, bool(each.reserved and each.reserved.is_over)) for each in now.order([first, second], ())] == [
+        (first.group, False),
+        (second.group, True),
+    ]
 
 
 @given(

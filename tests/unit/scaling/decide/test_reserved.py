@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.platforms.answers import Reserved
 from airflow_gpu_provider.platforms.aws.reservations import SHORTEST, Reservation, judge
-from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.platforms.base import Group, Plan
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins
+from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins, with_wait
 from airflow_gpu_provider.scaling.decide.snapshot import supply
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_scarce_capacity import Night
@@ -137,9 +137,9 @@ def test_one_that_should_have_begun_a_moment_ago_is_waited_for_too() -> None:
 
 def test_what_is_preferred_and_has_machines_now_is_not_kept_waiting_by_a_later_block() -> None:
     seen = snapshot(us_west_2b={}, train_b_g6_xlarge={"reserved": opens(NOW + HOUR)})
-    assert awaited(seen, NOW + 2 * HOUR) is None
+    assert awaited(seen.groups, NOW + 2 * HOUR) is None
     closed = snapshot(train_a_g6_xlarge={"reserved": FULL}, train_b_g6_xlarge={"reserved": opens(NOW + HOUR)})
-    group = awaited(closed, NOW + 2 * HOUR)
+    group = awaited(closed.groups, NOW + 2 * HOUR)
     assert group
     assert group.name == B
 
@@ -148,6 +148,23 @@ def test_nodes_that_are_there_are_not_left_for_a_block_that_is_to_come() -> None
     wanted = lease()
     seen = snapshot(machine(1, B), leases=(wanted,), train_a_g6_xlarge={"reserved": opens(NOW + HOUR)})
     assert until_it_begins(seen, wanted, NOW + 2 * HOUR) == wanted
+
+
+@pytest.mark.parametrize(("starts", "hours"), [(6, 1), (46, 1), (44, 1), (120, 1), (120, 4)])
+def test_the_plan_shows_what_the_wait_does(starts: int, hours: int) -> None:
+    night = BlockNight(starts=starts * MINUTE, lasts=24 * HOUR)
+    grow = (f"{B} 0->1 (g6.xlarge on-demand in us-west-2b first)",)
+    plan = Plan(pool="train", grow=grow, order=night.snapshot().groups, read_at=NOW)
+    shown = with_wait(plan, hours * HOUR)
+    wait = night.wants_by(hours)
+    if night.leases["run"].nodes:
+        assert shown.grow == grow
+        (note,) = shown.notes
+        assert f"that takes a wait until {night.start + 15 * MINUTE:%Y-%m-%d %H:%MZ} (give_up_after" in note
+    else:
+        assert shown.grow == night.step(wait).lines
+    assert with_wait(replace(plan, grow=()), hours * HOUR).grow == (), "no node is missing"
+    assert with_wait(replace(plan, read_at=None), hours * HOUR).grow == grow, "nothing is reserved"
 
 
 # -- full, cancelled, expired --------------------------------------------------------------------------------
