@@ -14,7 +14,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.eks import SHAPE as EKS_SHAPE
 from airflow_gpu_provider.pools.gke import SHAPE as GKE_SHAPE
-from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN
+from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
 CloudPool = EksGpuPool | GkeGpuPool
 

@@ -43,7 +43,8 @@ from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.ensure import USUAL_WAIT
 from airflow_gpu_provider.operators.ensure_duties import money_lines
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import check_max_cost, too_dear_lines
+from airflow_gpu_provider.pools.budget import check_max_cost
+from airflow_gpu_provider.pools.prices import too_dear_lines
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status

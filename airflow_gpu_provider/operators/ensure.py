@@ -26,7 +26,7 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
-from airflow_gpu_provider.pools.prices import as_amount, check_max_cost
+from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases

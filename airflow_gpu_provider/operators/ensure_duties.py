@@ -17,7 +17,9 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
-from airflow_gpu_provider.pools.prices import rate_in_words, typed_prices
+from airflow_gpu_provider.pools.budget import least, reserve
+from airflow_gpu_provider.pools.prices import in_words, rate_in_words, typed_prices
+from airflow_gpu_provider.pools.switch import unwatched_for
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 from airflow_gpu_provider.tasks.roles import role_of
 from airflow_gpu_provider.tasks.xcom import push
@@ -220,9 +222,18 @@ def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices |
         if price is not None and (limit is None or price <= limit):
             whose.setdefault(price, []).append(name)
     for price in sorted(whose, reverse=True):
-        lasts = f"lasts {format_seconds(timedelta(hours=max_cost / (nodes * price)))}" if price else "is never used up"
-        of = f" ({', '.join(whose[price])})" if any(whose[price]) else ""
-        yield f"max_cost={max_cost:g} {lasts} for {rate_in_words(pool, nodes, nodes * price)}{of}"
+        per_hour, of = nodes * price, f" ({', '.join(whose[price])})" if any(whose[price]) else ""
+        hours = (max_cost - reserve(pool, per_hour)) / per_hour if price else 0.0
+        lasts = f"lasts {format_seconds(timedelta(hours=hours))}" if price else "is never used up"
+        if max_cost < least(pool, per_hour):
+            lasts = f"is not enough, which {least(pool, per_hour):g} is,"
+        yield f"max_cost={max_cost:g} {lasts} for {rate_in_words(pool, nodes, per_hour)}{of}"
+    if whose and (dearest := nodes * max(whose)):
+        yield (
+            f"of max_cost={max_cost:g}, {in_words(pool, reserve(pool, dearest))} are kept back: what the dearest"
+            f" machines cost in {format_seconds(unwatched_for(pool))} after SIGTERM, until the cloud ends them"
+            " while nobody looks"
+        )
     for group, why in listed.unknown.items() if listed else ():
         yield f"max_cost={max_cost:g} cannot be held, as the price of {group} is not known: {why}"
 

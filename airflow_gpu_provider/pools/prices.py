@@ -1,8 +1,6 @@
 """What machines cost: the prices that a spec gives, or those of its cloud's list, and the most that it pays. Pure data.
 
-A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic.
-And Budget: what a run may cost, how much of that it has spent, and how long the rest lasts.
-"""
+A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic."""
 
 from __future__ import annotations
 
@@ -10,12 +8,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
 from airflow_gpu_provider.pools.candidates import Candidate, markets_of
-from airflow_gpu_provider.pools.values import is_template, time_of
+from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import loads, one_line
 
 if TYPE_CHECKING:
@@ -95,12 +92,12 @@ class ListPrices:
         unknown = dict(record.get("unknown") or {})
         return cls(
             at=time_of(str(record.get("at"))),
-            per_hour={str(group): _amount(price) for group, price in record["per_hour"].items()},
+            per_hour={str(group): amount_of(price) for group, price in record["per_hour"].items()},
             unknown={str(group): one_line(str(why), _LONGEST_REASON) for group, why in unknown.items()},
         )
 
 
-def _amount(value: Any) -> float:
+def amount_of(value: Any) -> float:
     """Return an amount of money of a record; raises ValueError or TypeError where it is none."""
     amount = float(value)
     if not 0 <= amount < math.inf:
@@ -207,168 +204,6 @@ def _of_alike(lines: Iterable[tuple[Candidate, str]]) -> tuple[str, ...]:
     return tuple(
         f"{machine}{f' in {places}' if (places := ', '.join(filter(None, names))) else ''}{words}"
         for (machine, words), names in zones.items()
-    )
-
-
-# -- what a run may cost -------------------------------------------------------------------------------------------
-
-WARN_AT = 0.8
-"""The share of the money at whose use the task's log warns."""
-
-TIME_TO_STOP = timedelta(minutes=2)
-"""How long machines stay for pods that stop for want of money, as EC2 leaves a spot machine."""
-
-_FOREVER = timedelta(days=3650)
-_TOO_SHORT = timedelta(minutes=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What one block of a run may cost, as reckoned at one moment.
-
-    Attributes:
-        limit: The most, in the currency of the pool.
-        spent: What it had cost by then, all tries of the run together.
-        at: When that was.
-        per_hour: What the nodes that it wants cost an hour, if all are of the dearest kind that the pool may have.
-        raised: Why `limit` is more than its DAG says; empty where it is not.
-    """
-
-    limit: float
-    spent: float
-    at: datetime
-    per_hour: float
-    raised: str = ""
-
-    def used_at(self, share: float) -> datetime:
-        """Return when so much of the money is used at the latest, from 0 to 1; it may be past."""
-        left = max(share * self.limit - self.spent, -self.spent)
-        if self.per_hour * (_FOREVER / timedelta(hours=1)) <= abs(left):
-            return self.at + (_FOREVER if left >= 0 else -_FOREVER)
-        return self.at + timedelta(hours=left / self.per_hour)
-
-    def begun_at(self, begin: datetime) -> Self:
-        """Return it by when the bill begins, which is with the demand: nothing is spent before that."""
-        return self if self.spent else replace(self, at=max(self.at, begin))
-
-    def left_at(self, now: datetime) -> float:
-        """Return what is left of the money then at least."""
-        return min(
-            max(self.limit - self.spent - self.per_hour * ((now - self.at) / timedelta(hours=1)), 0.0), self.limit
-        )
-
-    @property
-    def ends_at(self) -> datetime:
-        """When the money is used at the latest."""
-        return self.used_at(1.0)
-
-    @property
-    def stops_by(self) -> datetime:
-        """Until when its nodes are wanted: a pod that got SIGTERM at the end of the money writes a checkpoint."""
-        return self.ends_at + TIME_TO_STOP
-
-    @property
-    def lasts(self) -> timedelta:
-        """For how long it is enough, counted from `at`."""
-        return self.ends_at - self.at
-
-    def dump(self) -> str:
-        """Return it as text, for an annotation."""
-        values = {"limit": self.limit, "spent": self.spent, "at": self.at.isoformat(), "per_hour": self.per_hour}
-        return json.dumps({**values, **({"raised": self.raised} if self.raised else {})})
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `dump` wrote; raises ValueError or TypeError."""
-        record = loads(text)
-        if not isinstance(record, dict):
-            raise ValueError(f"{text[:60]} is no budget")
-        limit, spent, per_hour = (_amount(record.get(name, "")) for name in ("limit", "spent", "per_hour"))
-        raised = one_line(str(record.get("raised", "")), _LONGEST_REASON)
-        return cls(limit=limit, spent=spent, at=time_of(str(record.get("at"))), per_hour=per_hour, raised=raised)
-
-
-def budget_of(
-    pool: GpuPool, limit: float, *, nodes: int, spent: float | None, at: datetime, listed: ListPrices | None
-) -> Budget:
-    """Reckon a run's budget.
-
-    Args:
-        spent: What it has cost so far; None: not known.
-
-    Raises:
-        PriceUnknown: What nodes cost, or have cost, is not known.
-        BudgetExceeded: Nothing is left, or not enough for a minute.
-    """
-    if spent is None:
-        raise PriceUnknown(
-            f"Pool {pool.name}: max_cost={limit:g}, and what the run has cost so far is not known.",
-            "Give prices as numbers, or leave max_cost out.",
-            pool=pool.name,
-        )
-    found = Budget(limit=limit, spent=spent, at=at, per_hour=nodes * dearest(pool, listed))
-    if found.lasts < _TOO_SHORT:
-        raise BudgetExceeded(
-            f"Pool {pool.name}: the run has cost {in_words(pool, spent)} of max_cost={limit:g}, and the rest is not"
-            f" enough for {rate_in_words(pool, nodes, found.per_hour)}.",
-            "Raise max_cost, and clear the block's tasks.",
-            pool=pool.name,
-        )
-    return found
-
-
-def dearest(pool: GpuPool, listed: ListPrices | None) -> float:
-    """Return what a node of the dearest kind costs that the pool may have.
-
-    Raises:
-        PriceUnknown: The price of one that it may have is not known.
-    """
-    unknown = dict(listed.unknown) if listed else {}
-    prices = list(listed.per_hour.values()) if listed else _known(pool)
-    limit = pool.max_price_per_hour
-    kept = [price for price in prices if limit is None or price <= limit]
-    if unknown or not kept:
-        why = "; ".join(f"{group}: {reason}" for group, reason in unknown.items()) or "no price is given"
-        raise PriceUnknown(
-            f"Pool {pool.name}: max_cost needs the price of each node that may come, and some are not known ({why}).",
-            "Have the cloud tell them (docs/cost.md), give them as numbers, or name other machines.",
-            pool=pool.name,
-        )
-    return max(kept)
-
-
-def _known(pool: GpuPool) -> list[float]:
-    """Return the spec's prices; none where it lacks one of a market that it names."""
-    prices = typed_prices(pool).values()
-    return [] if None in prices else [price for price in prices if price is not None]
-
-
-def as_amount(value: Any) -> float:
-    """Return a rendered max_cost as a number, which may be text; raises PoolSpecError where it is none above zero."""
-    try:
-        amount = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        amount = math.nan
-    if not 0 < amount < math.inf:
-        raise PoolSpecError(f"max_cost={value!r}.", "Give a number above 0, in the currency of the pool's prices.")
-    return amount
-
-
-def check_max_cost(pool: Any, max_cost: Any) -> None:
-    """Refuse a max_cost that cannot be held, as far as is known when the DAG is parsed.
-
-    Raises:
-        PoolSpecError: It is no number above zero, or the pool gives no price for a market of its own.
-    """
-    if max_cost is None or is_template(max_cost):
-        return
-    amount = as_amount(max_cost)
-    if not getattr(pool, "is_rendered", False) or pool.has_list_prices or _known(pool):
-        return
-    raise PoolSpecError(
-        f"Pool {pool.name}: max_cost={amount:g} needs the price of each kind of node.",
-        'Set price_per_hour="list" on the pool, or a price for each of its capacity types.',
-        pool=str(pool.name),
     )
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.apply.writes import Outcome
-from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox

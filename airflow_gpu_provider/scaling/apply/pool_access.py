@@ -18,7 +18,8 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import Budget, ListPrices, budget_of
+from airflow_gpu_provider.pools.budget import Budget, budget_of
+from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.placement import claimed
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 

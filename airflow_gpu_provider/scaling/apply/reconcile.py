@@ -19,8 +19,9 @@ from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Report, platform_for
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.gke_machines import provisioning_class
-from airflow_gpu_provider.pools.prices import Budget, ListPrices
+from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing

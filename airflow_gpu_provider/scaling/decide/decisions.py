@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.platforms.base import Group, Machine
+from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place, scalable
@@ -28,14 +29,10 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     wanted_until,
 )
 
-SWITCH_MARGIN = timedelta(minutes=15)
-"""How long after the last demand ends the cloud scales the groups to zero by itself."""
-
 FORGET_AFTER = timedelta(days=1)
 """How long an expired lease that was never released is kept, for inspection."""
 
 _SWITCH_LEAD = timedelta(seconds=30)  # no cloud takes a switch for a moment that has passed when it reads it
-_SWITCH_SLACK = timedelta(minutes=5)  # a switch that is late by no more than this is not moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +325,7 @@ def _sooner(groups: Sequence[Group], machines: tuple[MachineStatus, ...], now: d
         if not ends or None in ends or any(each.state == "taken" for each in mine):
             continue
         at = _switch_after(max(end for end in ends if end))
-        if group.switch_at is None or group.switch_at > at + _SWITCH_SLACK:
+        if group.switch_at is None or group.switch_at > at + SWITCH_SLACK:
             sooner[group.name] = at
     return sooner
 
@@ -339,7 +336,7 @@ def _is_left(group: Group) -> bool:
 
 
 def _is_right(now: datetime | None, wanted: datetime) -> bool:
-    return now is not None and wanted <= now <= wanted + _SWITCH_SLACK
+    return now is not None and wanted <= now <= wanted + SWITCH_SLACK
 
 
 def _uncordon(machines: tuple[MachineStatus, ...], release: tuple[MachineStatus, ...]) -> tuple[str, ...]:

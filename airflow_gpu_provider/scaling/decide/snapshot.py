@@ -21,6 +21,7 @@ from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
 from airflow_gpu_provider.scaling.decide.other_specs import allowed_types
 from airflow_gpu_provider.scaling.state.demand import DemandLease
@@ -131,9 +132,11 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
 
 def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
-    """Return the run's live lease; raises NodesNotReady if it has none (any more)."""
-    for lease in live_leases(snapshot):
-        if lease.key == key:
+    """Return the run's live lease; raises NodesNotReady if it has none (any more), BudgetExceeded if its money is."""
+    for lease in snapshot.leases:
+        if lease.key == key and lease.ends_by_budget and lease.budget and snapshot.now >= lease.budget.ends_at:
+            raise money_is_used(snapshot.pool, lease.budget)
+        if lease.key == key and lease.live(snapshot.now):
             return lease
     raise NodesNotReady(
         f"Pool {snapshot.pool.name}: {key} no longer wants nodes; its demand was released, or has expired.",
@@ -159,7 +162,8 @@ def budget_lines(snapshot: PoolSnapshot, key: DemandKey) -> list[str]:
     """Return how long the money of a run lasts, for its task's log; nothing where it has no limit."""
     pool = snapshot.pool
     return [
-        f"max_cost={lease.budget.limit:g}: {in_words(pool, lease.budget.spent)} are spent, and the rest lasts until"
+        f"max_cost={lease.budget.limit:g}: {in_words(pool, lease.budget.spent)} are spent,"
+        f" {in_words(pool, lease.budget.reserve)} are kept back for machines that nobody ends, and the rest lasts until"
         f" {lease.budget.ends_at:%Y-%m-%d %H:%MZ} for {rate_in_words(pool, lease.nodes, lease.budget.per_hour)}"
         for lease in snapshot.leases
         if lease.key == key and lease.budget is not None

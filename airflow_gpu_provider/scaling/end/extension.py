@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import Budget, in_words
+from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.pools.prices import in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand, reason_of
 from airflow_gpu_provider.untrusted import one_line

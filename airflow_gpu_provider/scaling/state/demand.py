@@ -25,8 +25,9 @@ from airflow_gpu_provider.cluster.leases import (
 )
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.pools.allowed import Allowed
+from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.pools.prices import Budget, ListPrices
+from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 

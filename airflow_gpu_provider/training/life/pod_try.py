@@ -19,14 +19,13 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
     LOST,
-    BudgetExceeded,
     GpuError,
     GpuOutOfMemory,
     PodDeadline,
     PodFailed,
     TaskKilled,
 )
-from airflow_gpu_provider.pools.prices import in_words
+from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand import list_demand
@@ -262,13 +261,7 @@ class PodTry:
                 raise error from None  # the demand cannot be read: how the pod ended matters more
             if budget is None or now < budget.ends_at - _ENDS_WITH_ITS_MONEY:
                 raise
-            pool = self._cluster.pool
-            raise BudgetExceeded(
-                f"The run's max_cost of {budget.limit:g} {pool.currency} for pool {pool.name} is used at the latest by"
-                f" now, counted at {in_words(pool, budget.per_hour)} an hour. {error.what}",
-                "Raise max_cost, and clear the block's tasks; a training that has a checkpoint resumes from it.",
-                **error.details,
-            ) from error
+            raise money_is_used(self._cluster.pool, budget, error.what, **error.details) from error
 
     # -- its nodes -------------------------------------------------------------------------------------------
 

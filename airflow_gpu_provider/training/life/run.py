@@ -21,8 +21,9 @@ from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
-from airflow_gpu_provider.errors import PermissionDenied, PoolSpecError
-from airflow_gpu_provider.pools.prices import Budget
+from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.budget import Budget, money_is_used
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop
@@ -147,6 +148,10 @@ class Preemptions:
         return "its deadline has passed" if now >= deadline else ""
 
 
+LEAST_SECONDS = 10
+"""A pod that would have to end sooner than this after its creation is not created: it could not even start."""
+
+
 @dataclass(kw_only=True)
 class PodDeadlines:
     """The bounds of a task's pods.
@@ -175,6 +180,24 @@ class PodDeadlines:
         if self.execution_timeout is not None and self.started_at is not None:
             deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
         return deadline if self.at_latest is None else min(deadline, self.at_latest)
+
+    def seconds_of_pod(self, pool: GpuPool, now: datetime) -> int:
+        """Return for how long a pod that is created now may run.
+
+        Raises:
+            BudgetExceeded, PodDeadline: It had no time to do anything, for want of money or of time.
+        """
+        seconds = int((self.of_pod(now) - now).total_seconds())
+        if seconds >= LEAST_SECONDS:
+            return seconds
+        if (budget := self.budget) is not None and budget.ends_at < now + timedelta(seconds=LEAST_SECONDS):
+            raise money_is_used(pool, budget, "No pod was created.")
+        raise PodDeadline(
+            f"The time of the run's pods on pool {pool.name} ends at {self.of_pod(now):%Y-%m-%d %H:%M:%SZ}, and it is"
+            f" {now:%H:%M:%SZ}; no pod was created.",
+            "Raise the pool's max_runtime or the task's execution_timeout, and clear the block's tasks.",
+            pool=pool.name,
+        )
 
     @property
     def is_covered(self) -> bool:

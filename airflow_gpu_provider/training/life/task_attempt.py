@@ -18,8 +18,8 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
-from airflow_gpu_provider.pools.prices import WARN_AT
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
@@ -387,7 +387,7 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
     return replace(
         settings.placement,
         instance_type=larger.instance_type if larger is not None else "",
-        active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
+        active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now),
         labels=owner.labels,
         annotations=owner.annotations,
         avoid=run.cluster.gpu_health.avoidance(owner.key, gpus=settings.placement.gpus, nodes=settings.nodes),

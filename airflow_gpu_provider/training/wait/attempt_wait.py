@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, PodPreempted
-from airflow_gpu_provider.pools.prices import WARN_AT
+from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
 from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
@@ -135,8 +135,8 @@ class AttemptWait(Record, ABC):
         if self.money_short_at is None or now < self.money_short_at:
             return ()
         return (
-            f"{WARN_AT:.0%} of the run's max_cost are used by now, counted at the dearest machine: it ends at"
-            f" {self.deadline:%Y-%m-%d %H:%MZ}, with SIGTERM first",
+            f"{WARN_AT:.0%} of what max_cost leaves for work are used by now, counted at the dearest machine: it ends"
+            f" at {self.deadline:%Y-%m-%d %H:%MZ}, with SIGTERM first",
         )
 
     def next_look(self, deadline: datetime, now: datetime) -> datetime:

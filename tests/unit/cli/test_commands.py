@@ -147,8 +147,10 @@ def test_a_plan_says_how_long_money_lasts_and_refuses_what_cannot_be_held(
     with pytest.raises(SystemExit):
         commands.plan(Namespace(output="json", nodes=None, max_cost=10.0, pools=[], verbose=True))
     printed = capsys.readouterr()
-    line = "max_cost=10 lasts 2 h 30 min for 2 nodes at 4.00 USD an hour in all (on-demand)"
-    assert json.loads(printed.out) == [{"pool": "train", "action": "money", "what": "", "detail": line}]
+    line = "max_cost=10 lasts 2 h 5 min for 2 nodes at 4.00 USD an hour in all (on-demand)"
+    lasts, kept_back = json.loads(printed.out)
+    assert lasts == {"pool": "train", "action": "money", "what": "", "detail": line}
+    assert kept_back["detail"].startswith("of max_cost=10, 1.67 USD are kept back")
     assert "free: PoolSpecError: Pool free: max_cost=10 needs the price of each kind of node" in printed.err
 
 

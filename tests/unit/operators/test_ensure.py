@@ -208,7 +208,9 @@ def test_groups_that_are_behind_are_brought_up_to_date_before_nodes_are_wanted(
 def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:
     pool, priced = Pool(), replace(POOL, price_per_hour=2.0)
     planned = ensure(pool, gpu_pool=priced, dry_run=True, max_cost="5")
-    line = "max_cost=5 lasts 2 h 30 min for 1 node at 2.00 USD an hour (on-demand)"
+    line = "max_cost=5 lasts 2 h 5 min for 1 node at 2.00 USD an hour (on-demand)"
+    kept_back = planned["plan"].pop()
+    assert kept_back.startswith("of max_cost=5, 0.83 USD are kept back: what the dearest machines cost in 25 min")
     assert planned == {"pool": "gpu", "plan": [line], "changes": False}
     assert ensure(pool, gpu_pool=priced, dry_run=True)["plan"] == []
     assert pool.calls == ["open", "check_one_spec", "plan", "list_prices", "open", "check_one_spec", "plan"]

@@ -1,30 +1,20 @@
-"""What a run may cost: how long its money lasts, over all tries, and never more than that and the time to stop."""
+"""What a run may cost: how long its money lasts, over all tries, and the least that works."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.pools.prices import (
-    TIME_TO_STOP,
-    Budget,
-    ListPrices,
-    as_amount,
-    budget_of,
-    check_max_cost,
-    dearest,
-)
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools.budget import Budget, as_amount, budget_of, check_max_cost, dearest
+from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -45,8 +35,10 @@ class TestHowLong:
     def test_the_rest_is_spent_at_the_dearest_machine_for_all_nodes(self) -> None:
         spec = pool(price_per_hour={"spot": 1.0, "on-demand": 4.0}, capacity_types=["SPOT", "ON_DEMAND"])
         found = budget_of(spec, 50, nodes=2, spent=10.0, at=AT, listed=None)
-        assert (found.per_hour, found.ends_at) == (8.0, AT + 5 * HOUR)
-        assert found.used_at(0.8) == AT + 30 / 8 * HOUR
+        kept_back = timedelta(minutes=25)
+        assert (found.per_hour, found.reserve) == (8.0, pytest.approx(8 * kept_back / HOUR))
+        assert found.ends_at == AT + 5 * HOUR - kept_back
+        assert found.used_at(0.8) == AT + (0.8 * (50 - found.reserve) - 10) / 8 * HOUR
         assert found.stops_by == found.ends_at + TIME_TO_STOP
 
     def test_what_has_been_used_already_was_used_before(self) -> None:
@@ -71,6 +63,45 @@ class TestHowLong:
     def test_it_is_final(self) -> None:
         assert not BudgetExceeded.retryable
         assert PriceUnknown.retryable
+
+
+class TestWhatIsKeptBack:
+    def test_on_eks_until_the_scheduled_action_has_been_carried_out(self) -> None:
+        assert unwatched_for(pool()) == timedelta(minutes=25)
+        assert unwatched_for(pool(min_nodes=1)) == TIME_TO_STOP, "no switch ends these"
+
+    def test_on_gke_for_the_life_of_a_machine_that_came_last(self) -> None:
+        spec = GkeGpuPool(
+            name="train",
+            project_id="ml-project",
+            location="us-central1",
+            cluster_name="ml",
+            machine_types=["g2-standard-8"],
+            max_nodes=1,
+            max_runtime=2 * HOUR,
+            price_per_hour=1.0,
+        )
+        assert unwatched_for(spec) == timedelta(hours=2, minutes=17)
+        assert budget_of(spec, 10, nodes=1, spent=0.0, at=AT, listed=None).lasts == timedelta(hours=7, minutes=43)
+        assert unwatched_for(replace(spec, max_run_duration=3 * HOUR)) == TIME_TO_STOP + 3 * HOUR
+
+    def test_machines_that_others_end_have_the_time_to_stop(self) -> None:
+        assert unwatched_for(KubernetesGpuPool(name="train", nodes=["a"])) == TIME_TO_STOP
+
+    def test_less_than_that_is_refused_with_the_least_that_works(self) -> None:
+        """120 USD an hour: 25 minutes that are kept back are 50 USD, and a minute of work is 2."""
+        spec = pool(price_per_hour={"on-demand": 120.0})
+        with pytest.raises(BudgetExceeded, match=r"cost 50.00 USD after SIGTERM.*Raise max_cost to 52.01 or more"):
+            budget_of(spec, 2, nodes=1, spent=0.0, at=AT, listed=None)
+        with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 114.01 or more"):
+            budget_of(spec, 60, nodes=2, spent=10.0, at=AT, listed=None)
+        assert budget_of(spec, 52.01, nodes=1, spent=0.0, at=AT, listed=None).lasts >= timedelta(minutes=1)
+
+    def test_and_when_the_dag_is_parsed_for_one_node(self) -> None:
+        spec = pool(price_per_hour={"on-demand": 120.0})
+        with pytest.raises(PoolSpecError, match=r"max_cost=2 is not enough for 1 node .* Raise max_cost to 52.01"):
+            check_max_cost(spec, 2)
+        check_max_cost(spec, 60)
 
 
 class TestDearest:
@@ -148,55 +179,3 @@ class TestDemand:
         assert (by_time.ends_by_budget, by_time.pods_end_by) == (False, AT + HOUR)
         more = self.lease(budget.stops_by + HOUR, extended="the model is nearly there")
         assert (more.ends_by_budget, more.pods_end_by) == (False, more.until)
-
-
-# -- drawn nights: tries with machines of any kind that may come, one after another in each of the nodes' places --
-
-PRICES = {"spot-a": 0.9, "spot-b": 1.1, "on-demand": 3.0}
-moments = st.integers(0, 3600)
-
-
-@dataclass
-class Night:
-    """The machines that came, and what the run's record says: as the ledger keeps it."""
-
-    machines: list[MachineUse] = field(default_factory=list)
-    wanted: list[tuple[datetime, datetime]] = field(default_factory=list)
-
-    def spent(self, now: datetime) -> float:
-        run = RunUsage(key=KEY, wanted=union(self.wanted), worked={}, prices=(listed(**PRICES),))
-        so_far = [each for each in self.machines if each.launched_at < now]
-        total = bill(pool(price_per_hour="list"), KEY, [run], so_far).total_cost
-        assert total is not None
-        return total
-
-
-@given(data=st.data(), limit=st.floats(0.5, 60), nodes=st.integers(1, 3), stopping=st.integers(0, 600))
-def test_a_run_never_costs_more_than_its_limit_and_the_time_to_stop(
-    data: st.DataObject, limit: float, nodes: int, stopping: int
-) -> None:
-    """`stopping` is the grace period of a pod and the time that its machine takes to end, in seconds."""
-    night, now = Night(), AT
-    for _ in range(data.draw(st.integers(1, 5))):
-        try:
-            spec = pool(price_per_hour="list")
-            budget = budget_of(spec, limit, nodes=nodes, spent=night.spent(now), at=now, listed=listed(**PRICES))
-        except BudgetExceeded:
-            break
-        end = min(budget.ends_at, now + 24 * HOUR)
-        ends = now + data.draw(st.floats(0, 1)) * (end - now)  # of itself, or killed, or with its money
-        end = end if data.draw(st.booleans()) else ends
-        for _ in range(nodes):
-            since = now
-            while since < end:  # spot machines are lost, and others come in their place
-                group = data.draw(st.sampled_from(sorted(PRICES)))
-                until = min(end, since + timedelta(seconds=1 + data.draw(moments) * 4))
-                gone = until + timedelta(seconds=stopping) if until == end else until
-                night.machines.append(
-                    MachineUse(id=f"i-{len(night.machines)}", group=group, launched_at=since, seen_until=gone)
-                )
-                since = until
-        night.wanted.append((now, end))
-        now = end + timedelta(seconds=stopping + data.draw(moments))
-    stop = stopping / 3600 * nodes * max(PRICES.values())
-    assert night.spent(now + HOUR) <= limit + stop + 1e-6

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.platforms.base import Machine
-from airflow_gpu_provider.pools.prices import Budget
+from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import NOW, A, dry, lease, machine, node, pod, pool, snapshot

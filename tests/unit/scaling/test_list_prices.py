@@ -21,6 +21,7 @@ from tests.unit.scaling.model.night import Night, machines
 from tests.unit.scaling.pools import EARLIER, NOW, A, B, key, lease, machine, pool, snapshot
 
 HOUR = timedelta(hours=1)
+KEPT_BACK = timedelta(minutes=25)
 
 
 def listed(hours: float = 0, **per_hour: float) -> ListPrices:
@@ -157,9 +158,9 @@ class TestMaxCost:
         first = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0)
         (lease,) = first.snapshot.leases
         assert lease.budget is not None
-        assert (lease.budget.spent, lease.pods_end_by) == (0.0, lease.budget.at + 4 * HOUR)
+        assert (lease.budget.spent, lease.pods_end_by) == (0.0, lease.budget.at + 4 * HOUR - KEPT_BACK)
         (said,) = budget_lines(first.snapshot, lease.key)
-        assert said.startswith("max_cost=8: 0.00 USD are spent, and the rest lasts until")
+        assert said.startswith("max_cost=8: 0.00 USD are spent, 0.83 USD are kept back")
 
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 3600)
@@ -195,7 +196,7 @@ class TestMaxCost:
         (billed,) = read_runs(night.api, night.pool.name)
         assert first.budget is not None
         assert first.budget.at == first.created_at == billed.wanted[0][0]
-        assert first.pods_end_by == first.created_at + 4 * HOUR
+        assert first.pods_end_by == first.created_at + 4 * HOUR - KEPT_BACK
 
         night.until_usable(1)
         actors.advance_to(actors.time + 3600)
@@ -204,7 +205,7 @@ class TestMaxCost:
         (ran,) = lead.snapshot().groups[0].machines
         assert ran.launched_at is not None
         assert again.budget.spent == pytest.approx(2.0 * ((again.budget.at - ran.launched_at) / HOUR), abs=1e-3)
-        assert again.pods_end_by == pytest.approx(ran.launched_at + 4 * HOUR, abs=timedelta(seconds=2))
+        assert again.pods_end_by == pytest.approx(ran.launched_at + 4 * HOUR - KEPT_BACK, abs=timedelta(seconds=2))
 
     def test_its_time_ends_it_where_the_money_lasts_longer(self) -> None:
         night = Night(price_per_hour=2.0)
@@ -316,4 +317,4 @@ class TestMaxCost:
         (amended,) = night.lead.snapshot().leases
         assert amended.budget is not None
         assert amended.budget.per_hour == 2.0
-        assert amended.pods_end_by == amended.budget.at + 2 * HOUR
+        assert amended.pods_end_by == amended.budget.at + 2 * HOUR - KEPT_BACK

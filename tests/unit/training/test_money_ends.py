@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pools.prices import Budget
+from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.training.life import run as life_run
 from tests.fakes.clock import START
 from tests.unit.training.pod_life import FAILED, LATER, Life, event
 from tests.unit.training.pod_life import nodes as nodes
+from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_wait_contract import under_way
 from tests.unit.training.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, run
 
@@ -76,6 +78,35 @@ def test_a_cluster_that_does_not_answer_leaves_the_pods_own_error(monkeypatch: p
         resume(Life(FAILED), LATE)
 
 
+def deadlines(**fields: Any) -> life_run.PodDeadlines:
+    clock: Any = SimpleNamespace(now=lambda: LATER, of_local=lambda at: at)
+    api: Any = None
+    given: dict[str, Any] = {"max_runtime": HOUR, "execution_timeout": None, "started_at": None, **fields}
+    return life_run.PodDeadlines(api=api, clock=clock, key=KEY, **given)
+
+
+@pytest.mark.parametrize("ago", [timedelta(seconds=-9), timedelta(0), 4 * timedelta(minutes=1), 30 * HOUR])
+def test_no_pod_is_made_once_the_money_is_used(monkeypatch: pytest.MonkeyPatch, ago: timedelta) -> None:
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER - ago),))
+    with pytest.raises(BudgetExceeded, match=r"max_cost of 50 USD .* is used .*No pod was created"):
+        deadlines().seconds_of_pod(a_pool(), LATER)
+
+
+@pytest.mark.parametrize("ago", [timedelta(seconds=-9), timedelta(0), 4 * timedelta(minutes=1), 30 * HOUR])
+def test_nor_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch, ago: timedelta) -> None:
+    for of_run in (lease(LATER, budget=None, until=LATER - ago), lease(LATER + HOUR, until=LATER - ago)):
+        monkeypatch.setattr(life_run, "list_demand", lambda *_, of_run=of_run: (of_run,))
+        with pytest.raises(PodDeadline, match="no pod was created"):
+            deadlines().seconds_of_pod(a_pool(), LATER)
+    with pytest.raises(PodDeadline, match="no pod was created"):
+        deadlines(at_latest=LATER - ago).seconds_of_pod(a_pool(), LATER)
+
+
+def test_before_that_it_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER + timedelta(seconds=10)),))
+    assert deadlines().seconds_of_pod(a_pool(), LATER) == 10
+
+
 @pytest.mark.parametrize("kind", [POD, GANG, WORKLOAD], ids=str)
 def test_the_log_warns_when_most_of_it_is_used(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     short_at = START + 2 * HOUR
@@ -87,7 +118,7 @@ def test_the_log_warns_when_most_of_it_is_used(kind: Kind, monkeypatch: pytest.M
         await under_way(night)
         assert not any("max_cost" in line for line in night.lines)
         night.clock.sleep((short_at - night.clock.now()).total_seconds())
-        await night.says("80% of the run's max_cost are used by now")
+        await night.says("80% of what max_cost leaves for work are used by now")
 
     run(kind, what)
 

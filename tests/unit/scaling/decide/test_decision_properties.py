@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.decide.decisions import SWITCH_MARGIN, Decision, decide, switch_time
+from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
+from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time
 from airflow_gpu_provider.scaling.decide.placement import place
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply, wanted_nodes
 from tests.unit.scaling.pools import (
