@@ -121,6 +121,7 @@ class Bill:
         lanes: When each of these machines was launched, usable, at work and gone.
         autoscaler: What it would have been with an autoscaler that removes a node when it has been idle for
             `IDLE_AUTOSCALER`; None in such a bill itself.
+        over_max_cost: What it cost more than its run's `max_cost`; 0 within it, without one, or where that is unknown.
         computed: How much of the working time the GPUs computed; None if unknown.
         idle_before_release: The part of the idle seconds that its tasks could have left out: up to when its scale-down
             began, or to its last work where that is not known.
@@ -135,6 +136,7 @@ class Bill:
     at_least: str = ""
     lanes: Sequence[Lane] = ()
     autoscaler: Bill | None = None
+    over_max_cost: float = 0.0
     computed: ComputedShare | None = None
     idle_before_release: float = 0.0
 
@@ -166,6 +168,7 @@ class Bill:
             "at_least": self.at_least or None,
             "computed": self.computed.to_json() if self.computed else None,
             **self._amounts(),
+            "over_max_cost": round(self.over_max_cost, 4) or None,
             "currency": self.currency or None,
             "price_source": self.price_source or None,
             "timeline": [lane.to_json() for lane in shown],
@@ -211,8 +214,10 @@ def bill(
         last_price = prices.price(machine.group, machine.market, machine.seen_until)
         by_autoscaler.add(last_price, {"idle": _idle_after(machine, key, runs)})
     autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
-    computed = next((computed_share(run) for run in runs if run.key == key), None)
-    whole = amounts.bill(machines=len(lanes), at_least=at_least)
+    own = next((run for run in runs if run.key == key), RunUsage.new(key))
+    computed, whole = computed_share(own), amounts.bill(machines=len(lanes), at_least=at_least)
+    over = 0.0 if own.max_cost is None else max(0.0, (whole.total_cost or 0.0) - own.max_cost)
+    whole = replace(whole, over_max_cost=over)
     return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed, idle_before_release=idle)
 
 

@@ -42,9 +42,16 @@ class Ledger:
         self._report = report
         self._taken = taken
 
-    def begin(self, key: DemandKey, at: datetime, until: datetime, prices: ListPrices | None = None) -> None:
-        """Record that a run wants nodes, and their list prices; delete the facts of runs that ended long ago."""
-        self._quietly(lambda: usage.record_begin(self._api, key, at, until, prices))
+    def begin(
+        self,
+        key: DemandKey,
+        at: datetime,
+        until: datetime,
+        prices: ListPrices | None = None,
+        max_cost: float | None = None,
+    ) -> None:
+        """Record that a run wants nodes, their list prices, its limit; delete the facts of runs that ended long ago."""
+        self._quietly(lambda: usage.record_begin(self._api, key, at, until, prices, max_cost))
         self._quietly(lambda: usage.delete_old_usage(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:

@@ -22,6 +22,9 @@ def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
         )
     else:
         log.info("Run %s used %s", key, total)
+    if bill.over_max_cost:
+        over = _money(bill.over_max_cost, bill.currency)
+        log.warning("Run %s cost %s more than its max_cost; docs/cost.md has what can make it so.", key, over)
     if bill.is_idle:
         log.warning(
             "%.0f %% of the run's node time on pool %s was idle while it still wanted the nodes (%s): no run had a pod"

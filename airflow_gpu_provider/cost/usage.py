@@ -7,10 +7,7 @@ tries, crashes and other processes find them; writing them again changes nothing
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -32,10 +29,11 @@ from airflow_gpu_provider.cluster.leases import (
 )
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cost.packed import packed, unpacked
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.prices import ListPrices, amount_of
 from airflow_gpu_provider.pools.values import in_utc_if_naive
-from airflow_gpu_provider.untrusted import NotParsed, loads, read
+from airflow_gpu_provider.untrusted import NotParsed, read
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +42,6 @@ KEEP_FOR = timedelta(days=2)
 
 _PREFIX = "airflow-gpu-provider/"
 
-_LONG = 50_000
-_ZLIB = "zlib:"
-_LONGEST = 2**23  # bytes of what is compressed in an annotation
 _MOST_GPUS = 1000  # of one pod
 
 Span = tuple[datetime, datetime]
@@ -110,6 +105,7 @@ class RunUsage:
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
         prices: What the cloud listed each time that it asked for nodes.
+        max_cost: The most that it may cost, as it was last given; None without a limit.
     """
 
     key: DemandKey
@@ -118,6 +114,7 @@ class RunUsage:
     worked: Mapping[str, tuple[Span, ...]]
     computed: Mapping[str, Computed] = field(default_factory=dict)
     prices: tuple[ListPrices, ...] = ()
+    max_cost: float | None = None
 
     @classmethod
     def new(cls, key: DemandKey) -> Self:
@@ -126,12 +123,16 @@ class RunUsage:
     def wants(self, now: datetime) -> bool:
         return self.open and now < self.wanted[-1][1]
 
-    def begun(self, at: datetime, until: datetime, prices: ListPrices | None = None) -> RunUsage:
+    def begun(
+        self, at: datetime, until: datetime, prices: ListPrices | None = None, max_cost: float | None = None
+    ) -> RunUsage:
         """Return it with nodes wanted from `at` to `until`, or longer where it wants some already."""
         known = self.prices if prices is None or prices in self.prices else (*self.prices, prices)
         if self.open:
-            return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)), prices=known)
-        return replace(self, wanted=(*self.wanted, (at, until)), open=True, prices=known)
+            wanted = (*self.wanted[:-1], (self.wanted[-1][0], until))
+            return replace(self, wanted=wanted, prices=known, max_cost=max_cost)
+        wanted = (*self.wanted, (at, until))
+        return replace(self, wanted=wanted, open=True, prices=known, max_cost=max_cost)
 
     def ended(self, at: datetime) -> RunUsage:
         """Return it with nothing wanted from `at` on."""
@@ -159,10 +160,15 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def record_begin(
-    api: ApiClient, key: DemandKey, at: datetime, until: datetime, prices: ListPrices | None = None
+    api: ApiClient,
+    key: DemandKey,
+    at: datetime,
+    until: datetime,
+    prices: ListPrices | None = None,
+    max_cost: float | None = None,
 ) -> None:
-    """Write down that a run wants nodes from now on, and what they cost by the cloud's list."""
-    _amend_run(api, key, lambda usage: usage.begun(at, until, prices))
+    """Write down that a run wants nodes from now on, what they cost by the cloud's list, and what it may cost."""
+    _amend_run(api, key, lambda usage: usage.begun(at, until, prices, max_cost))
 
 
 def record_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
@@ -232,7 +238,7 @@ def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUs
         oldest = max(each.seen_until for each in seen.values()) - KEEP_FOR
         merged = {each.id: known[each.id].merged(each) if each.id in known else each for each in seen.values()}
         kept = {id_: each for id_, each in {**known, **merged}.items() if each.seen_until > oldest}
-        return {f"{_PREFIX}machines": _packed([_machine_to_json(each) for each in kept.values()])}
+        return {f"{_PREFIX}machines": packed([_machine_to_json(each) for each in kept.values()])}
 
     _amend(api, f"machines-{pool_name}", "machines", {POOL_LABEL: pool_name}, amend)
 
@@ -308,7 +314,7 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
 
 
 def _run_of(key: DemandKey, text: str) -> RunUsage:
-    record = _unpacked(text)
+    record = unpacked(text)
     wanted = _spans(record.get("wanted", ()))
     return RunUsage(
         key=key,
@@ -317,6 +323,7 @@ def _run_of(key: DemandKey, text: str) -> RunUsage:
         worked={node: _spans(spans) for node, spans in record.get("worked", {}).items()},
         computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
         prices=tuple(map(ListPrices.parse, record.get("prices", ()))),
+        max_cost=amount_of(record["max_cost"]) if "max_cost" in record else None,
     )
 
 
@@ -328,10 +335,12 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
     }
     if usage.prices:
         record["prices"] = [prices.dump() for prices in usage.prices]
+    if usage.max_cost is not None:
+        record["max_cost"] = usage.max_cost
     if usage.computed:
         pods = usage.computed.items()
         record["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}
-    return {**usage.key.annotations, f"{_PREFIX}usage": _packed(record)}
+    return {**usage.key.annotations, f"{_PREFIX}usage": packed(record)}
 
 
 def _computed(node: str, start: str, end: str, gpus: int, share: float) -> Computed:
@@ -356,7 +365,7 @@ def _machines(pool_name: str, notes: Mapping[str, str]) -> dict[str, MachineUse]
 
 
 def _machines_of(text: str) -> dict[str, MachineUse]:
-    found = msgspec.convert(_unpacked(text), list[MachineUse])
+    found = msgspec.convert(unpacked(text), list[MachineUse])
     return {machine.id: _in_utc(machine) for machine in found}
 
 
@@ -364,21 +373,6 @@ def _in_utc(machine: MachineUse) -> MachineUse:
     usable_at = in_utc_if_naive(machine.usable_at) if machine.usable_at else None
     since, until = in_utc_if_naive(machine.launched_at), in_utc_if_naive(machine.seen_until)
     return replace(machine, launched_at=since, usable_at=usable_at, seen_until=until)
-
-
-def _packed(record: Any) -> str:
-    """Return it as JSON, compressed where it is long: an object's annotations have 256 KiB together."""
-    text = json.dumps(record)
-    return text if len(text) < _LONG else _ZLIB + base64.b64encode(zlib.compress(text.encode())).decode()
-
-
-def _unpacked(text: str) -> Any:
-    if text.startswith(_ZLIB):
-        unpacking = zlib.decompressobj()
-        text = unpacking.decompress(base64.b64decode(text.removeprefix(_ZLIB)), _LONGEST).decode()
-        if unpacking.unconsumed_tail:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
-    return loads(text)
 
 
 def _machine_to_json(machine: MachineUse) -> dict[str, Any]:

@@ -67,8 +67,7 @@ class Night:
     `in_words`, `what_happened` and `what_it_took`. The attributes, and `in_plain_words`, are as they were written.
 
     Attributes:
-        dag_id: The DAG.
-        run_id: Its run.
+        dag_id, run_id: The DAG, and its run.
         state: "success", "failed", or what else Airflow says of the run.
         failures: The tasks that failed; the one that may have left machines first.
         waited_seconds: For nodes and for its turn, summed over blocks and trainings; None if unknown.
@@ -78,8 +77,8 @@ class Night:
         machines: Machines that the run used.
         types: Their instance types, sorted.
         cost: What they cost; None if the price is unknown, or the bill.
-        currency: Of the cost.
-        price_source: Whose prices they are; "list price" where any is the cloud's.
+        over_max_cost: What of that was more than the `max_cost` of its blocks.
+        currency, price_source: Of the cost; whose prices they are: "list price" where any is the cloud's.
         is_at_least: The true cost may be higher.
         left: What is left of the run's nodes, in words.
         advice: What would have made its trainings faster, each in one sentence.
@@ -96,6 +95,7 @@ class Night:
     machines: int = 0
     types: Sequence[str] = ()
     cost: float | None = None
+    over_max_cost: float = 0.0
     currency: str = ""
     price_source: str = ""
     is_at_least: bool = False
@@ -150,9 +150,9 @@ class Night:
         return f"ran {_duration(self.ran_seconds)}{nodes}{types}{attempts}"
 
     def _cost(self) -> str:
-        if self.cost is None and not self.machines:
-            return ""
-        return f"cost {in_words(self.cost, self.currency, at_least=self.is_at_least, by=self.price_source)}"
+        cost = in_words(self.cost, self.currency, at_least=self.is_at_least, by=self.price_source)
+        over = f", {in_words(self.over_max_cost, self.currency)} more than max_cost" if self.over_max_cost else ""
+        return "" if self.cost is None and not self.machines else f"cost {cost}{over}"
 
 
 def night(
@@ -179,8 +179,7 @@ def night(
     waits = [_span(one["timeline"]) for one in ensured if one.get("timeline")]
     waits += [sum(each["seconds"] for each in phases if each["phase"] in _WAITS) for phases in trainings]
     ran = [each["seconds"] for phases in trainings for each in phases if each["phase"] == "ran"]
-    costs = [usage["cost"]["total"] for usage in usages]
-    known = [cost for cost in costs if not isinstance(cost, str)]
+    known = [cost for usage in usages if not isinstance(cost := usage["cost"]["total"], str)]
     return Night(
         dag_id=dag_id,
         run_id=run_id,
@@ -193,9 +192,10 @@ def night(
         machines=sum(usage["machines"] for usage in usages),
         types=sorted({node["instance_type"] for one in ensured for node in one["nodes"] if node.get("instance_type")}),
         cost=sum(known) if known else None,
+        over_max_cost=sum(usage.get("over_max_cost") or 0.0 for usage in usages),
         currency=", ".join(sorted({usage["currency"] for usage in usages})),
         price_source=LIST_PRICE if any(usage.get("price_source") == LIST_PRICE for usage in usages) else "",
-        is_at_least=len(known) < len(costs) or any(usage.get("at_least") for usage in usages),
+        is_at_least=len(known) < len(usages) or any(usage.get("at_least") for usage in usages),
         left="; ".join(dict.fromkeys(left)) or "no scale-down has ended yet",
         advice=tuple(dict.fromkeys(sentence for each in advice for sentence in each)),
     )

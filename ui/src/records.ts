@@ -24,6 +24,7 @@ export type Usage = {
   at_least: string | null;
   seconds: Record<Phase, number>;
   cost: Record<Phase | "total", number | null>;
+  over_max_cost: number | null;
   currency: string;
   timeline: Machine[];
   left_out: number;
@@ -139,6 +140,7 @@ export function readUsage(value: unknown): Usage | null {
     at_least: text(value.at_least) || null,
     seconds: byPhase((phase) => Math.max(0, number(seconds[phase]) ?? 0)),
     cost: { ...byPhase((phase) => number(cost[phase])), total: number(cost.total) },
+    over_max_cost: number(value.over_max_cost),
     currency: currencyOf(value),
     timeline: objects(value.timeline).map(readMachine),
     left_out: number(value.timeline_left_out) ?? 0,

@@ -170,6 +170,9 @@ const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
         <TaskLink task={task} />)
       </Text>
       {task.state === "failed" ? <Notice status="error">The scale-down failed: see its log for what is left.</Notice> : null}
+      {usage.over_max_cost ? (
+        <Notice status="warning">This is {money(usage.over_max_cost, usage.currency)} more than max_cost.</Notice>
+      ) : null}
       {usage.at_least ? <Notice status="warning">The true numbers may be higher: {usage.at_least}</Notice> : null}
       <Autoscaler usage={usage} />
       {usage.left_out ? (

@@ -25,6 +25,7 @@ const BILL = {
   at_least: null,
   node_seconds: { booting: 100, working: 3000, idle: 50 },
   cost: { booting: 0.1, working: 3, idle: 0.05, total: 3.15 },
+  over_max_cost: 1.25,
   currency: "USD",
   timeline: [],
   timeline_left_out: 0,

@@ -157,7 +157,7 @@ class Reconciler(PoolAccess):
 
             def write() -> None:
                 write_demand(self.api, lease, check=lock.check)
-                self.ledger.begin(key, before.now, lease.until, prices)
+                self.ledger.begin(key, before.now, lease.until, prices, lease.max_cost)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
@@ -184,7 +184,7 @@ class Reconciler(PoolAccess):
             def write() -> None:
                 for lease in after:
                     write_demand(self.api, lease, check=lock.check)
-                    self.ledger.begin(lease.key, before.now, lease.until)
+                    self.ledger.begin(lease.key, before.now, lease.until, max_cost=lease.max_cost)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 

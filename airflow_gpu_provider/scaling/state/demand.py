@@ -130,6 +130,11 @@ class DemandLease:
         return now < self.until
 
     @property
+    def max_cost(self) -> float | None:
+        """The most that it may cost; None without a limit."""
+        return self.budget.limit if self.budget is not None else None
+
+    @property
     def ends_by_budget(self) -> bool:
         """Whether it ends because its money is used by then, rather than its time."""
         return self.budget is not None and not self.extended and self.until >= self.budget.ends_at - _ROUNDED

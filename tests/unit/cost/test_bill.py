@@ -249,3 +249,11 @@ def test_a_bill_that_lacks_something_is_at_least_so_much() -> None:
     assert part.lacking("") is part
     assert part.lacking("one").lacking("two").to_json()["at_least"] == "one; two"
     assert part.lacking("one").total_cost == part.total_cost
+
+
+@pytest.mark.parametrize(("max_cost", "over"), [(2.0, 1.0), (3.0, None), (5.0, None), (None, None)])
+def test_what_was_spent_beyond_the_limit_is_in_the_bill(max_cost: float | None, over: float | None) -> None:
+    limited = replace(run("a", span(0, 30)), max_cost=max_cost)
+    found = bill(pool(price_per_hour=6.0), key("a"), (limited,), [machine(0, 5, 30)])
+    assert (found.total_cost, found.to_json()["over_max_cost"]) == (3.0, over)
+    assert bill(pool(), key("a"), (limited,), [machine(0, 5, 30)]).over_max_cost == 0.0, "its cost is not known"

@@ -36,6 +36,12 @@ def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
     assert (bill().to_json()["at_least"], bill().to_json()["currency"]) == (None, "USD")
 
 
+def test_what_was_spent_beyond_the_limit_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log_bill(LOG, key("a"), replace(bill(), over_max_cost=1.25))
+    record = caplog.records[-1]
+    assert (record.levelname, "cost 1.25 USD more than its max_cost" in record.getMessage()) == ("WARNING", True)
+
+
 def test_the_gauges_of_money_name_its_currency(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: dict[str, dict[str, str]] = {}
     monkeypatch.setattr(Stats, "gauge", lambda name, _, tags: sent.update({name: tags}))

@@ -62,6 +62,8 @@ def test_attempts_after_preemptions_are_summed() -> None:
         ([USED, {**USED, "cost": {"total": "unknown"}}], "cost at least 2.41 USD"),
         ([{**USED, "at_least": "a machine was seen late"}], "cost at least 2.41 USD"),
         ([USED, USED], "cost 4.82 USD"),
+        ([USED, {**USED, "over_max_cost": 0.4094}], "cost 4.82 USD, 0.41 USD more than max_cost;"),
+        ([{**USED, "over_max_cost": None}], "cost 2.41 USD;"),
         ([USED, {**USED, "price_source": "list price"}], "cost 4.82 USD (list price)"),
         ([{**USED, "price_source": "spec"}], "cost 2.41 USD;"),
     ],

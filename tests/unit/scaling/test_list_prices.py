@@ -165,6 +165,7 @@ class TestMaxCost:
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 3600)
         (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
+        assert [each.max_cost for each in read_runs(night.api, night.pool.name)] == [8.0], "for the bill"
         assert again.budget is not None
         assert again.budget.spent == pytest.approx(2.0, rel=0.1)
         assert again.pods_end_by - lease.pods_end_by < timedelta(minutes=10)  # what came late has cost nothing
