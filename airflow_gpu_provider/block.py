@@ -73,8 +73,8 @@ def gpu_nodes(
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
             block of a pool needs one.
         max_cost: What the block's nodes may cost, over all tries of the run, in the currency of the pool's prices. When
-            it is used, pods get SIGTERM, and their tasks fail with BudgetExceeded, which is not retried. Default: no
-            limit.
+            it is used but for what machines may cost after that while nobody looks (docs/cost.md), pods get SIGTERM,
+            and their tasks fail with BudgetExceeded, which is not retried. Default: no limit.
         prefetch: Images of the block's trainings: the nodes pull them from the moment they join, beside driver and
             device plugin, not after them (docs/fast-start.md). Default: none.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.

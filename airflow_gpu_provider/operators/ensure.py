@@ -104,7 +104,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then.
         ScaleDownIsOver: It was cleared without its teardown, which had already run.
-        PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was started.
+        PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is less than nodes need, or used.
         PoolDrift, PriceLimitExceeded, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed,
             NoProvisioner, AutoscalerNotRunning: as their names say.
     """

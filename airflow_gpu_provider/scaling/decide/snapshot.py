@@ -132,11 +132,9 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
 
 def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
-    """Return the run's live lease; raises NodesNotReady if it has none (any more), BudgetExceeded if its money is."""
-    for lease in snapshot.leases:
-        if lease.key == key and lease.ends_by_budget and lease.budget and snapshot.now >= lease.budget.ends_at:
-            raise money_is_used(snapshot.pool, lease.budget)
-        if lease.key == key and lease.live(snapshot.now):
+    """Return the run's live lease; raises NodesNotReady if it has none (any more)."""
+    for lease in live_leases(snapshot):
+        if lease.key == key:
             return lease
     raise NodesNotReady(
         f"Pool {snapshot.pool.name}: {key} no longer wants nodes; its demand was released, or has expired.",
@@ -156,6 +154,13 @@ def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
 def can_grow(snapshot: PoolSnapshot) -> bool:
     """Return False if the nodes are external, and no more will come."""
     return any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
+
+
+def check_money(snapshot: PoolSnapshot, key: DemandKey) -> None:
+    """Raise BudgetExceeded where the run's money for work is used: nothing may begin on its nodes any more."""
+    for lease in snapshot.leases:
+        if lease.key == key and lease.ends_by_budget and lease.budget and snapshot.now >= lease.budget.ends_at:
+            raise money_is_used(snapshot.pool, lease.budget)
 
 
 def budget_lines(snapshot: PoolSnapshot, key: DemandKey) -> list[str]:

@@ -20,7 +20,13 @@ from airflow_gpu_provider.scaling.decide.shortage import (
     no_capacity,
     quota_exceeded,
 )
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, own_lease, usable_needed, usable_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import (
+    PoolSnapshot,
+    check_money,
+    own_lease,
+    usable_needed,
+    usable_nodes,
+)
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
 
@@ -53,6 +59,7 @@ class NodesWait(Record):
     latest: datetime | None = None
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
+        check_money(snapshot, self.key)
         if self.wait_for == "groups":
             return self._groups_step(snapshot)
         lease = own_lease(snapshot, self.key)

@@ -14,6 +14,7 @@ from airflow.sdk import DAG
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import (
+    BudgetExceeded,
     CloudError,
     ClusterUnreachable,
     CredentialsError,
@@ -26,6 +27,8 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import Change, Machine
+from airflow_gpu_provider.pools.budget import budget_of
+from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
@@ -203,6 +206,20 @@ def test_groups_that_are_behind_are_brought_up_to_date_before_nodes_are_wanted(
     ensure(pool)
     done = [call for call in pool.calls if call in ("apply", "upgrade", "want")]
     assert done == ["apply", *["upgrade"] * 2 * is_asked, "want"]
+
+
+def test_without_enough_money_nothing_is_created(ensure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, listed = Pool(), replace(POOL, price_per_hour="list")
+
+    def budget(key: Any, nodes: int, limit: float, prices: Any) -> Any:
+        return budget_of(
+            POOL, limit, nodes=nodes, spent=0.0, at=START, listed=ListPrices(at=START, per_hour={"a": 120})
+        )
+
+    monkeypatch.setattr(pool, "budget", budget, raising=False)
+    with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 52\.01 or more"):
+        ensure(pool, gpu_pool=listed, max_cost=2)
+    assert not {"apply", "want"} & {*pool.calls}
 
 
 def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:

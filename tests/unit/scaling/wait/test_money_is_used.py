@@ -35,6 +35,8 @@ def test_its_error_is_the_money() -> None:
     for late in (timedelta(0), TIME_TO_STOP, HOUR):
         with pytest.raises(BudgetExceeded, match=r"is used at the latest by now.* with 50.00 USD kept back"):
             WAIT.step(seen(BUDGET.ends_at + late, lease))
+        with pytest.raises(BudgetExceeded):  # nodes come with pods, of which none is made
+            replace(WAIT, wait_for="groups").step(seen(BUDGET.ends_at + late, lease))
 
 
 def test_of_one_whose_time_ends_first_it_is_the_time() -> None:
