@@ -188,9 +188,8 @@ def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
     A pod without a lease has the time that its kubelet gives it, `max_runtime` at most; the time is extended by the
     same whenever it has passed at a snapshot.
     """
-    ends = [lease.until for lease in live_leases(snapshot)]
-    ends += [_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot)]
-    return max(ends, default=None)
+    by_pods = (_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot))
+    return max((*(lease.until for lease in live_leases(snapshot)), *by_pods), default=None)
 
 
 def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:

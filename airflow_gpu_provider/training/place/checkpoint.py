@@ -95,7 +95,7 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
     )
 
 
-def check_volume_outlives_pod(checkpoint: object, given: Mapping[str, Any], pool: GpuPool) -> None:
+def check_volume_outlives_pod(checkpoint: object, given: Mapping[str, object], pool: GpuPool) -> None:
     """Raise CheckpointUnusable if a task's arguments mount a volume there that is lost with the pod, or its spot node.
 
     For when the DAG is parsed: what a template of the pod mounts, or no argument does, is looked at before the pod is

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cost.amounts import cost_since, price_source
-from airflow_gpu_provider.cost.bill import bill, together
+from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, DemandNotExtended, PriceUnknown
 from airflow_gpu_provider.pools.prices import ListPrices
@@ -69,10 +69,6 @@ class TestBills:
         found = bill(pool(price_per_hour=2.0), key("a"), [used("a", listed(0, **{A: 1.0}))], [ran(A)])
         assert (found.total_cost, found.to_json()["price_source"]) == (12.0, "spec")
         assert bill(pool(), key("a"), [used("a")], [ran(A)]).to_json()["price_source"] is None
-
-    def test_bills_together_say_it_too(self) -> None:
-        one = bill(LIST, key("a"), [used("a", listed(0, **{A: 1.0}))], [ran(A)])
-        assert together([one, one]).price_source == "list price"
 
 
 class TestSnapshots:
