@@ -202,7 +202,7 @@ class TestPlanAndApply:
         assert plan.is_empty, plan.lines()
 
     def test_sends_what_n1_takes(self, cloud: GoogleCloud) -> None:
-        ready(
+        platform = ready(
             machine_types=["n1-standard-4"],
             accelerator_type="nvidia-tesla-t4",
             accelerator_count=2,
@@ -211,9 +211,9 @@ class TestPlanAndApply:
             gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4},
             taints=["team=ml:NoExecute"],
         )
-        (node_pool,) = cloud.node_pools.list()
-        spot = node_pool.settings.config
-        assert (node_pool.name, spot.spot, spot.preemptible) == ("train-a-n1-standard-4-spot", True, False)
+        (group,) = platform.observe()
+        spot = cloud.node_pools.get(group.name).settings.config
+        assert (group.name, spot.spot, spot.preemptible) == ("train-a-n1-standard-4-spot", True, False)
         accelerator = spot.accelerators[0]
         assert (accelerator.accelerator_type, accelerator.accelerator_count) == ("nvidia-tesla-t4", 2)
         assert accelerator.gpu_driver_installation_config.gpu_driver_version.name == "INSTALLATION_DISABLED"

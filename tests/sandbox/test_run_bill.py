@@ -151,7 +151,7 @@ def test_a_night_at_list_prices_that_change(
 
 
 def test_a_run_ends_with_its_money(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
-    """A second costs 1, so that its money lasts for ten hours. They pass when the training is ready to be stopped."""
+    """A second costs 1, so that its money lasts for nine hours. They pass when the training is ready to be stopped."""
     bounded = replace(pool, name="bounded", capacity_types=["ON_DEMAND"])
     arguments: dict[str, Any] = {"gpu_pool": bounded, "nodes": 1, "max_cost": 36_000, "deferrable": False}
     run(EnsureGpuPoolOperator(task_id="ensure", **arguments), run_id=NIGHT)
@@ -169,7 +169,7 @@ def test_a_run_ends_with_its_money(pool: EksGpuPool, gpu_sandbox: Sandbox) -> No
     assert budget is not None
     assert budget.at == demand.created_at, "when the bill begins"
 
-    def ten_hours_pass() -> None:
+    def the_hours_pass() -> None:
         """As the demand and the pod tell it: who waits for the end reads the one, and a kubelet the other."""
         eventually(lambda: "[base] ready" in [line_of(entry) for entry in [*told]])
         passed = budget.ends_at - on.clock.now()
@@ -182,17 +182,17 @@ def test_a_run_ends_with_its_money(pool: EksGpuPool, gpu_sandbox: Sandbox) -> No
 
     ends: list[datetime] = []
     with capture_logs() as told, ExitStack() as after:
-        after.callback(meanwhile(ten_hours_pass).join)
+        after.callback(meanwhile(the_hours_pass).join)
         with pytest.raises(BudgetExceeded, match="max_cost of 36000 USD for pool bounded is used"):
             run(trains, run_id=NIGHT)
     assert "[base] checkpoint written" in [line_of(entry) for entry in told]
     assert ends == [pytest.approx(demand.pods_end_by, abs=timedelta(seconds=2))], "of its own the pod ends then"
-    with pytest.raises(BudgetExceeded, match="of max_cost=61, and the rest is not enough"):
-        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 61}), run_id=NIGHT)
+    with pytest.raises(BudgetExceeded, match="max_cost=1561"):
+        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 1561}), run_id=NIGHT)
 
     usage = scale_down(bounded)
     longer = max(each.end for each in instances_of("bounded", gpu_sandbox.aws)) - demand.pods_end_by
-    assert usage["cost"]["total"] <= 36_000 + longer.total_seconds(), "what is left of the ten hours was not paid"
+    assert usage["cost"]["total"] <= 36_000 + longer.total_seconds(), "what is left of the hours was not paid"
 
 
 def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
@@ -224,7 +224,7 @@ def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGp
     assert sum(both) == pytest.approx(sum(each.seconds for each in instances_of("shared", gpu_sandbox.aws)), rel=0.02)
 
 
-def test_a_pool_that_is_renamed_in_the_file_is_in_the_bill_of_the_new_block(
+def test_a_pool_that_is_renamed_in_the_file_is_released_and_makes_the_cost_at_least(
     pool: EksGpuPool, gpu_sandbox: Sandbox
 ) -> None:
     """Its own scale-down was removed from the run with the block."""
@@ -238,17 +238,11 @@ def test_a_pool_that_is_renamed_in_the_file_is_in_the_bill_of_the_new_block(
         GpuPodOperator(task_id="train", image="busybox:1", cmds=["true"])
     zero: Any = dag.task_dict["renamed.scale_down"]
     usage = run(zero, run_id=night)["usage"]
-    (ran,) = instances_of("named", gpu_sandbox.aws)
-    assert (usage["machines"], usage["at_least"]) == (1, None)
-    assert sum(usage["node_seconds"].values()) == pytest.approx(ran.seconds, rel=0.1)
-    assert usage["cost"]["total"] == pytest.approx(sum(usage["node_seconds"].values()), rel=0.01), "3600 an hour"
-    assert run(zero, run_id=night)["usage"] == usage, "another try says the same"
+    on = open_pool(old, owner="", holder="a test", report=print)
+    eventually(lambda: not [machine for group in on.platform.observe() for machine in group.live])
+    assert usage["node_seconds"] == dict.fromkeys(PHASES, 0.0)
+    assert usage["at_least"] == "the run used block named on pool named too, which the DAG no longer has"
     assert not instances_of(new.name, gpu_sandbox.aws)
-
-    with dag, gpu_nodes(replace(old, name="beside")):
-        GpuPodOperator(task_id="more", image="busybox:1", cmds=["true"])
-    beside: Any = dag.task_dict["beside.scale_down"]
-    assert run(beside, run_id=night)["usage"]["node_seconds"] == dict.fromkeys(PHASES, 0.0), "it is billed once"
 
 
 def test_a_run_that_had_no_machine_used_nothing(pool: EksGpuPool) -> None:

@@ -111,7 +111,8 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
-        zones = sorted({*(zone_of(path) for _, path in paths), *(self._pool.node_locations if known else ())})
+        named = (f"projects/{self._pool.project_id}/zones/{zone}" for zone in self._pool.node_locations)
+        zones = sorted({*(zone_of(path) for _, path in paths), *(named if known else ())})
         read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
         operations = dict(zip(zones, read, strict=True))
         base_names = in_parallel(self._gke.groups.base_name, [path for _, path in paths])
