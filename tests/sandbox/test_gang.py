@@ -99,16 +99,16 @@ def test_nccl_over_tcp_is_told_once_where_the_machines_have_better(
             labels = {"node.kubernetes.io/instance-type": instance_type}
             api.patch_node(node.metadata.name, {"metadata": {"labels": labels}})
 
-    script = f"echo 'train:1:1 [0] NCCL INFO Using network Socket'; {UNTIL_TOLD}"
+    script = f"{UNTIL_TOLD}; echo 'train:1:1 [0] NCCL INFO Using network Socket'; sleep 3"
     task = gang(pool, script, deferrable=deferrable)
     context = context_of(task)
-    call_them("p4d.24xlarge")
     try:
         with capture_logs() as told:
             training = threading.Thread(target=lambda: run(task, context))
             training.start()
-            eventually(lambda: any("NET/Socket" in line_of(each) for each in [*told]))
-            for pod in running(api, 2):
+            pods = eventually(lambda: running(api, 2))
+            call_them("p4d.24xlarge")  # its pods require the pool's type, and are bound by now
+            for pod in pods:
                 end(api, pod.metadata.name)
             training.join(timeout=600)
     finally:
