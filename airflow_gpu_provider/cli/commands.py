@@ -206,11 +206,9 @@ def reap(args: Namespace) -> None:
 def extend(args: Namespace) -> None:
     if not args.dag_id:
         raise PoolSpecError("--dag-id is missing.", "Name the run whose nodes are to stay: --dag-id and --run-id.")
-    pools = _pools(args)
-    if len(pools) > 1:
-        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name one of them.")
+    pool = _one_pool(args, "Name one of them.")
     extended = extend_demand(
-        _open(pools[0]),
+        _open(pool),
         dag_id=args.dag_id,
         run_id=args.run_id,
         run_is_over=run_is_over,
@@ -222,9 +220,7 @@ def extend(args: Namespace) -> None:
     )
     for line in dict.fromkeys(line for each in extended for line in each.log_lines):
         tell(line)
-    rows = [
-        {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended
-    ]
+    rows = [{"pool": pool.name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended]
     print_rows(rows, args.output)
 
 
@@ -244,10 +240,8 @@ def manifest(args: Namespace) -> None:
     """Print the text that InstallClusterAutoscalerOperator applies; nothing is changed."""
     from airflow_gpu_provider.addons.cluster_autoscaler import manifest_for
 
-    pools = _pools(args)
-    if len(pools) > 1:
-        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name one of the cluster.")
-    print(manifest_for(pools[0], flags=args.flag, image=args.image, role_arn=args.role_arn), end="")
+    pool = _one_pool(args, "Name one of the cluster.")
+    print(manifest_for(pool, flags=args.flag, image=args.image, role_arn=args.role_arn), end="")
 
 
 @_command
@@ -308,6 +302,14 @@ def _if_none(args: Namespace) -> str:
         f"Airflow has not read the files of these DAGs lately, and schedules none of them: {', '.join(stale)}. See"
         " whether the DAG processor runs; --dag-id takes the pools of one all the same, --spec those of a file."
     )
+
+
+def _one_pool(args: Namespace, advice: str) -> GpuPool:
+    """Return the pool that is named, or the only one; PoolSpecError, with what to do, where there are several."""
+    pools = _pools(args)
+    if len(pools) > 1:
+        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", advice)
+    return pools[0]
 
 
 def _pools(args: Namespace) -> list[GpuPool]:

@@ -217,8 +217,8 @@ def bill(
     own = next((run for run in runs if run.key == key), RunUsage.new(key))
     computed, whole = computed_share(own), amounts.bill(machines=len(lanes), at_least=at_least)
     over = 0.0 if own.max_cost is None else max(0.0, (whole.total_cost or 0.0) - own.max_cost)
-    whole = replace(whole, over_max_cost=over)
-    return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed, idle_before_release=idle)
+    whole = replace(whole, lanes=lanes, autoscaler=autoscaler, over_max_cost=over)
+    return replace(whole, computed=computed, idle_before_release=idle)
 
 
 def priced_parts(prices: PriceRecord, machine: MachineUse) -> Iterator[tuple[MachineUse, float | None]]:

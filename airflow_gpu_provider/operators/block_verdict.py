@@ -50,7 +50,6 @@ class BlockVerdictOperator(PoolOperator):
     """
 
     gpu_role = "verdict"
-
     ui_color = "#e6e6e6"
 
     def __init__(

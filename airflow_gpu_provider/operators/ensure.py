@@ -32,9 +32,6 @@ from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, giv
 from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 from airflow_gpu_provider.tasks.xcom import push
 
-USUAL_WAIT = timedelta(minutes=30)
-"""How long nodes are waited for, without a timeout of the task's own."""
-
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
@@ -48,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+USUAL_WAIT = timedelta(minutes=30)
+"""How long nodes are waited for, without a timeout of the task's own."""
 _DEFER_MARGIN = timedelta(minutes=2)
 _RENDERED = (
     *("gpu_pool", "gpus", "nodes", "gang", "at_least", "max_cost", "block_id"),
@@ -219,15 +218,14 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _plan(self, reconciler: Reconciler, nodes: int, context: Context) -> Plan:
         from airflow_gpu_provider.scaling.decide.scarce_capacity import with_wait
-        from airflow_gpu_provider.tasks.run_identity import run_ends_by
+        from airflow_gpu_provider.tasks.run_identity import run_ends_at
 
-        now, ends_by = reconciler.clock.now(), run_ends_by(context)
-        latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
-        return with_wait(reconciler.platform.plan(nodes), self._waits_until(now, latest) - now)
+        now = reconciler.clock.now()
+        waits = self._waits_until(now, run_ends_at(context, reconciler.clock)) - now
+        return with_wait(reconciler.platform.plan(nodes), waits)
 
     def _waits_until(self, now: datetime, latest: datetime | None) -> datetime:
-        until = now + (self.give_up_after or self.wait_timeout)
-        return until if latest is None else min(until, latest)
+        return min(filter(None, (now + (self.give_up_after or self.wait_timeout), latest)))
 
     @property
     def _most(self) -> float | None:
@@ -263,14 +261,13 @@ class EnsureGpuPoolOperator(PoolOperator):
     ) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
-        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_by
+        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_at
 
-        ends_by, nodes, longest = run_ends_by(context), counts.wanted(), self.give_up_after or self.wait_timeout
-        max_cost = self._most
+        nodes, max_cost = counts.wanted(), self._most
 
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
-            latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
+            latest = run_ends_at(context, reconciler.clock)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
             outcome = reconciler.want(
                 key,
@@ -289,7 +286,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods else self.wait_for,
             started=now,
-            deadline=now + longest,
+            deadline=now + (self.give_up_after or self.wait_timeout),
             nodes=nodes,
             at_least=counts.fewest(),
             all_or_nothing=self.all_or_nothing,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from airflow_gpu_provider.pools.allowed import Allowed
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -83,6 +85,11 @@ class Preferences:
         is_reserved = candidate.reservation in self.reservations if candidate.reservation else True
         is_market_wanted = _market(candidate) in self.markets and is_reserved
         return candidate.instance_type in self.types and is_market_wanted and is_zone_wanted
+
+    def allowed(self, manage: str, labels: Mapping[str, str]) -> Allowed:
+        """Return what they allow the nodes to be: the markets of external groups are the groups' own."""
+        markets = self.markets if manage == "full" else ()
+        return Allowed.of(types=self.types, markets=markets, zones=self.zones, labels=labels)
 
     def rank(self, candidate: Candidate) -> tuple[Any, ...]:
         """Return a key that sorts candidates in order of preference; what the spec does not name comes last."""

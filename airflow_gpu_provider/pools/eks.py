@@ -208,9 +208,7 @@ class EksGpuPool(GpuPool):
 
     @property
     def allowed(self) -> Allowed:
-        # The capacity types of external groups are the groups' own, whatever the spec's default.
-        markets = self.capacity_types if self.manage == "full" else ()
-        return Allowed.of(types=self.instance_types, markets=markets, zones=self.zones, labels=self.node_labels)
+        return self.preferences.allowed(self.manage, self.node_labels)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first; without those of reservations."""

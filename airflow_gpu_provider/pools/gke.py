@@ -248,9 +248,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def allowed(self) -> Allowed:
-        # The capacity types of external groups are the groups' own, whatever the spec's default.
-        markets = markets_of(self) if self.manage == "full" else ()
-        return Allowed.of(types=self.machine_types, markets=markets, zones=self.node_locations, labels=self.node_labels)
+        return self.preferences.allowed(self.manage, self.node_labels)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))

@@ -1,6 +1,7 @@
 """What machines cost: the prices that a spec gives, or those of its cloud's list, and the most that it pays. Pure data.
 
-A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic."""
+A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class PoolOperator(BaseOperator):
     """
 
     gpu_role: ClassVar[Role] = ""
-    """What it is to this package; its subclasses inherit it."""
+    """Its role in this package; its subclasses inherit it."""
 
     _keywords: frozenset[str] = frozenset()
     _is_ending = False

@@ -1,4 +1,4 @@
-"""What a task is to this package, whatever its class is called: subclasses inherit it, and mapped tasks have it too."""
+"""The role of a task in this package, whatever its class is called: subclasses inherit it, mapped tasks have it too."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.platforms.base import Report
     from airflow_gpu_provider.pools import GpuPool
@@ -103,6 +104,12 @@ def run_ends_by(context: Any) -> datetime | None:
     timeout = getattr(dag, "dagrun_timeout", None)
     started = getattr(dag_run, "start_date", None)
     return started + timeout + _TIMED_OUT_WITHIN if timeout and started else None
+
+
+def run_ends_at(context: Any, clock: Clock) -> datetime | None:
+    """Return the same by another clock, such as the cluster's."""
+    ends_by = run_ends_by(context)
+    return None if ends_by is None else clock.of_local(ends_by)
 
 
 def pool_opener(context: Any, report: Report) -> Callable[[GpuPool], Reconciler]:

@@ -378,7 +378,7 @@ def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wante
 
 
 def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
-    """Return the placement of the try's next pod: where it runs, its owner, its deadline and its environment."""
+    """Return the placement of the try's next pod, once the run's demand allows the machines that it needs."""
     now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
     follow_spec(run, demand)
     larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None

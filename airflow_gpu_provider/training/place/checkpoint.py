@@ -101,18 +101,17 @@ def check_volume_outlives_pod(checkpoint: object, given: Mapping[str, object], p
     For when the DAG is parsed: what a template of the pod mounts, or no argument does, is looked at before the pod is
     created, and so are external groups, whose market the cloud alone knows.
     """
-    volumes, mounts = (
-        _models(given.get("volumes"), k8s.V1Volume),
-        _models(given.get("volume_mounts"), k8s.V1VolumeMount),
-    )
-    base = str(given.get("base_container_name") or "base")
-    container = k8s.V1Container(name=base, volume_mounts=mounts)
-    pod = k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container], volumes=volumes))
     if not isinstance(checkpoint, str) or not checkpoint.startswith("/") or not pool.is_rendered:
         return
-    if is_template([checkpoint, _spec(pod)]) or any(given.get(name) for name in _TEMPLATES):
+    if any(given.get(name) for name in _TEMPLATES):
         return
-    if _volume_at(checkpoint, _spec(pod), base) is not None:
+    base = str(given.get("base_container_name") or "base")
+    mounts = _models(given.get("volume_mounts"), k8s.V1VolumeMount)
+    volumes = _models(given.get("volumes"), k8s.V1Volume)
+    container = k8s.V1Container(name=base, volume_mounts=mounts)
+    pod = k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container], volumes=volumes))
+    spec = _spec(pod)
+    if not is_template([checkpoint, spec]) and _volume_at(checkpoint, spec, base) is not None:
         check_outlives_pod(checkpoint, pod, base, pool, tuple)
 
 
