@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
-from kubernetes import client, config
+from kubernetes import client
 
 from airflow_gpu_provider.errors import GpuOutOfMemory, GpuTooSmall
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -22,14 +21,7 @@ OUT_OF_MEMORY = (
 )
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
-
-
-@pytest.fixture
-def api(gpu_sandbox: Sandbox, env: None) -> client.ApiClient:
-    return config.new_client_from_config(os.environ["KUBECONFIG"])
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 def training(pool: EksGpuPool, script: str, **arguments: Any) -> GpuPodOperator:
@@ -56,7 +48,7 @@ def try_of(operator: GpuPodOperator, number: int, *, retries: int = 3) -> tuple[
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_the_next_try_runs_on_a_larger_gpu_and_a_sibling_where_it_was(
-    gpu_sandbox: Sandbox, api: client.ApiClient, deferrable: bool
+    gpu_sandbox: Sandbox, api_client: client.ApiClient, deferrable: bool
 ) -> None:
     name = f"larger-{'later' if deferrable else 'here'}"
     pool = with_nodes(eks_pool(gpu_sandbox, name, instance_types=["g6.xlarge", "g6e.xlarge"], max_nodes=2), nodes=2)
@@ -64,14 +56,14 @@ def test_the_next_try_runs_on_a_larger_gpu_and_a_sibling_where_it_was(
     error, lines = try_of(fails, 1)
     assert type(error) is GpuTooSmall
     assert "22.9 of 23.0 GiB on g6.xlarge; next: g6e.xlarge (48 GiB)" in lines
-    (lease,) = list_demand(api, name)
+    (lease,) = list_demand(api_client, name)
     assert [(each.task_id, each.instance_type, each.nodes) for each in lease.larger] == [("train", "g6e.xlarge", 1)]
 
     where = "echo runs"
     result, lines = try_of(training(pool, where, deferrable=deferrable), 2)
     assert result is None
     assert "Asking for g6e.xlarge (48 GiB): an earlier try ran out of GPU memory." in lines
-    nodes = client.CoreV1Api(api).list_node(label_selector=f"airflow-gpu-provider/pool={name}").items
+    nodes = client.CoreV1Api(api_client).list_node(label_selector=f"airflow-gpu-provider/pool={name}").items
     types = sorted(node.metadata.labels["node.kubernetes.io/instance-type"] for node in nodes)
     assert types == ["g6.xlarge", "g6e.xlarge"], "the sibling's node stays what it is"
 
@@ -81,7 +73,7 @@ def test_the_next_try_runs_on_a_larger_gpu_and_a_sibling_where_it_was(
     assert not error.retryable
 
 
-def test_all_ranks_of_a_gang_get_a_larger_gpu(gpu_sandbox: Sandbox, api: client.ApiClient) -> None:
+def test_all_ranks_of_a_gang_get_a_larger_gpu(gpu_sandbox: Sandbox, api_client: client.ApiClient) -> None:
     types = ["g6.xlarge", "g6e.xlarge"]
     pool = with_nodes(eks_pool(gpu_sandbox, "larger-gang", instance_types=types, max_nodes=2), nodes=2)
     waits = "trap 'exit 0' TERM; while [ $AIRFLOW_GPU_NODE_RANK = 0 ]; do sleep 0.1; done"
@@ -95,5 +87,5 @@ def test_all_ranks_of_a_gang_get_a_larger_gpu(gpu_sandbox: Sandbox, api: client.
         ["[rank 0] runs", "[rank 1] runs"],
         ["[rank 1] runs", "[rank 0] runs"],
     )
-    nodes = client.CoreV1Api(api).list_node(label_selector="airflow-gpu-provider/pool=larger-gang").items
+    nodes = client.CoreV1Api(api_client).list_node(label_selector="airflow-gpu-provider/pool=larger-gang").items
     assert {node.metadata.labels["node.kubernetes.io/instance-type"] for node in nodes} == {"g6e.xlarge"}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from kubernetes import client, config
+from kubernetes import client
 
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -21,15 +20,7 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, lines_of, run
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
-
-
-@pytest.fixture
-def api(gpu_sandbox: Sandbox, env: None) -> client.ApiClient:
-    return config.new_client_from_config(os.environ["KUBECONFIG"])
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 def ensure(pool: EksGpuPool, dag_id: str) -> Any:
@@ -47,19 +38,19 @@ def name() -> str:
 
 
 @pytest.fixture
-def theirs(gpu_sandbox: Sandbox, api: client.ApiClient, name: str) -> Iterator[DemandLease]:
+def theirs(gpu_sandbox: Sandbox, api_client: client.ApiClient, name: str) -> Iterator[DemandLease]:
     """The demand of DAG a, with its node."""
     pool = eks_pool(gpu_sandbox, name, max_nodes=2)
     ensure(pool, "a")
-    (lease,) = list_demand(api, name)
+    (lease,) = list_demand(api_client, name)
     yield lease
-    for each in list_demand(api, name):
+    for each in list_demand(api_client, name):
         opened(pool, "a").delete_demand_and_reconcile(each.key)
 
 
 @pytest.mark.usefixtures("theirs")
 def test_a_second_spec_of_a_pool_name_is_refused_before_anything_is_made(
-    gpu_sandbox: Sandbox, api: client.ApiClient, name: str
+    gpu_sandbox: Sandbox, api_client: client.ApiClient, name: str
 ) -> None:
     """Of machine types, markets, zones and labels."""
     groups = gpu_sandbox.aws.describe_groups()
@@ -74,14 +65,14 @@ def test_a_second_spec_of_a_pool_name_is_refused_before_anything_is_made(
         with pytest.raises(PoolDrift, match=rf"DAG a wants nodes of pool {name} \(run manual__2026") as refused:
             ensure(pool, "b")
         assert len(refused.value.details["differences"]) == 1, other
-    assert [lease.key.dag_id for lease in list_demand(api, name)] == ["a"]
+    assert [lease.key.dag_id for lease in list_demand(api_client, name)] == ["a"]
     assert {group["nodegroup"] for group in gpu_sandbox.aws.describe_groups()} == {
         group["nodegroup"] for group in groups
     }
 
 
 def test_it_is_refused_under_the_lock_too(
-    gpu_sandbox: Sandbox, api: client.ApiClient, name: str, theirs: DemandLease
+    gpu_sandbox: Sandbox, api_client: client.ApiClient, name: str, theirs: DemandLease
 ) -> None:
     """Of two that begin at once, both have seen no other demand before."""
     other = opened(eks_pool(gpu_sandbox, name, max_nodes=2, instance_types=["g6e.xlarge"]), "b")
@@ -89,12 +80,12 @@ def test_it_is_refused_under_the_lock_too(
     key = run_key(context_of(operator, dag_id="b"), name, "")
     with pytest.raises(PoolDrift, match=r"g6\.xlarge instead of g6e\.xlarge"):
         other.want(key, 1, other.clock.now() + timedelta(hours=1))
-    assert [lease.key for lease in list_demand(api, name)] == [theirs.key]
+    assert [lease.key for lease in list_demand(api_client, name)] == [theirs.key]
     opened(eks_pool(gpu_sandbox, name, max_nodes=2), "a").delete_demand_and_reconcile(theirs.key)
     other.want(key, 1, other.clock.now() + timedelta(hours=1))  # without other demand the newer spec takes over
 
 
-def test_a_retried_pod_gets_a_machine_of_the_changed_spec(gpu_sandbox: Sandbox, api: client.ApiClient) -> None:
+def test_a_retried_pod_gets_a_machine_of_the_changed_spec(gpu_sandbox: Sandbox, api_client: client.ApiClient) -> None:
     """The DAG's file has changed since its Ensure, which has made no group for the new machines."""
     name = "changed-spec"
     with_nodes(eks_pool(gpu_sandbox, name))
@@ -104,11 +95,11 @@ def test_a_retried_pod_gets_a_machine_of_the_changed_spec(gpu_sandbox: Sandbox, 
     assert (
         f"The spec of pool {name} has changed during the run: machine types g6e.xlarge instead of g6.xlarge." in lines
     )
-    (lease,) = list_demand(api, name)
+    (lease,) = list_demand(api_client, name)
     assert lease.allowed == changed.allowed
-    assert types_of(api, name) == ["g6e.xlarge"], "the former machine has gone, and no second one has come"
+    assert types_of(api_client, name) == ["g6e.xlarge"], "the former machine has gone, and no second one has come"
 
 
-def types_of(api: client.ApiClient, name: str) -> list[str]:
-    nodes = client.CoreV1Api(api).list_node(label_selector=f"airflow-gpu-provider/pool={name}").items
+def types_of(api_client: client.ApiClient, name: str) -> list[str]:
+    nodes = client.CoreV1Api(api_client).list_node(label_selector=f"airflow-gpu-provider/pool={name}").items
     return [node.metadata.labels["node.kubernetes.io/instance-type"] for node in nodes]
