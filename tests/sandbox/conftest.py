@@ -156,19 +156,13 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trigger's event comes at once."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.record.EVENT_AFTER_SECONDS", 0)
-
-
-@pytest.fixture
 def api_client(env: None) -> client.ApiClient:
     return config.new_client_from_config(os.environ["KUBECONFIG"])
 
 
 @pytest.fixture
-def batch(env: None) -> client.BatchV1Api:
-    return client.BatchV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+def batch(api_client: client.ApiClient) -> client.BatchV1Api:
+    return client.BatchV1Api(api_client)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = pytest.mark.usefixtures("now")
 
 
 def training(pool: EksGpuPool, script: str, **arguments: Any) -> GpuPodOperator:

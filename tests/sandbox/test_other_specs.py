@@ -20,7 +20,7 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, lines_of, run
 
-pytestmark = pytest.mark.usefixtures("soon")
+pytestmark = pytest.mark.usefixtures("now")
 
 
 def ensure(pool: EksGpuPool, dag_id: str) -> Any:
