@@ -107,7 +107,9 @@ class Ledger:
         taken = self._taken(groups, now)
         in_use = {each.group for each in seen}
         own = tuple(group for group in groups if group.name in in_use or group.name not in taken)
-        return own, platform.lives(own, since, known=[each.id for each in seen])
+        # Of groups that were deleted since: those of earlier runs do not matter.
+        known = [each.id for each in seen if each.seen_until >= since]
+        return own, platform.lives(own, since, known=known)
 
     def _quietly(self, write: Callable[[], None]) -> None:
         quietly(write, self._report)

@@ -259,12 +259,6 @@ def test_pod_over_its_deadline(pool: EksGpuPool, api: client.CoreV1Api, deferrab
     eventually(lambda: not pods(api))
 
 
-def test_execution_timeout_counts_while_deferred(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    with pytest.raises(PodDeadline, match="deadline"):
-        run(pod(pool, *FOREVER, execution_timeout=timedelta(seconds=4), termination_grace_period=1))
-    eventually(lambda: not pods(api))
-
-
 @BLOCKING_BY_DAY
 def test_pod_that_gets_no_node_says_what_it_waited_for(
     pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch, deferrable: bool

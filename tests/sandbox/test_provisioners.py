@@ -163,7 +163,7 @@ def test_a_night_with_karpenter_needs_no_more_than_the_documented_roles(
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(as_service_account(gpu_sandbox, "airflow")))
     connect_to(kubeconfig, monkeypatch)
-    with pytest.raises(PermissionDenied, match=r"nodepools\.karpenter\.sh"):
+    with pytest.raises(PermissionDenied, match=r"leases\.coordination\.k8s\.io"):
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of("karpenter", KARPENTER)))
     grant_roles(gpu_sandbox, "airflow")
     with Provisioner(gpu_sandbox, KARPENTER, failures=1) as there:
