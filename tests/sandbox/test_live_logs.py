@@ -223,15 +223,15 @@ async def test_log_that_its_node_rotates(
     wait = "while ! [ -e /tmp/%s ]; do sleep 0.1; done"
     # The last line passes the limit: the node may look in the middle of what is printed.
     ten_mib = "for i in $(seq 181); do echo line $i; head -c 58000 /dev/zero | tr '\\0' x; echo; done"
-    script = f"echo line 0; {wait % 'on'}; {ten_mib}; {wait % 'after'}; echo line 182"
+    script = f"echo line 0; {wait % 'on'}; {ten_mib}; {wait % 'after'}; echo line 182; {wait % 'end'}"
     task = await asyncio.to_thread(Task, pool, "train", script)
 
-    def print_and_rotate() -> None:
-        assert execute(core, task.pod_name, "touch /tmp/on") == ("", "", 0)
-        eventually(lambda: log_of(core, task.pod_name, tail_lines=1) == "")
+    def touch(name: str) -> None:
+        assert execute(core, task.pod_name, f"touch /tmp/{name}") == ("", "", 0)
 
-    def print_the_last() -> None:
-        assert execute(core, task.pod_name, "touch /tmp/after") == ("", "", 0)
+    def print_and_rotate() -> None:
+        touch("on")
+        eventually(lambda: log_of(core, task.pod_name, tail_lines=1) == "")
 
     async with task.triggered() as event:
         await logs.until(lambda: logs.numbers("train"))
@@ -240,11 +240,14 @@ async def test_log_that_its_node_rotates(
         else:
             await asyncio.to_thread(print_and_rotate)
             await logs.until(lambda: 181 in logs.numbers("train"))
-            await asyncio.to_thread(print_the_last)
+            await asyncio.to_thread(touch, "after")
+            await logs.until(lambda: 182 in logs.numbers("train"))
+            await asyncio.to_thread(touch, "end")
             await asyncio.to_thread(task.finish, await event)
     if away:
         await asyncio.to_thread(print_and_rotate)
-        await asyncio.to_thread(print_the_last)
+        await asyncio.to_thread(touch, "after")
+        await asyncio.to_thread(touch, "end")
         async with task.triggered() as event:
             await asyncio.to_thread(task.finish, await event)
     assert logs.numbers("train") == ([0, 182] if away else [*range(183)])
