@@ -273,11 +273,14 @@ def test_no_gang_has_nodes_of_two_zones(state: PoolSnapshot) -> None:
 def staying_for_runs(state: PoolSnapshot, grown: Mapping[str, int], machines: Sequence[MachineStatus]) -> int:
     """Count the machines that stay for runs.
 
-    Not those that only pods of no living demand hold; and of a group that does not grow, the cloud removes by itself
-    what it has beyond its size.
+    Not those that only pods of no living demand hold; of a group that does not grow, the cloud removes by itself what
+    it has beyond its size; and what a group has that is still being created can be released only after that.
     """
     runs = {each.key.hash for each in state.leases if each.live(state.now)}
     serving = [each for each in machines if each.counts and (not each.holders or _runs_of(each) & runs)]
+    created = {group.name for group in state.groups if group.status != "creating"}
+    kept = gang_placements(state, supply(state)).kept
+    serving = [each for each in serving if each.machine.group in created or each.machine.id in kept]
     by_group = Counter(each.machine.group for each in serving)
     sizes = {group.name: group.desired for group in state.groups if group.name not in grown}
     return sum(min(count, sizes.get(name, count)) for name, count in by_group.items())
