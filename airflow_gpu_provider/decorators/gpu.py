@@ -13,6 +13,7 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool
+from airflow_gpu_provider.tasks.roles import without_role
 from airflow_gpu_provider.training.place.pod_placement import check_pickled
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         super().__init__(name=name, random_name_suffix=random_name_suffix, **kwargs)
         if current_pool() is not None:
             self._check_arguments()
+
+    def get_python_source(self) -> str:
+        """Return the function's source without its decorator, which Airflow knows by the operator's name."""
+        self.custom_operator_name = without_role(type(self).custom_operator_name)
+        source: str = super().get_python_source()  # type: ignore[no-untyped-call]
+        return source
 
     def _check_arguments(self) -> None:
         """Check, when the DAG is parsed, the size of arguments that are known then.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 class _ReportOperator(PoolOperator):
     """Checks pools and changes nothing."""
 
-    gpu_role = "report"
     template_fields: Sequence[str] = ("gpu_pools",)
     ui_color = "#e6e6e6"
 
@@ -41,6 +40,8 @@ class GpuPoolStatusOperator(_ReportOperator):
         A list of what `airflow gpu status --output json` prints. Where a pool cannot be read, that of the others is the
             XCom "return_value", and the task fails with that pool's error.
     """
+
+    gpu_role = "status"
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.threads import in_parallel
@@ -102,6 +103,7 @@ class GpuPoolDoctorOperator(_ReportOperator):
         PoolNotUsable: Something would stop a run; the message says what.
     """
 
+    gpu_role = "doctor"
     template_fields: Sequence[str] = ("gpu_pools", "pod_namespace")
 
     def __init__(self, *, pod_namespace: str = "default", **kwargs: Any) -> None:

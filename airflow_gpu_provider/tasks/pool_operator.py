@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.roles import Role
+from airflow_gpu_provider.tasks.roles import Role, name_with_role
 from airflow_gpu_provider.tasks.telemetry import count_outcome
 from airflow_gpu_provider.untrusted import storable
 
@@ -69,6 +69,8 @@ class PoolOperator(BaseOperator):
 
     gpu_role: ClassVar[Role] = ""
     """Its role in this package; its subclasses inherit it."""
+    custom_operator_name: str
+    """The name that Airflow shows, with the role: of each subclass, whichever it gives itself (`name_with_role`)."""
 
     _keywords: frozenset[str] = frozenset()
     _is_ending = False
@@ -90,6 +92,7 @@ class PoolOperator(BaseOperator):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.custom_operator_name = name_with_role(cls)
         if "execute" in vars(cls):
             setattr(cls, "execute", _leaving_its_error(vars(cls)["execute"]))  # noqa: B010 - mypy takes no assignment
 

@@ -38,7 +38,7 @@ expect.set_options(timeout=PATIENCE * 1000 / 3)
 REPOSITORY = Path(__file__).parents[2]
 USERS = ("admin", "user", "viewer")
 """Each has the role of its name, and its name as password."""
-DAGS = ("nightly", "recorded", "two_blocks", "no_gpus", "looks", "more_time")
+DAGS = ("nightly", "recorded", "two_blocks", "no_gpus", "looks", "more_time", "of_a_team", "looks_of_a_team")
 MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
@@ -166,9 +166,9 @@ def nights(admin: Person) -> Recorded:
     return Recorded(runs=ended, confs={ended[name].run_id: conf for name, conf in confs.items()})
 
 
-def look_at(admin: Person, statuses: Any, findings: list[recorded.Conf]) -> RunStatus:
+def look_at(admin: Person, statuses: Any, findings: list[recorded.Conf], *, dag_id: str = "looks") -> RunStatus:
     """A janitor's run that saw this; returns when it has ended."""
-    run = admin.record("looks", recorded.look(statuses, findings))
+    run = admin.record(dag_id, recorded.look(statuses, findings))
     return admin.wait_for_run(run.dag_id, run.run_id)
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Page, Route, expect
 from gpu_sandbox.airflow_api import PATIENCE, RunStatus
 from gpu_sandbox.airflow_home import AirflowHome
 from tests.browser import recorded
-from tests.browser.conftest import Person, Recorded, Visit, look_at
+from tests.browser.conftest import MIDNIGHT, Person, Recorded, Visit, look_at
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 IMAGES = os.environ.get("BROWSER_IMAGES", "")
@@ -173,7 +173,7 @@ def dollars(told: str) -> float:
 
 def test_the_newest_nights_are_shown_while_the_others_are_read(nights: Recorded, visit: Visit) -> None:
     tab, held = visit(), list[Route]()
-    the_others = re.compile("operator=ScaleDownSensor&run_after.*limit=100")
+    the_others = re.compile("GPU.scale_down&run_after.*limit=100")
     tab.page.route(the_others, lambda route: held.append(route))
     page = loaded(tab.open())
     shows(page, re.compile(r"[0-9]+ earlier nights are still being read\."))
@@ -420,6 +420,36 @@ def test_pools_of_one_name_are_told_apart_and_have_buttons_of_their_own(
     expect(there).to_contain_text("There is no button for more time: no ExtendGpuPoolOperator with this pool")
     expect(there.get_by_role("button", name="More time")).to_have_count(0)
     expect(there.get_by_role("heading")).to_contain_text("train-gpu (eks/team_b/us-west-2/k8s-ml)")
+
+
+# -- subclasses of the operators -----------------------------------------------------------------------------
+
+
+def test_a_team_s_subclasses_are_shown_as_the_operators_are(
+    nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
+) -> None:
+    wanted = {"of_a_team/any": datetime.now(UTC) + timedelta(hours=3)}
+    left = [recorded.finding("warning", "The team's launch failed.", pool="team-gpu", fix="Name more zones.")]
+    look_at(admin, [recorded.status("team-gpu", wanted)], left, dag_id="looks_of_a_team")
+    conf = recorded.night("team-gpu", MIDNIGHT, recorded.usage(MIDNIGHT))
+    conf["tune"] = {"until": str(tmp_path / "go")}
+    run = admin.record("of_a_team", conf, run_id="team+02:00")
+    admin.wait_for_task(run.dag_id, run.run_id, "tune", states=frozenset({"running"}))
+    tab = visit()
+    page = loaded(tab.open())
+    expect(page.get_by_role("region", name="What would stop a night")).to_contain_text("The team's launch failed.")
+    expect(page.locator("[data-pool='team-gpu']")).to_contain_text("runs default/train-abc")
+    expect(page.locator("[data-run='of_a_team/team+02:00']")).to_contain_text("working")
+    (tmp_path / "go").touch()
+    assert admin.wait_for_run(run.dag_id, run.run_id).state == "success"
+    expect(loaded(tab.open()).locator("[data-night='team+02:00']")).to_contain_text("USD")
+    page = tab.open(f"{run_path('of_a_team', 'team+02:00')}/plugin/gpu_nodes")
+    expect(page.locator("[data-bill='team-gpu.scale_down']")).to_contain_text("120 s booting")
+    kinds = {"team-gpu.ensure": "other", "plugin": "other", "tune": "working", "team-gpu-train [0]": "working"}
+    for task, kind in kinds.items():
+        expect(page.locator(f"[data-lane='{task}'] [data-kind]")).to_have_attribute("data-kind", kind)
+    expect(page.locator("[data-task='team-gpu.ensure']")).to_contain_text("machine launched")
+    assert not tab.problems
 
 
 # -- who may not ---------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-import airflow_gpu_provider
-from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.plugins import gpu_pools
 from airflow_gpu_provider.plugins.gpu_pools import BUNDLE, STATIC, GpuPoolsPlugin, bundle_url
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
@@ -30,7 +27,6 @@ GKE: dict[str, Any] = {
     "machine_types": ["g2-standard-4"],
     "max_nodes": 1,
 }
-TASKS = Path(__file__).parents[2] / "ui" / "src" / "tasks.ts"
 
 AS_A_TASK_LOADS_IT = """
 import json, sys
@@ -122,10 +118,3 @@ def test_the_bundle_is_small_and_is_only_this_packages_code() -> None:
     assert b"AirflowPlugin" in text
     assert b"dangerouslySetInnerHTML" not in text
     assert b"innerHTML" not in text
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\b\w+(?:Operator|Sensor)\b", TASKS.read_text()))))
-def test_the_page_looks_for_operators_by_the_names_that_they_have(name: str) -> None:
-    operator = GpuDecoratedOperator if name == "GpuDecoratedOperator" else getattr(airflow_gpu_provider, name)
-    assert operator.__name__ == name
-    assert {"gpu_pool", "gpu_pools"} & set(operator.template_fields)  # by which a task's pool is known

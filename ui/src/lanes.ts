@@ -2,7 +2,7 @@
 
 import { type Failure, type GpuUse, type Machine, type Phase, type Refusal, type TimedPhase, type Usage } from "./records.ts";
 import type { PoolId } from "./pools.ts";
-import { PODS, type Task } from "./tasks.ts";
+import { hasRole, type Task } from "./tasks.ts";
 
 export type RunRecords = {
   tasks: Task[];
@@ -30,7 +30,7 @@ function laneOfTask(task: Task, phases: TimedPhase[], now: number): Lane {
   const from = Date.parse(task.start_date!);
   const to = task.end_date ? Date.parse(task.end_date) : now;
   const mapped = task.map_index >= 0 ? ` [${task.map_index}]` : "";
-  const kind = PODS.includes(task.operator ?? "") ? "working" : "other";
+  const kind = hasRole(task, "training") ? "working" : "other";
   const marks = phases.flatMap((phase) => (phase.at ? [{ at: Date.parse(phase.at), said: phase.phase }] : []));
   const said = `${task.task_id}: ${task.state ?? "not begun"}`;
   return { name: `${task.task_id}${mapped}`, pieces: [{ from, to, kind, said }], marks, open: !task.end_date };

@@ -18,20 +18,7 @@ import {
   type Status,
   xcomValue,
 } from "./records.ts";
-import {
-  DOCTOR,
-  lastOfEach,
-  LIVE,
-  type LiveRun,
-  liveRuns,
-  lookPeriod,
-  OF_A_RUN,
-  poolOf,
-  REAP,
-  SCALE_DOWN,
-  STATUS,
-  type Task,
-} from "./tasks.ts";
+import { lastOfEach, LIVE, type LiveRun, liveRuns, lookPeriod, ofRoles, OF_A_RUN, poolOf, type Task } from "./tasks.ts";
 
 export const DAYS = 30;
 const MOST_NIGHTS = 500;
@@ -99,9 +86,11 @@ export type Now = {
 };
 
 export async function loadNow(): Promise<Now> {
+  const ofARun = { operator_name_prefix_pattern: ofRoles(...OF_A_RUN), state: LIVE, order_by: "-run_after" };
+  const ofLooks = { operator_name_prefix_pattern: ofRoles("status", "doctor", "reap"), order_by: "-run_after" };
   const [live, looks, extending] = await Promise.all([
-    list<Task>(ALL_TASKS, "task_instances", { operator: OF_A_RUN, state: LIVE, order_by: "-run_after" }, 100),
-    list<Task>(ALL_TASKS, "task_instances", { operator: [STATUS, DOCTOR, REAP], order_by: "-run_after" }, 100),
+    list<Task>(ALL_TASKS, "task_instances", ofARun, 100),
+    list<Task>(ALL_TASKS, "task_instances", ofLooks, 100),
     list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "extends_pools", order_by: "-run_after" }, 100),
   ]);
   const tasks = looks.found;
@@ -122,7 +111,7 @@ export async function loadNow(): Promise<Now> {
 
 async function poolsNow(tasks: Task[], unreadable: Look[]): Promise<PoolNow[]> {
   const pools = new Map<string, PoolNow>();
-  for (const task of lastOfEach(tasks, STATUS, ["success"])) {
+  for (const task of lastOfEach(tasks, "status", ["success"])) {
     const value = await valueLeft(task, "return_value");
     if (!Array.isArray(value)) unreadable.push({ task, why: whyUnreadable(value) });
     for (const status of readStatus(value)) {
@@ -150,7 +139,7 @@ async function extendersOf(entries: Entry[]): Promise<Map<string, string>> {
 
 async function findingsNow(tasks: Task[], unreadable: Look[]) {
   const found: Now["findings"] = [];
-  for (const task of lastOfEach(tasks, DOCTOR)) {
+  for (const task of lastOfEach(tasks, "doctor")) {
     const value = await valueLeft(task, "findings", "return_value");
     if (!Array.isArray(value) && task.state === "success") unreadable.push({ task, why: whyUnreadable(value) });
     found.push(...readFindings(value).map((finding) => ({ finding, task })));
@@ -160,7 +149,7 @@ async function findingsNow(tasks: Task[], unreadable: Look[]) {
 
 async function leftoversNow(tasks: Task[]) {
   const found: Now["leftovers"] = [];
-  for (const task of lastOfEach(tasks, REAP)) {
+  for (const task of lastOfEach(tasks, "reap")) {
     const value = await valueLeft(task, "reaped", "return_value");
     found.push(...readLeft(value).map((leftover) => ({ leftover, task })));
   }
@@ -169,7 +158,7 @@ async function leftoversNow(tasks: Task[]) {
 
 /** Checks whose last run failed without a result: what the page shows of them is outdated. */
 const redLooks = (tasks: Task[]): Look[] =>
-  lastOfEach(tasks, STATUS)
+  lastOfEach(tasks, "status")
     .filter((task) => task.state === "failed")
     .map((task) => ({ task, why: "failed" }));
 
@@ -200,7 +189,7 @@ export async function loadNights(show?: (some: Nights) => void, now = Date.now()
 async function newestNights(most: number, since: string): Promise<Nights> {
   const query = { run_after_gte: since, order_by: "-run_after" };
   const [tasks, usages, errors] = await Promise.all([
-    list<Task>(ALL_TASKS, "task_instances", { operator: SCALE_DOWN, ...query }, most),
+    list<Task>(ALL_TASKS, "task_instances", { operator_name_prefix_pattern: ofRoles("scale_down"), ...query }, most),
     list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "usage", ...query }, most),
     list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "error", ...query }, most),
   ]);

@@ -22,7 +22,7 @@ import {
   type TimedPhase,
   type Usage,
 } from "./records.ts";
-import { LIVE, OF_A_RUN, poolOf, SCALE_DOWN, type Task } from "./tasks.ts";
+import { hasRole, LIVE, ofRoles, OF_A_RUN, poolOf, type Task } from "./tasks.ts";
 import { useLoaded } from "./use-loaded.ts";
 import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Wide, Working } from "./words.tsx";
 
@@ -34,13 +34,13 @@ const keyOf = (taskId: string, mapIndex: number) => JSON.stringify([taskId, mapI
 
 async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   const run = runPath(dagId, runId);
-  const query = { operator: OF_A_RUN, order_by: "start_date" };
+  const query = { operator_name_prefix_pattern: ofRoles(...OF_A_RUN), order_by: "start_date" };
   const [tasks, entries] = await Promise.all([
     list<Task>(`${run}/taskInstances`, "task_instances", query, 300),
     list<Entry>(`${run}/taskInstances/~/xcomEntries`, "xcom_entries", { xcom_key_pattern: KEYS.join("|") }, 900),
   ]);
   const of = (key: string) => entries.found.filter((entry) => entry.key === key);
-  const ensures = new Set(tasks.found.filter((task) => task.operator === "EnsureGpuPoolOperator").map((task) => task.task_id));
+  const ensures = new Set(tasks.found.filter((task) => hasRole(task, "ensure")).map((task) => task.task_id));
   const wanted = [...of("timeline"), ...of("return_value").filter((entry) => ensures.has(entry.task_id))];
   const phases = new Map<string, TimedPhase[]>();
   const refused = new Map<string, Refusal[]>();
@@ -62,7 +62,7 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   });
   const failures = await eachOf(of("error"), async (entry) => readFailure(await valueOf(entry)));
   const left = new Map(of("usage").map((entry) => [keyOf(entry.task_id, entry.map_index), entry]));
-  const scaleDowns = tasks.found.filter((task) => SCALE_DOWN.includes(task.operator ?? ""));
+  const scaleDowns = tasks.found.filter((task) => hasRole(task, "scale_down"));
   const bills = await eachOf(scaleDowns, async (task) => {
     const entry = left.get(keyOf(task.task_id, task.map_index));
     const value = entry ? await valueOf(entry) : null;

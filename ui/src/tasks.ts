@@ -9,21 +9,23 @@ export type Task = {
   map_index: number;
   try_number: number;
   state: string | null;
-  operator: string | null;
+  operator_name: string | null;
   run_after: string;
   start_date: string | null;
   end_date: string | null;
   rendered_fields?: Record<string, unknown>;
 };
 
-export const SCALE_DOWN = ["ScaleDownSensor"];
-export const ENSURE = ["EnsureGpuPoolOperator"];
-export const PLUGIN = ["InstallDevicePluginOperator"];
-export const PODS = ["GpuPodOperator", "GpuWorkloadOperator", "GpuDecoratedOperator"];
-export const OF_A_RUN = [...ENSURE, ...PLUGIN, ...PODS, ...SCALE_DOWN];
-export const STATUS = "GpuPoolStatusOperator";
-export const DOCTOR = "GpuPoolDoctorOperator";
-export const REAP = "ReapGpuPoolsOperator";
+/** Those that the page asks for, of airflow_gpu_provider/tasks/roles.py. */
+export type Role = "ensure" | "device_plugin" | "training" | "scale_down" | "status" | "doctor" | "reap";
+
+export const OF_A_RUN: readonly Role[] = ["ensure", "device_plugin", "training", "scale_down"];
+
+/** For Airflow's `operator_name_prefix_pattern`: an operator's name begins with the role, a subclass's too. */
+export const ofRoles = (...roles: readonly Role[]) => roles.map((role) => `GPU ${role}`).join("|");
+
+export const hasRole = (task: Task, role: Role) => task.operator_name?.startsWith(`${ofRoles(role)}: `) ?? false;
+
 export const LIVE = ["running", "deferred", "queued", "restarting", "up_for_retry", "up_for_reschedule"];
 
 const WAITING = ["queued", "up_for_retry", "up_for_reschedule"];
@@ -49,9 +51,8 @@ export function poolOf(task: Task): PoolId | null {
 
 export function stageOf(task: Task): Stage {
   if (WAITING.includes(task.state ?? "")) return "waiting";
-  const operator = task.operator ?? "";
-  if (SCALE_DOWN.includes(operator)) return "draining";
-  return PODS.includes(operator) ? "working" : "booting";
+  if (hasRole(task, "scale_down")) return "draining";
+  return hasRole(task, "training") ? "working" : "booting";
 }
 
 /** Runs with an unfinished task of this package: one entry per pool of a run. */
@@ -98,10 +99,10 @@ function later(one: Stage, other: Stage): Stage {
 }
 
 /** The last ended instance of each task (in one of `states`), newest first. */
-export function lastOfEach(tasks: readonly Task[], operator: string, states = ["success", "failed"]): Task[] {
+export function lastOfEach(tasks: readonly Task[], role: Role, states = ["success", "failed"]): Task[] {
   const last = new Map<string, Task>();
   for (const task of tasks) {
-    if (task.operator !== operator || !states.includes(task.state ?? "")) continue;
+    if (!hasRole(task, role) || !states.includes(task.state ?? "")) continue;
     const key = JSON.stringify([task.dag_id, task.task_id, task.map_index]);
     const known = last.get(key);
     if (!known || endOf(task) > endOf(known)) last.set(key, task);

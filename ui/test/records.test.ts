@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { money } from "../src/format.ts";
-import { laneOfMachine } from "../src/lanes.ts";
+import { laneOfMachine, lanesOf, type RunRecords } from "../src/lanes.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
 import {
   inOrder,
@@ -18,7 +18,7 @@ import {
   xcomValue,
 } from "../src/records.ts";
 import { clusterOf, dagsOf, keyOf, meant, once, titleOf } from "../src/pools.ts";
-import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
+import { hasRole, lastOfEach, liveRuns, lookPeriod, ofRoles, poolOf, type Role, type Task } from "../src/tasks.ts";
 
 const BILL = {
   machines: 1,
@@ -39,7 +39,7 @@ const task = (changed: Partial<Task> = {}): Task => ({
   map_index: -1,
   try_number: 1,
   state: "success",
-  operator: "ScaleDownSensor",
+  operator_name: "GPU scale_down: ScaleDownSensor",
   run_after: "2026-03-01T02:00:00Z",
   start_date: "2026-03-01T03:00:00Z",
   end_date: "2026-03-01T03:01:00Z",
@@ -151,8 +151,8 @@ test("a task's pool is its rendered argument's, else its block's", () => {
 });
 
 test("a pod without a word of its pool is of its run's only one", () => {
-  const ensure = task({ task_id: "train-gpu.ensure", operator: "EnsureGpuPoolOperator", state: "running" });
-  const pod = task({ task_id: "train", operator: "GpuPodOperator", state: "deferred" });
+  const ensure = task({ task_id: "train-gpu.ensure", operator_name: "GPU ensure: EnsureGpuPoolOperator", state: "running" });
+  const pod = task({ task_id: "train", operator_name: "GPU training: GpuPodOperator", state: "deferred" });
   assert.deepEqual(liveRuns([ensure, pod]).map(({ pool, stage }) => [pool?.name, stage]), [["train-gpu", "working"]]);
   assert.deepEqual(liveRuns([pod]).map(({ pool }) => pool), [null]);
   assert.deepEqual(liveRuns([ensure]).map(({ stage }) => stage), ["booting"]);
@@ -162,13 +162,49 @@ test("a pod without a word of its pool is of its run's only one", () => {
   assert.deepEqual(liveRuns([task({ state: "deferred" })]).map(({ stage }) => stage), ["draining"]);
 });
 
+// tests/unit/tasks/test_roles.py has Airflow make these names, of subclasses.
+const OF_A_TEAM: Record<string, Role> = {
+  "GPU ensure: TeamEnsureGpuPoolOperator": "ensure",
+  "GPU device_plugin: TeamInstallDevicePluginOperator": "device_plugin",
+  "GPU training: TeamGpuPodOperator": "training",
+  "GPU training: TeamGpuWorkloadOperator": "training",
+  "GPU training: @task.gpu": "training",
+  "GPU scale_down: Our sensor": "scale_down",
+  "GPU status: TeamGpuPoolStatusOperator": "status",
+  "GPU doctor: TeamGpuPoolDoctorOperator": "doctor",
+  "GPU reap: TeamReapGpuPoolsOperator": "reap",
+};
+
+test("a subclass of an operator has the operator's role, and no other", () => {
+  for (const [operator_name, role] of Object.entries(OF_A_TEAM)) {
+    const roles = Object.values(OF_A_TEAM).filter((each) => hasRole(task({ operator_name }), each));
+    assert.deepEqual([...new Set(roles)], [role], operator_name);
+  }
+  for (const operator_name of [null, "", "ScaleDownSensor", "scale_down", "GPU scale_down", "GPU scale_down_of_a_team: Sensor"]) {
+    assert.equal(hasRole(task({ operator_name }), "scale_down"), false, `${operator_name}`);
+  }
+  assert.equal(ofRoles("ensure", "training"), "GPU ensure|GPU training");
+});
+
+test("a run of subclasses boots, works and drains, and their looks count", () => {
+  const tasks = Object.keys(OF_A_TEAM).map((operator_name) => task({ operator_name, task_id: operator_name, state: "running" }));
+  const stages = tasks.slice(0, 6).map((each) => liveRuns([each])[0]?.stage);
+  assert.deepEqual(stages, ["booting", "booting", "working", "working", "working", "draining"]);
+  const records = { tasks: tasks.slice(0, 6), bills: [], phases: () => [] } as unknown as RunRecords;
+  const kinds = lanesOf(records, Date.parse("2026-03-02")).map(({ pieces }) => pieces[0]?.kind);
+  assert.deepEqual(kinds, ["other", "other", "working", "working", "working", "other"]);
+  for (const role of ["status", "doctor", "reap"] as const) {
+    assert.deepEqual(lastOfEach(tasks, role, ["running"]).map((each) => OF_A_TEAM[each.task_id]), [role]);
+  }
+});
+
 test("of each task the last that ended counts", () => {
   const looks = [
-    task({ operator: "GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T01:00:00Z" }),
-    task({ operator: "GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T02:00:00Z" }),
-    task({ operator: "GpuPoolStatusOperator", task_id: "status", state: "running", end_date: null }),
+    task({ operator_name: "GPU status: GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T01:00:00Z" }),
+    task({ operator_name: "GPU status: GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T02:00:00Z" }),
+    task({ operator_name: "GPU status: GpuPoolStatusOperator", task_id: "status", state: "running", end_date: null }),
   ];
-  assert.deepEqual(lastOfEach(looks, "GpuPoolStatusOperator").map((each) => each.end_date), ["2026-03-01T02:00:00Z"]);
+  assert.deepEqual(lastOfEach(looks, "status").map((each) => each.end_date), ["2026-03-01T02:00:00Z"]);
 });
 
 test("the period of looks is that of the schedule, and half an hour where there is none to see", () => {
@@ -292,7 +328,7 @@ test("pools of one name in two clusters are two, and a record without a cluster 
 
 test("a run on two pools of one name is shown once on each", () => {
   const ensures = [EKS, { ...EKS, aws_conn_id: "team_b" }].map((gpu_pool, index) =>
-    task({ task_id: `block${index}.ensure`, operator: "EnsureGpuPoolOperator", state: "running", rendered_fields: { gpu_pool } }),
+    task({ task_id: `block${index}.ensure`, operator_name: "GPU ensure: EnsureGpuPoolOperator", state: "running", rendered_fields: { gpu_pool } }),
   );
   assert.deepEqual(liveRuns(ensures).map(({ pool }) => pool), [HERE, THERE]);
   const scaleDown = task({ task_id: "train.scale_down", state: "running" });

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseOperator
+from airflow.sdk import DAG, BaseOperator, task
+from airflow.sdk.bases.decorator import task_decorator_factory
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_gpu_provider import (
     EksGpuPool,
     EnsureGpuPoolOperator,
     GpuPodOperator,
+    GpuPoolDoctorOperator,
+    GpuPoolStatusOperator,
     InstallDevicePluginOperator,
+    ReapGpuPoolsOperator,
     ScaleDownSensor,
     gpu_nodes,
 )
@@ -26,6 +32,9 @@ from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 from airflow_gpu_provider.tasks.roles import role_of
 
 POOL = EksGpuPool(name="train", cluster_name="c", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=4)
+
+
+PAGE = Path(__file__).parents[3] / "ui" / "test" / "records.test.ts"
 
 
 class OfTeam:
@@ -58,6 +67,9 @@ class Run:
         (GpuWorkloadOperator, "training"),
         (GpuDecoratedOperator, "training"),
         (ScaleDownSensor, "scale_down"),
+        (GpuPoolStatusOperator, "status"),
+        (GpuPoolDoctorOperator, "doctor"),
+        (ReapGpuPoolsOperator, "reap"),
     ],
 )
 def test_a_subclass_has_the_role(operator: type[PoolOperator], role: str, has_mixin: bool) -> None:
@@ -99,3 +111,62 @@ def test_mapped_tasks_and_serialized_ones_have_it() -> None:
 
 def test_tasks_of_other_packages_have_none() -> None:
     assert role_of(BaseOperator(task_id="other")) == ""
+
+
+class OurSensor(ScaleDownSensor):
+    custom_operator_name = "Our sensor"
+
+
+def of_a_team(has_mixin: bool) -> DAG:
+    """Return a DAG of subclasses of what the page shows, mapped and not."""
+    ensure, plugin, pod, workload, decorated, status, doctor, reap = (
+        subclass(each, has_mixin=has_mixin)
+        for each in (
+            *(EnsureGpuPoolOperator, InstallDevicePluginOperator, GpuPodOperator, GpuWorkloadOperator),
+            *(GpuDecoratedOperator, GpuPoolStatusOperator, GpuPoolDoctorOperator, ReapGpuPoolsOperator),
+        )
+    )
+    on_pool: Any = {"gpu_pool": POOL}
+    with DAG("d", schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+
+        @task.gpu(image="train:1", **on_pool)
+        def ours(rate: float) -> None: ...
+
+        def team(rate: float) -> None: ...
+
+        ensure(task_id="ensure", **on_pool)
+        plugin(task_id="plugin", **on_pool)
+        pod(task_id="pod", image="train:1", **on_pool)
+        pod.partial(task_id="pods", **on_pool).expand(image=["train:1"])
+        workload.partial(task_id="workloads", **on_pool).expand(manifest=[{}])
+        function = task_decorator_factory(team, decorated_operator_class=decorated, image="train:1", **on_pool)
+        function(0.1)
+        function.override(task_id="teams").expand(rate=[0.1])
+        ours.override(task_id="mapped").expand(rate=[0.1])
+        type("Team", (OfTeam, OurSensor) if has_mixin else (OurSensor,), {})(task_id="down", **on_pool)
+        status(task_id="status", gpu_pools=[POOL])
+        doctor(task_id="doctor", gpu_pools=[POOL])
+        reap(task_id="reap", gpu_pools=[POOL])
+    return dag
+
+
+@pytest.mark.parametrize("has_mixin", [False, True])
+def test_airflow_keeps_a_subclass_s_role_where_the_page_looks(has_mixin: bool) -> None:
+    """By the names, which ui/test/records.test.ts has, too: a task instance has what the serialized DAG has."""
+    dag = of_a_team(has_mixin)
+    kept = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    names = {each.operator_name: role_of(dag.get_task(each.task_id)) for each in kept.tasks}
+    assert names == dict(re.findall(r'^  "(GPU \w+: .+)": "(\w+)",$', PAGE.read_text(), re.MULTILINE))
+    assert all(name.startswith(f"GPU {role}: ") for name, role in names.items())
+
+
+def test_a_function_s_source_has_no_decorator() -> None:
+    with DAG("d", schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+
+        @task.gpu(gpu_pool=POOL, image="train:1")
+        def train() -> None: ...
+
+        train()
+    operator: Any = dag.get_task("train")
+    assert operator.operator_name == "GPU training: @task.gpu"
+    assert operator.get_python_source() == "def train() -> None: ...\n"
