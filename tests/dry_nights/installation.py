@@ -31,8 +31,8 @@ from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from sqlalchemy import select, update
 
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.dry_nights.night import Ends, Night
 from tests.dry_nights.worker import Worker
@@ -50,7 +50,7 @@ class Work(BaseOperator):
         self.rate = rate
 
 
-SCRIPTED = (Work, GpuPodOperator, EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor)
+SCRIPTED = (Work, TrainingOperator, EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor)
 """What does not run here, but ends as its test says; all other operators run."""
 
 
@@ -181,7 +181,7 @@ class Airflow:
         ti = workload.ti
         night, operator = self._nights[ti.dag_id, ti.run_id], self.dags[ti.dag_id].get_task(ti.task_id)
         how = night.next_end(ti.task_id, ti.map_index)
-        if how is None and not is_scripted(operator):
+        if how == "by itself" or (how is None and not is_scripted(operator)):
             name = ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]"
             night.errors[name] = self.worker.run(workload, operator, context)
         elif how != "running":

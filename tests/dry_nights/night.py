@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Ends = str | Sequence[str] | Mapping[int, str]
 """How each leg of a task ends, or its legs one after the other (the last one again and again), or its map indexes.
 
-"success" (which need not be said), "failed", "skipped"; "running" and "deferred" stay until `end` or `resume`.
+"success" (which need not be said), "failed", "skipped"; "running" and "deferred" stay until `end` or `resume`. "by
+itself" runs the operator.
 """
 
 
@@ -61,6 +62,11 @@ class Night:
 
     def __getitem__(self, name: str) -> str | None:
         return self.states[name]
+
+    @property
+    def operator_names(self) -> dict[str, str | None]:
+        """What Airflow shows of each task's operator, and lists task instances by."""
+        return {ti.task_id: ti.operator_name for ti in self._instances()}
 
     def tries(self, task_id: str, map_index: int = -1) -> int:
         return int(self._instance(task_id, map_index).try_number)

@@ -96,6 +96,12 @@ class Worker:
             case comms.GetTaskBreadcrumbs():
                 found = api.get_task_instance_breadcrumbs(message.dag_id, message.run_id, self._session)
                 return comms.TaskBreadcrumbsResult(breadcrumbs=found.model_dump(mode="json")["breadcrumbs"])
+            case comms.GetTaskStates():
+                states = api.get_task_instance_states(**_query(message), session=self._session, dag_bag=self._dag_bag)
+                return comms.TaskStatesResult(task_states=states.task_states)
+            case comms.GetTICount():
+                count = api.get_task_instance_count(**_query(message), session=self._session, dag_bag=self._dag_bag)
+                return comms.TICount(count=count)
             case comms.GetXCom():
                 where = {"run_id": message.run_id, "dag_ids": message.dag_id, "task_ids": message.task_id}
                 query = XComModel.get_many(key=message.key, map_indexes=message.map_index, **where)
@@ -130,6 +136,11 @@ class Worker:
         payload = STATE_UPDATES[fields["state"]].model_validate(fields)
         api.ti_update_state(workload.ti.id, payload, self._session, self._dag_bag)
         self._session.commit()
+
+
+def _query(message: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = message.model_dump(exclude={"type"})
+    return asked
 
 
 class _Process:
