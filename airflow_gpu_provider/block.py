@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
 from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
 
@@ -85,7 +86,7 @@ def gpu_nodes(
 
     Raises:
         PoolSpecError: The block holds no task, another one has its name, or an argument for its own operators is one
-            that the block itself gives.
+            that the block itself gives; or it is in a task loop, around which it has to be.
     """
     from airflow.providers.standard.operators.empty import EmptyOperator
 
@@ -98,6 +99,7 @@ def gpu_nodes(
         raise PoolSpecError(f"gpu_nodes: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
     name = group_id or str(gpu_pool.name)
     group = _group(name, gpu_pool)
+    check_loops(f"Block {name}", "ensure", group, gpu_pool)
     block = Block(gpu_pool, _block_id(group))
     with opened(block), group:
         begin = _own_task(EmptyOperator, f"{name}.begin", taken=_TAKEN_BY_BEGIN)

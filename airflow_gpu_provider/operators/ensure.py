@@ -28,6 +28,7 @@ from airflow_gpu_provider.operators.node_counts import (
 )
 from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
+from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 from airflow_gpu_provider.tasks.xcom import push
@@ -137,6 +138,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
+        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, gpu_pool)
         self.gpus = gpus
         self.nodes = nodes
         self.gang = gang

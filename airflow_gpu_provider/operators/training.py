@@ -18,6 +18,7 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
+from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
@@ -104,6 +105,7 @@ class TrainingOperator(PoolOperator):
                 f"Task {self.task_id}: no GPU pool is given.",
                 "Give gpu_pool=, or put the task into a `with gpu_nodes(...)` block.",
             )
+        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, self.gpu_pool)
         of_block = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
         self.block_id = of_block if block_id is None else block_id
         self._try: PodTry | None = None

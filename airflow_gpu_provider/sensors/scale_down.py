@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.tasks.links import LINKS
+from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_bill
 from airflow_gpu_provider.tasks.xcom import push
@@ -116,6 +117,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             **{**hiding, **waiting, **kwargs},
         )
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
+        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, gpu_pool)
         self.block_id = block_id
         self.deferrable = deferrable
         self._reconciler: Reconciler | None = None

@@ -23,6 +23,7 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 from airflow_gpu_provider.errors import GpuError, PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.roles import Role, name_with_role
 from airflow_gpu_provider.tasks.telemetry import count_outcome
 from airflow_gpu_provider.untrusted import storable
@@ -129,6 +130,7 @@ class PoolOperator(BaseOperator):
         and its own default_args give.
         """
         _refuse_gpu_pool(made.kwargs.get("pool"))
+        check_loops(f"Task {made.kwargs['task_id']}", cls.gpu_role, made.kwargs["task_group"], kwargs.get("gpu_pool"))
         if kwargs.get("gpu_pool") is not None:
             given_pool(made.kwargs["task_id"], kwargs["gpu_pool"])
 

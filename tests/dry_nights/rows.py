@@ -221,6 +221,9 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_mapped.py::test_an_index_s_scale_down_does_not_wait_for_the_other_one",
         "tests/unit/test_gpu_nodes.py::test_block_in_a_mapped_task_group_is_one_for_each_index",
     ),
+    "a block around a task loop (Airflow 3.4)": (
+        "tests/unit/tasks/test_loops.py::test_what_brings_or_releases_nodes_belongs_around_a_loop",
+    ),
     "a backfill, catching up on ten nights, `max_active_runs > 1`": (
         f"{DRY}/test_several_runs.py::test_a_backfill",
         f"{DRY}/test_several_runs.py::test_runs_side_by_side_end_each_by_itself",

@@ -1,0 +1,51 @@
+"""Airflow 3.4's task loops: what of this package may not be in one.
+
+Airflow 3.3 has no loops, and 3.4's class of them is private: a loop is known by an attribute that no other group has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow.sdk import TaskGroup
+
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.tasks.roles import Role
+
+
+def check_loops(what: str, role: Role, group: TaskGroup | None, pool: object) -> None:
+    """Refuse what the iterations of a task loop would share, although each of them needs its own.
+
+    Args:
+        what: The task, or the block, in words.
+        role: Its role; a block has Ensure's.
+        group: The task group that it is in.
+        pool: Its pool, to be named; anything else, such as a template, is not.
+
+    Raises:
+        PoolSpecError: It brings nodes or releases them, and is in a loop. Or it is a training in a loop within another
+            one, which Airflow 3.4 itself refuses: a task is told the iteration of the innermost loop alone.
+    """
+    loops = [each.group_id for each in _loops_around(group)]
+    name = getattr(pool, "name", "")
+    if loops and role in ("ensure", "scale_down"):
+        raise PoolSpecError(
+            f"{what}{f' of pool {name}' if name else ''} is in the task loop {loops[0]}, whose iterations would share"
+            " their nodes: the end of one would release the next one's.",
+            "Put it around the loop: the nodes then stay for all iterations.",
+            pool=name,
+        )
+    if len(loops) > 1 and role == "training":
+        raise PoolSpecError(
+            f"{what} is in the task loop {loops[0]}, which is in the loop {loops[1]}: iterations of the outer one would"
+            " share pods and checkpoints.",
+            "Take it out of one of the two.",
+        )
+
+
+def _loops_around(group: TaskGroup | None) -> Iterator[TaskGroup]:
+    """Yield the loops that a group is in, or is, the innermost first."""
+    while group is not None:
+        if hasattr(group, "max_iterations"):
+            yield group
+        group = group.parent_group
