@@ -35,9 +35,13 @@ class DemandKey:
         parts = [self.installation, self.dag_id, self.run_id, self.pool, *([self.block] if self.block else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
-    def of_task(self, task_id: str, map_index: int) -> Self:
-        """Return the key of a task's own demand: of a gang, say, that no block's demand covers."""
-        return replace(self, block=f"{self.block}/{task_id}/{map_index}".lstrip("/"))
+    def of_task(self, task_id: str, map_index: int, iteration: int = -1) -> Self:
+        """Return the key of a task's own demand: of a gang, say, that no block's demand covers.
+
+        `iteration` is that of the task loop that it is in; -1 outside of loops.
+        """
+        index = f"{map_index}.{iteration}" if iteration >= 0 else f"{map_index}"
+        return replace(self, block=f"{self.block}/{task_id}/{index}".lstrip("/"))
 
     @property
     def is_of_task(self) -> bool:

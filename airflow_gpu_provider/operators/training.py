@@ -18,7 +18,7 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
-from airflow_gpu_provider.tasks.loops import check_loops
+from airflow_gpu_provider.tasks.loops import check_loops, is_overtaken, iteration_of
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
@@ -168,6 +168,9 @@ class TrainingOperator(PoolOperator):
     def _begin(self, context: Context, event: Mapping[str, Any]) -> PodTry:
         """Return the try of this process, new or continued."""
         self._context = context
+        if self.deferrable and is_overtaken(context):
+            self.log.info("A later iteration of its loop has begun, so the task waits in its worker.")
+            self.deferrable = False
         self._try = PodTry(self._run(context), self, event)
         return self._try
 
@@ -226,7 +229,8 @@ class TrainingOperator(PoolOperator):
         """Return the owner of what the try creates."""
         from airflow_gpu_provider.tasks.run_identity import run_key
 
-        return Ownership.of(self._context["ti"], run_key(self._context, self.rendered_pool.name, self.block_id))
+        key = run_key(self._context, self.rendered_pool.name, self.block_id)
+        return Ownership.of(self._context["ti"], key, iteration=iteration_of(self._context))
 
     def run_again(self) -> Any:
         """Run the try once more, in this worker."""

@@ -1,4 +1,4 @@
-"""Airflow 3.4's task loops: what of this package may not be in one.
+"""Airflow 3.4's task loops: what of this package may not be in one, and which iteration of one a task belongs to.
 
 Airflow 3.3 has no loops, and 3.4's class of them is private: a loop is known by an attribute that no other group has.
 """
@@ -6,11 +6,15 @@ Airflow 3.3 has no loops, and 3.4's class of them is private: a loop is known by
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from airflow.sdk import TaskGroup
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.tasks.roles import Role
+
+NO_ITERATION = -1
+"""The iteration of a task that is in no loop, as -1 is the map index of one that is not mapped."""
 
 
 def check_loops(what: str, role: Role, group: TaskGroup | None, pool: object) -> None:
@@ -49,3 +53,28 @@ def _loops_around(group: TaskGroup | None) -> Iterator[TaskGroup]:
         if hasattr(group, "max_iterations"):
             yield group
         group = group.parent_group
+
+
+def iteration_of(context: Any) -> int:
+    """Return the iteration of the loop that the running task is in, from 0; NO_ITERATION outside of loops.
+
+    It is the same for all tries of a task, also after a clear, which the ids of Airflow's regions are not.
+    """
+    loop = context.get("loop")
+    return NO_ITERATION if loop is None else int(loop.index)
+
+
+def is_overtaken(context: Any) -> bool:
+    """Return whether the loop has gone on to a later iteration than the task's: somebody has cleared the task alone.
+
+    Of a task in a loop, Airflow 3.4 tells a trigger the state of the latest iteration and no other
+    (execution_api/routes/task_instances.py: `_find_superseded_ids`).
+    """
+    ti, iteration = context["ti"], iteration_of(context)
+    if iteration == NO_ITERATION:
+        return False
+    group = context["dag"].get_task(ti.task_id).task_group
+    gates = {getattr(each, "gate_task_id", "") for each in _loops_around(group)}
+    ended = ti.get_task_breadcrumbs(dag_id=ti.dag_id, run_id=ti.run_id)
+    passed = (each for each in ended if each["task_id"] in gates and str(each["state"]) == "success")
+    return any(each.get("region_index", NO_ITERATION) >= iteration for each in passed)

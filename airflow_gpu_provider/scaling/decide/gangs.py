@@ -129,7 +129,7 @@ def _shares(lease: DemandLease) -> Iterator[_Share]:
     for each in lease.larger:
         if each.nodes <= left:
             left -= each.nodes
-            key = lease.key.of_task(each.task_id, each.map_index)
+            key = lease.key.of_task(each.task_id, each.map_index, each.iteration)
             yield _Share(key=key, run=lease.key.hash, size=each.nodes, instance_type=each.instance_type)
     if size := gang_of(lease):
         yield _gang_share(lease, size)

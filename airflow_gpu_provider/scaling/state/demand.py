@@ -72,7 +72,7 @@ class LargerGpu:
     """Nodes among a run's that are for one task, which has run out of GPU memory, and so have to be of one type.
 
     Attributes:
-        task_id, map_index: The task's.
+        task_id, map_index, iteration: The task's; outside of task loops, its iteration is -1.
         instance_type: The nodes' machine type.
         nodes: How many; a gang's are all of it.
         times: How often the task has got a larger one.
@@ -83,6 +83,12 @@ class LargerGpu:
     instance_type: str
     nodes: int = 1
     times: int = 1
+    iteration: int = -1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for its Lease; outside of loops without an iteration, which earlier releases do not know."""
+        found = asdict(self)
+        return found if self.iteration >= 0 else {name: found[name] for name in found if name != "iteration"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +150,10 @@ class DemandLease:
         """When its pods have to end: at the end of its time, or of its money."""
         return self.budget.ends_at if self.budget is not None and self.ends_by_budget else self.until
 
-    def larger_of(self, task_id: str, map_index: int) -> LargerGpu | None:
+    def larger_of(self, task_id: str, map_index: int, iteration: int = -1) -> LargerGpu | None:
         """Return what a task has got in place of a GPU that was too small; None if it has got nothing."""
-        return next((each for each in self.larger if (each.task_id, each.map_index) == (task_id, map_index)), None)
+        task = (task_id, map_index, iteration)
+        return next((each for each in self.larger if (each.task_id, each.map_index, each.iteration) == task), None)
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -192,7 +199,7 @@ class DemandLease:
             "over-quota": json.dumps({"at": format_time(seen.at), "groups": seen.groups}) if seen else "",
             "prices": self.prices.dump() if self.prices else "",
             "budget": self.budget.dump() if self.budget else "",
-            "larger": json.dumps([asdict(each) for each in self.larger]) if self.larger else "",
+            "larger": json.dumps([each.to_json() for each in self.larger]) if self.larger else "",
             "allowed": self.allowed.dump() if self.allowed is not None else "",
         }
         notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in texts.items() if text}}
@@ -267,7 +274,7 @@ def _quota_check(text: str) -> QuotaCheck:
 def _larger_gpus(text: str) -> tuple[LargerGpu, ...]:
     found = tuple(LargerGpu(**each) for each in loads(text))
     for each in found:
-        names, numbers = (each.task_id, each.instance_type), (each.map_index, each.nodes, each.times)
+        names, numbers = (each.task_id, each.instance_type), (each.map_index, each.iteration, each.nodes, each.times)
         are_names = all(isinstance(name, str) and name for name in names)
         are_numbers = all(isinstance(number, int) and number < _NUMBERS.stop for number in numbers)
         if not are_names or not are_numbers or each.nodes < 1 or each.times < 1:

@@ -45,6 +45,6 @@ def follow_spec(run: Run, demand: DemandLease | None) -> None:
 
 def larger_for(run: Run, owner: Ownership, demand: DemandLease | None) -> LargerGpu | None:
     """Return what the task has got in place of a GPU that was too small, if the spec still names that machine type."""
-    larger = demand.larger_of(owner.task_id, owner.map_index) if demand is not None else None
+    larger = demand.larger_of(owner.task_id, owner.map_index, owner.iteration) if demand is not None else None
     types = run.cluster.pool.allowed.types
     return None if larger is None or (types and larger.instance_type not in types) else larger

@@ -79,7 +79,7 @@ def _written(
     lease = next((each for each in snapshot.leases if each.key == owner.key and each.live(snapshot.now)), None)
     if lease is None:
         raise _NotLarger("No block's demand covers the task, so that no larger GPU can be kept for its next try.")
-    before = lease.larger_of(owner.task_id, owner.map_index)
+    before = lease.larger_of(owner.task_id, owner.map_index, owner.iteration)
     if before is not None and before.times >= AT_MOST:
         raise _NotLarger(f"It has had a larger GPU {AT_MOST} times already.")
     chosen = ((attempt.pod or {}).get("spec") or {}).get("nodeSelector") or {}
@@ -94,11 +94,14 @@ def _written(
     larger = LargerGpu(
         task_id=owner.task_id,
         map_index=owner.map_index,
+        iteration=owner.iteration,
         instance_type=name,
         nodes=settings.nodes,
         times=before.times + 1 if before is not None else 1,
     )
-    others = tuple(each for each in lease.larger if each is not before)
+    # Also of an earlier iteration of its loop, which has ended: what that has would be taken from the run's nodes.
+    task = (owner.task_id, owner.map_index)
+    others = tuple(each for each in lease.larger if (each.task_id, each.map_index) != task)
     after = replace(lease, larger=(*others, larger))
     outcome = reconciler.amend(DemandChange(before=lease, after=after, why=f"{owner.task_id} needs a larger GPU"))
     for line in outcome.log_lines:

@@ -270,7 +270,7 @@ class GangAttempt(ObjectAttempt[int]):
         owner = super().owner
         if not self.owns_demand:
             return owner
-        return replace(owner, key=owner.key.of_task(owner.task_id, owner.map_index))
+        return replace(owner, key=owner.key.of_task(owner.task_id, owner.map_index, owner.iteration))
 
     @property
     def owns_demand(self) -> bool:

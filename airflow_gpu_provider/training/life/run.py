@@ -50,6 +50,7 @@ class Ownership:
     KubernetesPodOperator's own labels are equal for two installations that run the same DAG in one cluster.
 
     Attributes:
+        iteration: Of the task loop that it is in, from 0; -1 outside of loops.
         try_id: The id that Airflow gives the task instance for one try.
         attempt: The number of the pod within its try: 1 for the first, one more after each preemption.
     """
@@ -58,17 +59,19 @@ class Ownership:
     task_id: str
     map_index: int
     try_id: str
+    iteration: int = -1
     attempt: int = 1
 
     @classmethod
-    def of(cls, ti: RuntimeTaskInstanceProtocol, key: DemandKey) -> Ownership:
+    def of(cls, ti: RuntimeTaskInstanceProtocol, key: DemandKey, *, iteration: int) -> Ownership:
         map_index = -1 if ti.map_index is None else ti.map_index
-        return cls(key=key, task_id=ti.task_id, map_index=map_index, try_id=str(ti.id))
+        return cls(key=key, task_id=ti.task_id, map_index=map_index, iteration=iteration, try_id=str(ti.id))
 
     @property
     def task(self) -> str:
         """The value of TASK_LABEL."""
-        parts = [self.key.installation, self.key.dag_id, self.key.run_id, self.task_id, self.map_index]
+        indexes = (self.map_index,) if self.iteration < 0 else (self.map_index, self.iteration)
+        parts = [self.key.installation, self.key.dag_id, self.key.run_id, self.task_id, *indexes]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
     @property

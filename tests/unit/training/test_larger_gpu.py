@@ -16,6 +16,7 @@ from airflow_gpu_provider.training.life import larger_gpu
 from airflow_gpu_provider.training.life.larger_gpu import used, with_larger_gpu
 from airflow_gpu_provider.training.life.task_attempt import placement_of
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, node, pool, snapshot
+from tests.unit.training import pod_life
 from tests.unit.training.pod_life import OWNER, Life
 from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_placement import a_pod, a_pool, placed
@@ -84,6 +85,17 @@ def test_the_next_try_s_type_is_written_beside_what_siblings_have(
     assert error.details["next_instance_type"] == "g6e.xlarge"
     assert demand.lease is not None
     assert demand.lease.larger == (*[SIBLING] * beaten, GOT)
+
+
+def test_the_next_iteration_of_a_loop_begins_anew_in_place_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = replace(GOT, iteration=0, instance_type="p5.4xlarge", times=2)
+    demand = Demand(lease(larger=(earlier, SIBLING)))
+    monkeypatch.setattr(pod_life, "OWNER", replace(OWNER, iteration=1))
+    ended(monkeypatch, demand)
+    assert demand.lease is not None
+    assert demand.lease.larger == (SIBLING, replace(GOT, iteration=1))
+    assert demand.lease.larger_of("train", -1, 0) is None
+    assert DemandLease.parse(demand.lease.manifest()).larger == demand.lease.larger
 
 
 def test_a_second_time_it_gets_a_still_larger_one_and_a_third_time_none(monkeypatch: pytest.MonkeyPatch) -> None:
