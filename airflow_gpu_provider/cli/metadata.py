@@ -164,7 +164,7 @@ def _render(pool: GpuPool) -> GpuPool:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedBill:
-    """The bill of one scale-down, as `Bill.to_json` wrote it, and when. A run has one for each block and map index."""
+    """The bill of one scale-down, as ScaleDownSensor left it, and when."""
 
     dag_id: str
     run_id: str

@@ -101,12 +101,13 @@ def leftover_row(each: Leftover, currency: str, price_source: str = "") -> Row:
 def sums(bills: Iterable[RecordedBill], pools: Collection[str] = ()) -> list[Row]:
     """Return a row for each month, DAG, pool and currency; of all pools where none is named.
 
-    A DAG's nights are its runs, however many blocks each has. A bill whose cost is unknown counts its node hours, and
-    is told apart; what it cost is in no sum.
+    A DAG's nights are its runs, however many blocks each has. Of a run's bills for one block the last one counts, which
+    has all that the block used. A bill whose cost is unknown counts its node hours, and is told apart; what it cost is
+    in no sum.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     runs: dict[tuple[str, ...], set[str]] = {}
-    for each in bills:
+    for each in _last_of_blocks(bills):
         usage = each.usage
         pool = usage.get("pool") or ""
         if pools and pool not in pools:
@@ -125,6 +126,15 @@ def sums(bills: Iterable[RecordedBill], pools: Collection[str] = ()) -> list[Row
         row["at_least"] += bool(usage.get("at_least"))
         row["price_source"] = _one(row.get("price_source"), usage.get("price_source"))
     return [_rounded(found[key]) for key in sorted(found)]
+
+
+def _last_of_blocks(bills: Iterable[RecordedBill]) -> Iterable[RecordedBill]:
+    """Leave out bills after which a block had another one: of several scale-downs, of which each bills all so far."""
+    found: dict[tuple[Any, ...], RecordedBill] = {}
+    for number, each in enumerate(sorted(bills, key=lambda each: each.at)):
+        block = each.usage.get("block", number)  # bills of earlier releases do not name it
+        found[each.dag_id, each.run_id, each.usage.get("pool"), block] = each
+    return found.values()
 
 
 def _one(before: str | None, now: str | None) -> str | None:

@@ -210,7 +210,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         )
 
     def _leave(self, context: Context, bill: Bill) -> dict[str, Any]:
-        usage = bill.to_json()
+        usage = {**bill.to_json(), "block": self.block_id or None}
         push(context, USAGE, usage)
         self._lineage = partial(of_bill, usage, self.gpu_pool.gpus_per_node)
         return usage

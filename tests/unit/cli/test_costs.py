@@ -49,6 +49,14 @@ def test_a_run_with_several_bills_is_one_night() -> None:
     assert cost_row(row)["cost"] == "at least 4.00 USD"
 
 
+def test_of_a_block_the_last_bill_counts() -> None:
+    """It has all that the block used in that run: of a block in a loop, each iteration's scale-down left one."""
+    of_a = [("b", 1.0, "train"), ("b", 2.5, "train"), (None, 4.0, "train"), ("b", 0.5, "other")]
+    other, row = sums([bill(run_id="a", block=name, total=total, pool=pool) for name, total, pool in of_a])
+    assert (row["bills"], row["node_hours"], row["cost"]) == (2, 3.0, 6.5)
+    assert other["cost"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("bills", "cost", "note"),
     [

@@ -153,7 +153,7 @@ def test_an_error_of_the_trigger_says_what_still_runs(opens: Any) -> None:
     event = {"status": "error", "error": PermissionDenied("AWS refused autoscaling:X.", "Allow it.").to_record()}
     with pytest.raises(PoolNotReleased, match=r"AWS refused autoscaling:X\. Still there: i-1.*Allow it\."):
         sensor.resume(context := context_of(sensor), event)
-    assert context["ti"].xcoms["usage"] == BILL.to_json()
+    assert context["ti"].xcoms["usage"] == {**BILL.to_json(), "block": None}
 
 
 def test_the_error_names_machines_price_and_the_switch_s_time() -> None:
