@@ -163,14 +163,15 @@ compat: .venv control-plane $(COMPAT:%=compat-%)
 
 # Without hashes: uv refuses to override a version that has some.
 compat-%: .venv
-	@echo "== tests/unit, and the operators' sandbox tests, with $*"
+	@echo "== tests/unit, the operators' sandbox tests, and a night with a task loop, with $*"
 	@test -x build/compat/$*/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python build/compat/$*
 	@sed -e '/^ *--hash=/d' -e 's/ \\$$//' requirements-dev.txt > build/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements build/compat/$*.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
 	@$(BIN)/uv pip check --quiet --python build/compat/$*/bin/python
 	@build/compat/$*/bin/python -m pytest tests/unit -q -n $(or $(JOBS),2) --dist loadfile; unit=$$?; \
-	build/compat/$*/bin/python -m pytest $(OPERATORS:%=tests/sandbox/test_%.py) -m "not nightly" -q -n $(or $(SANDBOXES),9) --dist loadfile && exit $$unit
+	build/compat/$*/bin/python -m pytest $(OPERATORS:%=tests/sandbox/test_%.py) -m "not nightly" -q -n $(or $(SANDBOXES),9) --dist loadfile && \
+	build/compat/$*/bin/python -m pytest tests/airflow/test_loops.py -q && exit $$unit
 
 # The page in Airflow's web UI: checks it, tests its arithmetic, and writes the bundle that the package carries.
 ui:

@@ -41,9 +41,11 @@ class AirflowApiSilent(AirflowApiError):
 class TaskState:
     """One task instance as the API shows it; times are None until they are known."""
 
+    id: str
     task_id: str
     state: str | None  # None: not scheduled yet
     map_index: int
+    region_index: int | None  # of a task in a loop: its iteration, from 0
     try_number: int
     queued_at: datetime | None
     start_date: datetime | None
@@ -53,9 +55,11 @@ class TaskState:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> TaskState:
         return cls(
+            id=body["id"],
             task_id=body["task_id"],
             state=body["state"],
             map_index=body["map_index"],
+            region_index=body.get("region_index"),
             try_number=body["try_number"],
             queued_at=_time(body["queued_when"]),
             start_date=_time(body["start_date"]),
@@ -254,6 +258,11 @@ class AirflowApi:
             "only_failed": only_failed,
             "reset_dag_runs": True,
         }
+        self._call("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
+
+    def clear_instance(self, dag_id: str, run_id: str, instance: str) -> None:
+        """Clear one task instance, by its id: of a task in a loop, one iteration. Airflow 3.3 does not take ids."""
+        body = {"dry_run": False, "dag_run_id": run_id, "task_instance_ids": [instance], "only_failed": False}
         self._call("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
 
     def delete_dag(self, dag_id: str) -> None:

@@ -224,6 +224,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a block around a task loop (Airflow 3.4)": (
         "tests/unit/tasks/test_loops.py::test_what_brings_or_releases_nodes_belongs_around_a_loop",
         "tests/unit/tasks/test_loops.py::test_a_training_that_was_cleared_alone_waits_in_its_worker",
+        f"{REAL}/test_loops.py::test_a_clear_of_one_iteration_leaves_the_others_alone",
     ),
     "a backfill, catching up on ten nights, `max_active_runs > 1`": (
         f"{DRY}/test_several_runs.py::test_a_backfill",
