@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator
-from airflow_gpu_provider.acceptance.tasks import Tasks
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.testing import Tasks
 from benchmarks.figure import Figure
 from gpu_sandbox import Sandbox
 from gpu_sandbox.nodes import Image

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from airflow_gpu_provider.acceptance.pools import Budget, accepted, price_of, with_impossible_first
-from airflow_gpu_provider.acceptance.report import Expected, markdown
+from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
-from airflow_gpu_provider.cluster.api_calls import ApiCall, reported_to
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.base import Report, platform_for
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.testing import as_installation
 
 PASSED, FAILED, NOT_RUN = 0, 1, 2
 """The command's exit statuses."""
@@ -58,30 +57,14 @@ def accept_pool(
         echo("Nothing was changed; --yes-it-costs does it.")
         return NOT_RUN
     at = SystemClock().now()
-    calls: Counter[ApiCall] = Counter()
     acceptance = Acceptance(tried, image=image, pod_namespace=pod_namespace, echo=echo)
     try:
-        with (
-            _as_an_installation(),
-            reported_to(lambda each: calls.update((each,))),
-            _stopped_by_signals(acceptance.stop),
-        ):
+        with as_installation(INSTALLATION), _stopped_by_signals(acceptance.stop):
             acceptance.run()
     finally:
-        text = markdown(
-            pool=tried,
-            image=image,
-            budget=budget,
-            at=at,
-            steps=acceptance.steps,
-            facts=acceptance.facts,
-            lists=acceptance.lists,
-            calls=calls,
-            expected=Expected.on(tried.kind),
-        )
-        report.write_text(text)
+        report.write_text(markdown(acceptance.record, pool=tried, image=image, budget=budget, at=at))
         echo(f"The report is in {report}.")
-    return PASSED if acceptance.has_passed else FAILED
+    return PASSED if acceptance.record.has_passed else FAILED
 
 
 def _check(night: timedelta, report: Path) -> None:
@@ -95,26 +78,9 @@ def _check(night: timedelta, report: Path) -> None:
 
 
 @contextmanager
-def _as_an_installation() -> Iterator[None]:
-    """Want nodes in a name of its own: no DAG's, and no Variable has to be written for it."""
-    name = "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID"
-    before = os.environ.get(name)
-    os.environ[name] = INSTALLATION
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-@contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    def handle(*_: object) -> None:
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
     try:
         yield
     finally:

@@ -12,8 +12,6 @@ from datetime import timedelta
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.pools.eks import SHAPE as EKS_SHAPE
-from airflow_gpu_provider.pools.gke import SHAPE as GKE_SHAPE
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
 CloudPool = EksGpuPool | GkeGpuPool
@@ -37,7 +35,7 @@ def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
         own = "instance_types" if isinstance(pool, EksGpuPool) else "machine_types"
         raise PoolSpecError(
             f"Pool {pool.name} has external groups (manage={pool.manage!r}); an acceptance creates its own.",
-            f"Name {own} in place of the groups, and leave manage out; one of its steps uses them as external groups.",
+            f"Name {own} in place of the groups, and leave manage out.",
             pool=pool.name,
         )
     if pool.is_autoscaled:
@@ -65,13 +63,6 @@ def with_impossible_first(pool: CloudPool) -> CloudPool:
     return replace(pool, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
 
 
-def with_external_groups(pool: CloudPool, groups: tuple[str, ...]) -> CloudPool:
-    """Return the pool as one whose groups others own: only its sizes and nodes are touched."""
-    shape, field = (EKS_SHAPE, "node_groups") if isinstance(pool, EksGpuPool) else (GKE_SHAPE, "node_pools")
-    data = {key: value for key, value in pool.serialize().items() if key not in shape}
-    return type(pool).deserialize({**data, "manage": "scale", field: list(groups)})
-
-
 def _named(prefix: str, name: str) -> str:
     return f"{prefix}-{name}"[:_LONGEST].rstrip("-")
 
@@ -95,12 +86,8 @@ class Budget:
         return (self.night + SWITCH_MARGIN + GOING).total_seconds() / 60
 
     @property
-    def minutes(self) -> float:
-        return self.nights * self.minutes_of_a_night
-
-    @property
     def bound(self) -> float:
-        return self.price * self.minutes / 60
+        return self.price * self.nights * self.minutes_of_a_night / 60
 
     def in_words(self) -> str:
         return (

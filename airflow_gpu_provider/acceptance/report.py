@@ -1,28 +1,23 @@
 """The report of an acceptance: one Markdown text, fit to be attached to an issue. Pure, but for the versions.
 
-`report_of_run` writes it of a DAG run of example_dags/accept_pool.py, from its tasks' states and XComs. These ran in
-other processes, so there is no count of their API calls; and who waits for a pod is not killed there.
+`report_of_run` writes it of a DAG run of example_dags/accept_pool.py, from its tasks' states and XComs. Who waits for a
+pod is not killed there.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any
 
-from airflow_gpu_provider.acceptance.account import Listed, in_cloud
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import Budget, CloudPool
-from airflow_gpu_provider.acceptance.steps import StepReport
-from airflow_gpu_provider.cluster.api_calls import ApiCall
+from airflow_gpu_provider.acceptance.steps import NotAsExpected, Record, StepReport, check_nothing_left
 from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.platforms.remains import Listed, remains
 from airflow_gpu_provider.untrusted import one_line
 
 _PACKAGES = (
@@ -36,26 +31,15 @@ _PACKAGES = (
 )
 
 
-def markdown(
-    *,
-    pool: CloudPool,
-    image: str,
-    budget: Budget,
-    at: datetime,
-    steps: Sequence[StepReport],
-    facts: Mapping[str, str],
-    lists: Sequence[Listed],
-    calls: Mapping[ApiCall, int],
-    expected: Expected,
-) -> str:
+def markdown(record: Record, *, pool: CloudPool, image: str, budget: Budget, at: datetime) -> str:
     """Return the report, with no secret in it: see `redacted`."""
     may_be = pool.preferences
     where = ", ".join(may_be.zones) or pool.region
-    passed = bool(steps) and all(step.outcome == "passed" for step in steps)
+    steps = record.steps
     parts = [
-        f"# Acceptance on {pool.kind.upper()}: {'passed' if passed else 'not passed'}",
+        f"# Acceptance on {pool.kind.upper()}: {'passed' if record.has_passed else 'not passed'}",
         f"{at:%Y-%m-%d %H:%M}Z. {', '.join(may_be.types)}, {', '.join(may_be.markets)}, in {where}; image `{image}`.",
-        f"{budget.in_words()}",
+        budget.in_words(),
         "## Steps",
         _table(("step", "outcome", "seconds"), [(s.name, s.outcome, f"{s.seconds:.0f}") for s in steps]),
         *(
@@ -68,16 +52,12 @@ def markdown(
             ("step", "phase", "seconds"),
             [(step.name, phase, f"{seconds:.1f}") for step in steps for phase, seconds in step.phases],
         ),
-        "## Left in the cloud, by its own lists",
-        _table(("list", "left"), [(each.what, _left(each)) for each in lists]),
-        "## API calls",
-        _calls(calls),
-        "## What differed from the sandbox",
-        "\n".join(f"- {_line(each)}" for each in differences(expected, steps, calls)) or "Nothing.",
+        "## What is left, by the cloud's and the cluster's lists",
+        _table(("list", "left"), [(each.what, _left(each)) for each in record.lists]),
         "## Versions",
-        _table(("what", "version"), [*_versions(), *facts.items()]),
+        _table(("what", "version"), [*_versions(), *record.facts.items()]),
     ]
-    return redacted("\n\n".join(part for part in parts if part) + "\n", names_of(pool))
+    return redacted("\n\n".join(parts) + "\n", names_of(pool))
 
 
 def names_of(pool: CloudPool) -> dict[str, str]:
@@ -93,17 +73,6 @@ def names_of(pool: CloudPool) -> dict[str, str]:
     }
     found = {str(value): word for name, word in fields.items() if (value := getattr(pool, name, None))}
     return {name: word for name, word in found.items() if name not in ("aws_default", "google_cloud_default")}
-
-
-def _calls(calls: Mapping[ApiCall, int]) -> str:
-    by_call: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-    for each, times in sorted(calls.items(), key=lambda item: item[0].error):
-        by_call[each.api, each.operation][each.error] = times
-    rows = [
-        (*call, str(sum(times.values())), ", ".join(f"{error} x {n}" for error, n in times.items() if error))
-        for call, times in sorted(by_call.items())
-    ]
-    return _table(("API", "call", "times", "errors"), rows)
 
 
 def _left(each: Listed) -> str:
@@ -180,64 +149,6 @@ def redacted(text: str, names: Mapping[str, str] | None = None) -> str:
     return text
 
 
-# -- what the sandbox shows of the same acceptance, and how an account's differs from it -----------------------
-
-# `as_the_sandbox_shows.json` is written by the tests, which run the acceptance in the sandbox: what is not in it, no
-# test of this package has met.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What the sandbox shows on one cloud.
-
-    Attributes:
-        calls: The calls that were made, "api operation".
-        errors: The errors that were met, "api operation: error".
-        phases: The phases of the steps' tasks, "task: phase".
-    """
-
-    calls: frozenset[str] = frozenset()
-    errors: frozenset[str] = frozenset()
-    phases: frozenset[str] = frozenset()
-
-    @classmethod
-    def on(cls, kind: str) -> Expected:
-        data = json.loads(files(__package__).joinpath("as_the_sandbox_shows.json").read_text())
-        return cls.of(data.get(kind, {}))
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Expected:
-        return cls(**{name: frozenset(record.get(name, ())) for name in ("calls", "errors", "phases")})
-
-    @classmethod
-    def seen(cls, steps: Sequence[StepReport], calls: Mapping[ApiCall, int]) -> Expected:
-        return cls(
-            calls=frozenset(f"{each.api} {each.operation}" for each in calls),
-            errors=frozenset(f"{each.api} {each.operation}: {each.error}" for each in calls if each.error),
-            phases=frozenset(phase for step in steps for phase, _ in step.phases),
-        )
-
-    def to_json(self) -> dict[str, list[str]]:
-        return {"calls": sorted(self.calls), "errors": sorted(self.errors), "phases": sorted(self.phases)}
-
-
-def differences(expected: Expected, steps: Sequence[StepReport], calls: Mapping[ApiCall, int]) -> Iterator[str]:
-    """Yield what an acceptance has shown that the sandbox does not, and the phases that only the sandbox has."""
-    seen = Expected.seen(steps, calls)
-    for step in steps:
-        if step.outcome == "failed":
-            yield f"{step.name} failed, and passes in the sandbox"
-    for each in sorted(seen.errors - expected.errors):
-        yield f"an error that does not occur in the sandbox: {each}"
-    for each in sorted(seen.calls - expected.calls):
-        yield f"a call that is not made in the sandbox: {each}"
-    for each in sorted(seen.phases - expected.phases):
-        yield f"a phase that the sandbox does not have: {each}"
-    if all(step.outcome == "passed" for step in steps):
-        for each in sorted(expected.phases - seen.phases):
-            yield f"a phase that was not seen: {each}"
-
-
 def report_of_run(
     ti: Any, *, pools: Sequence[CloudPool], image: str, budget: Budget, steps: Mapping[str, Sequence[str]]
 ) -> tuple[str, bool]:
@@ -250,21 +161,14 @@ def report_of_run(
     """
     ids = [task for tasks in steps.values() for task in tasks]
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=ids, run_ids=[ti.run_id]).get(ti.run_id, {})
-    reports = [_step(ti, name, tasks, states) for name, tasks in steps.items()]
-    lists = in_cloud(pools)
-    reports.append(_nothing_is_left(lists))
-    text = markdown(
-        pool=pools[0],
-        image=image,
-        budget=budget,
-        at=SystemClock().now(),
-        steps=reports,
+    record = Record(
+        steps=[_step(ti, name, tasks, states) for name, tasks in steps.items()],
         facts=_facts(ti, ids),
-        lists=lists,
-        calls={},
-        expected=Expected.on(pools[0].kind),
+        lists=remains(*(pool.name for pool in pools), pool=pools[0]),
     )
-    return text, all(each.outcome == "passed" for each in reports)
+    record.steps.append(_nothing_is_left(record.lists))
+    text = markdown(record, pool=pools[0], image=image, budget=budget, at=SystemClock().now())
+    return text, record.has_passed
 
 
 def _step(ti: Any, name: str, tasks: Sequence[str], states: Mapping[str, str | None]) -> StepReport:
@@ -296,6 +200,10 @@ def _facts(ti: Any, tasks: Sequence[str]) -> dict[str, str]:
 
 
 def _nothing_is_left(lists: Sequence[Listed]) -> StepReport:
-    left = [str(each) for each in lists if each.left]
-    unasked = [str(each) for each in lists if each.unasked]
-    return StepReport("nothing is left", "failed" if left or unasked else "passed", lines=[*left, *unasked])
+    report = StepReport("nothing is left", "passed")
+    try:
+        check_nothing_left(lists, report)
+    except NotAsExpected as error:
+        report.outcome = "failed"
+        report.lines.append(str(error))
+    return report

@@ -19,9 +19,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.acceptance import gpu_program
-from airflow_gpu_provider.acceptance.account import Listed, in_cloud, in_cluster, lend, take_back
-from airflow_gpu_provider.acceptance.pools import CloudPool, with_external_groups, with_impossible_first
-from airflow_gpu_provider.acceptance.tasks import Done, NotAsExpected, Tasks, waiting_process
+from airflow_gpu_provider.acceptance.pools import CloudPool, with_impossible_first
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import GpuError, TaskKilled
@@ -30,16 +28,20 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import Report
+from airflow_gpu_provider.platforms.remains import Listed, remains
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.tasks.run_identity import run_key
+from airflow_gpu_provider.testing import Done, Tasks, waiting_process
 
 INSTALLATION = "airflow-gpu-accept"
 """Whose demand it is: no DAG's of the Airflow that the command runs in, which knows nothing of these runs."""
 
-NIGHTS = 4
+DAG_ID = "airflow_gpu_accept"
+
+NIGHTS = 3
 """How many of the steps bring a node."""
 
 _HOLD_SECONDS = 30  # for its wait to be killed meanwhile, on a busy machine too
@@ -49,6 +51,10 @@ _LOOK_SECONDS = 2.0
 _OF_A_VOLUME = 0.8  # what filesystem and system leave of it at least
 
 Outcome = Literal["passed", "failed", "skipped"]
+
+
+class NotAsExpected(Exception):
+    """What a step saw is not what is promised."""
 
 
 @dataclass
@@ -68,26 +74,33 @@ class StepReport:
     phases: list[tuple[str, float]] = field(default_factory=list)
 
 
+@dataclass
+class Record:
+    """What an acceptance has seen: its steps, on what they ran, in words for people, and what is left at the end."""
+
+    steps: list[StepReport] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    lists: list[Listed] = field(default_factory=list)
+    is_stopped: bool = False
+
+    @property
+    def has_passed(self) -> bool:
+        return not self.is_stopped and bool(self.steps) and all(step.outcome == "passed" for step in self.steps)
+
+
 class Acceptance:
     """One acceptance of one pool, as `pools.accepted` returns it; `echo` takes a line for who watches."""
 
     def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, echo: Report) -> None:
         self.pool = pool
         self.fallback = with_impossible_first(pool)
-        self.steps: list[StepReport] = []
-        self.facts: dict[str, str] = {}
-        self.lists: list[Listed] = []
+        self.record = Record()
         self._image = image
         self._namespace = pod_namespace
         self._echo = echo
-        self._tasks = Tasks("none")
-        self._is_stopped = False
+        self._tasks = Tasks("none", DAG_ID)
         self._is_ending = False
         self._open_nights: dict[str, CloudPool] = {}
-
-    @property
-    def has_passed(self) -> bool:
-        return not self._is_stopped and all(step.outcome == "passed" for step in self.steps)
 
     def run(self) -> None:
         """Run all steps. The last two run whatever happened before them."""
@@ -104,27 +117,26 @@ class Acceptance:
 
     def stop(self) -> None:
         """End the step that is under way, from a signal's handler; the end runs on, and nothing stops that."""
-        if self._is_ending or self._is_stopped:
+        if self._is_ending or self.record.is_stopped:
             self._echo("Cleaning up; this ends by itself.")
             return
-        self._is_stopped = True
+        self.record.is_stopped = True
         self._echo("Received a signal: cleaning up.")
-        self._tasks.stop()
+        self._tasks.stop(TaskKilled("The acceptance received a signal.", "What it made is removed all the same."))
 
     def _nights(self) -> None:
-        if not self._step("a night from zero", self._first_night):
-            for name in ("a second night, whose wait is killed", "groups of others"):
-                self.steps.append(StepReport(name, lines=["The first night has failed."]))
+        second = "a second night, whose wait is killed"
+        if self._step("a night from zero", self._first_night):
+            self._step(second, self._second_night)
         else:
-            self._step("a second night, whose wait is killed", self._second_night)
-            self._step("groups of others", self._night_in_an_external_group)
+            self.record.steps.append(StepReport(second, lines=["The first night has failed."]))
         self._step("a first candidate that does not exist", self._fallback_night)
 
     def _step(self, name: str, run: Callable[[StepReport], None]) -> bool:
         """Run one step, and return whether it passed. No error of it leaves here."""
         report = StepReport(name)
-        self.steps.append(report)
-        if self._is_stopped and not self._is_ending:
+        self.record.steps.append(report)
+        if self.record.is_stopped and not self._is_ending:
             report.lines.append("Received a signal.")
             return False
         self._echo(f"{name} ...")
@@ -139,8 +151,6 @@ class Acceptance:
         self._echo(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.lines[-1] if report.lines else ''}")
         return report.outcome == "passed"
 
-    # -- the doctor ------------------------------------------------------------------------------------------
-
     def _doctor(self, report: StepReport) -> None:
         findings = examine(self.pool, functools.partial(self._opened, self.pool), pod_namespace=self._namespace)
         for each in findings:
@@ -151,16 +161,13 @@ class Acceptance:
             raise NotAsExpected(f"It would stop a run: {', '.join(problems)}.")
         report.lines.append(f"{len(findings)} findings, no problem among them")
         version = call(self._opened(self.pool).api, "get", "/version", resource="version")
-        self.facts["Kubernetes"] = str(version.get("gitVersion"))
-
-    # -- the nights ------------------------------------------------------------------------------------------
+        self.record.facts["Kubernetes"] = str(version.get("gitVersion"))
 
     def _first_night(self, report: StepReport) -> None:
         with self._night(self.pool, report) as tasks:
             self._ensure(tasks, self.pool, report, prefetch=[self._image])
             self._plugin(tasks, report)
-            operator = self._pod()
-            self._note_pod(tasks.run(operator), report)
+            self._note_pod(tasks.run(self._pod()), report)
 
     def _second_night(self, report: StepReport) -> None:
         """Plan no change, and kill the process that waits for the pod: another one continues."""
@@ -197,12 +204,11 @@ class Acceptance:
     def _running_pod(self, tasks: Tasks) -> dict[str, Any]:
         deadline = time.monotonic() + _RUNNING_WITHIN
         while time.monotonic() < deadline:
-            pods = self._pods_of(tasks)
-            phases = [each.get("status", {}).get("phase") for each in pods]
-            if phases == ["Running"]:
-                return pods[0]
-            if phases and phases[0] in ("Succeeded", "Failed"):
-                raise NotAsExpected(f"The pod was {phases[0]} before its wait could be killed.")
+            for pod in self._pods_of(tasks):
+                if (phase := pod.get("status", {}).get("phase")) == "Running":
+                    return pod
+                if phase in ("Succeeded", "Failed"):
+                    raise NotAsExpected(f"The pod was {phase} before its wait could be killed.")
             time.sleep(_LOOK_SECONDS / 4)
         raise NotAsExpected("The pod did not run in time.")
 
@@ -224,24 +230,10 @@ class Acceptance:
                 raise NotAsExpected(f"There is a {impossible}.")
             report.lines.append(f"the node is a {node['instance_type']} in {node['zone']}")
 
-    def _night_in_an_external_group(self, report: StepReport) -> None:
-        groups = self._opened(self.pool).platform.observe()
-        if not groups:
-            raise NotAsExpected("The pool has no group.")
-        name = groups[0].name
-        lend(self.pool, name, self._echo)
-        try:
-            pool = with_external_groups(self.pool, (name,))
-            with self._night(pool, report) as tasks:
-                self._ensure(tasks, pool, report)
-        finally:
-            take_back(self.pool, self._echo)
-        report.lines.append(f"{name} was scaled by its size alone, and is owned by this package again")
-
     @contextmanager
     def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
         """Open one night's run, and scale the pool down at its end; after a signal, `_delete` does."""
-        self._tasks = tasks = Tasks(f"accept__{uuid.uuid4().hex[:12]}")
+        self._tasks = tasks = Tasks(f"accept__{uuid.uuid4().hex[:12]}", DAG_ID)
         self._open_nights[tasks.run_id] = pool
         try:
             yield tasks
@@ -279,7 +271,7 @@ class Acceptance:
         started = time.monotonic()
         done = tasks.run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=self.pool))
         report.phases.append(("device plugin: GPUs allocatable", round(time.monotonic() - started, 1)))
-        self.facts["GPUs are handed out by"] = str(done.result["served_by"])
+        self.record.facts["GPUs are handed out by"] = str(done.result["served_by"])
 
     def _pod(self, hold: int = 0) -> GpuPodOperator:
         return GpuPodOperator(
@@ -297,7 +289,7 @@ class Acceptance:
         for each in done.xcoms.get("timeline") or ():
             report.phases.append((f"pod: {each['phase']}", float(each["seconds"])))
         for key, name in gpu_program.RESULT.items():
-            self.facts[name] = str(done.result.get(key, ""))
+            self.record.facts[name] = str(done.result.get(key, ""))
         report.lines.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
 
     def _note_node(self, name: str, pool: CloudPool) -> None:
@@ -309,23 +301,20 @@ class Acceptance:
             ("kubelet", "kubeletVersion"),
             ("Container runtime", "containerRuntimeVersion"),
         ):
-            self.facts[word] = str(info.get(key, ""))
-        self.facts["Room for images and pods"] = f"{(room := _room(node))} GiB"
+            self.record.facts[word] = str(info.get(key, ""))
+        self.record.facts["Room for images and pods"] = f"{(room := _room(node))} GiB"
         if isinstance(pool, EksGpuPool) and pool.user_data is None and room < (pool.disk_size or 0) * _OF_A_VOLUME:
             raise NotAsExpected(f"{name} has room for {room} GiB of images and pods; disk_size is {pool.disk_size}.")
 
-    # -- the end ---------------------------------------------------------------------------------------------
-
     def _delete(self, report: StepReport) -> None:
         failed = []
-        with _quietly(self._echo):
-            take_back(self.pool, self._echo)
         for run_id, pool in tuple(self._open_nights.items()):
             with _quietly(self._echo):
-                self._scale_down(Tasks(run_id), pool)
+                self._scale_down(Tasks(run_id, DAG_ID), pool)
         for pool in (self.pool, self.fallback):
             try:
-                done = Tasks("accept__end").run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool, force=True))
+                delete = DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool, force=True)
+                done = Tasks("accept__end", DAG_ID).run(delete)
                 report.lines.append(f"{pool.name}: {len(done.result['deleted'])} groups deleted")
             except GpuError as error:
                 failed.append(f"{pool.name}: {type(error).__name__}: {error}")
@@ -334,26 +323,34 @@ class Acceptance:
 
     def _nothing_is_left(self, report: StepReport) -> None:
         """Ask until the lists are empty: what was just deleted may be listed for a while."""
-        pools, deadline = (self.pool, self.fallback), time.monotonic() + _GONE_WITHIN
+        deadline = time.monotonic() + _GONE_WITHIN
         while True:
-            self.lists = in_cloud(pools)
-            with _quietly(self._echo):
-                self.lists += in_cluster(self._opened(self.pool).api, pools)
-            left = [each for each in self.lists if each.costs and each.left]
-            if not left or time.monotonic() > deadline:
+            self.record.lists = remains(self.pool.name, self.fallback.name, pool=self.pool)
+            if not _costly(self.record.lists) or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_SECONDS)
-        report.lines += [str(each) for each in self.lists if each.left]
-        unasked = [str(each) for each in self.lists if each.unasked]
-        report.lines += unasked
-        if left:
-            raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
-        if unasked:
-            raise NotAsExpected("Some resources could not be listed, so leftovers are possible.")
-        report.lines.append(f"{len(self.lists)} lists were read, and none has anything that costs money")
+        check_nothing_left(self.record.lists, report)
 
     def _opened(self, pool: CloudPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", report=self._echo)
+
+
+def check_nothing_left(lists: Sequence[Listed], report: StepReport) -> None:
+    """Tell what the lists have.
+
+    Raises:
+        NotAsExpected: Something that costs is left, or a list could not be read.
+    """
+    report.lines += [str(each) for each in lists if each.left or each.unasked]
+    if left := _costly(lists):
+        raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
+    if any(each.unasked for each in lists):
+        raise NotAsExpected("Some resources could not be listed, so leftovers are possible.")
+    report.lines.append(f"{len(lists)} lists were read, and none has anything that costs money")
+
+
+def _costly(lists: Sequence[Listed]) -> list[Listed]:
+    return [each for each in lists if each.costs and each.left]
 
 
 def _room(node: dict[str, Any]) -> int:

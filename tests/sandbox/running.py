@@ -16,7 +16,7 @@ from unittest.mock import patch
 from airflow.sdk.exceptions import TaskDeferred
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.acceptance.tasks import TaskInstance, first_event, rebuilt
+from airflow_gpu_provider.testing import TaskInstance, first_event, rebuilt
 
 
 @dataclass

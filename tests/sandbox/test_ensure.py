@@ -17,11 +17,11 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, ScaleDownSensor
-from airflow_gpu_provider.acceptance.tasks import first_event
 from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.testing import first_event
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import (

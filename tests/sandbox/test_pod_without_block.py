@@ -15,7 +15,6 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.acceptance.tasks import first_event
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
@@ -23,6 +22,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.testing import first_event
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.acceptance import report as acceptance_report
-from airflow_gpu_provider.acceptance.account import Listed
 from airflow_gpu_provider.acceptance.pools import Budget
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.platforms.remains import Listed
+from airflow_gpu_provider.pools import EksGpuPool, GpuPool
 
 POOL = EksGpuPool(
     name="accept-train", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1
@@ -38,8 +38,11 @@ class Ti:
         return XCOMS.get((task_ids, key))
 
 
-def report(monkeypatch: pytest.MonkeyPatch, ti: Ti, *left: str) -> tuple[str, bool]:
-    monkeypatch.setattr(acceptance_report, "in_cloud", lambda pools: [Listed(what="node groups, by EKS", left=left)])
+def report(monkeypatch: pytest.MonkeyPatch, ti: Ti, *left: str, costs: bool = True) -> tuple[str, bool]:
+    def remains(*names: str, pool: GpuPool) -> list[Listed]:
+        return [Listed(what=f"node groups of {names}", left=left, costs=costs)]
+
+    monkeypatch.setattr(acceptance_report, "remains", remains)
     budget = Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD")
     return acceptance_report.report_of_run(ti, pools=[POOL], image="cuda:12", budget=budget, steps=STEPS)
 
@@ -54,7 +57,7 @@ def test_it_tells_what_the_tasks_have_shown(monkeypatch: pytest.MonkeyPatch) -> 
         "| a night from zero | scale down: machines gone | 61.5 |",
         "| NVIDIA driver | 580.95.05 |",
         "| GPUs are handed out by | GKE |",
-        "| node groups, by EKS | nothing |",
+        "| node groups of ('accept-train',) | nothing |",
     ):
         assert row in text
 
@@ -66,3 +69,6 @@ def test_a_task_that_failed_or_a_group_that_is_left_is_not_passed(monkeypatch: p
     text, has_passed = report(monkeypatch, Ti(), "accept-train-a-g6-xlarge")
     assert not has_passed
     assert "| nothing is left | failed |" in text
+    text, has_passed = report(monkeypatch, Ti(), "plugins/nvidia-accept-train", costs=False)
+    assert has_passed
+    assert "| plugins/nvidia-accept-train (costs nothing) |" in text

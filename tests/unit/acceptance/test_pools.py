@@ -11,7 +11,6 @@ from airflow_gpu_provider.acceptance.pools import (
     NO_EC2_TYPE,
     NO_GCE_TYPE,
     accepted,
-    with_external_groups,
     with_impossible_first,
 )
 from airflow_gpu_provider.errors import PoolSpecError
@@ -59,13 +58,6 @@ def test_the_fallback_of_a_pool_of_several_kinds_is_to_one_kind(
 ) -> None:
     mixed = gke(machine_types=types, accelerator_type=attached)
     assert with_impossible_first(accepted(mixed, NIGHT)).machine_types == (NO_GCE_TYPE, *kept)
-
-
-@pytest.mark.parametrize("pool", [eks(), gke()])
-def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
-    of = with_external_groups(accepted(pool, NIGHT), ("g",))
-    assert of.manage == "scale"
-    assert (of.node_groups if isinstance(of, EksGpuPool) else of.node_pools) == ("g",)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_accept_says_the_bound_and_stops_unless_it_may_cost(
         arguments.func(arguments)
     assert ended.value.code == command.NOT_RUN
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("At most 8.00 EUR: 4 nights of one node, each 60 minutes in the worst case")
+    assert said[0].startswith("At most 6.00 EUR: 3 nights of one node, each 60 minutes in the worst case")
     assert said[1:] == [
         "Plan for accept-train: no changes.",
         "Plan for fallback-train: no changes.",

@@ -11,10 +11,12 @@ import pytest
 from airflow.sdk import BaseOperator
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_gpu_provider.acceptance.tasks import Tasks
 from airflow_gpu_provider.errors import TaskKilled
+from airflow_gpu_provider.tasks.run_identity import installation_id
+from airflow_gpu_provider.testing import Tasks, WaitEnded, as_installation, waiting_process
 
 waiting = threading.Event()
+STOPPED = TaskKilled("It received SIGTERM.", "Run it again.")
 
 
 class Wait(BaseTrigger):
@@ -31,6 +33,8 @@ class Wait(BaseTrigger):
         waiting.set()
         if self.record["for_ever"]:
             await asyncio.Event().wait()
+        if self.record["legs"] < 0:
+            return
         yield TriggerEvent(self.record["legs"])
 
 
@@ -67,9 +71,9 @@ def test_an_operator_goes_through_its_deferrals() -> None:
 def test_a_stop_ends_a_wait_and_all_that_comes_after() -> None:
     tasks = Tasks("run")
     waiting.clear()
-    thread = threading.Thread(target=lambda: waiting.wait(60) and tasks.stop())
+    thread = threading.Thread(target=lambda: waiting.wait(60) and tasks.stop(STOPPED))
     thread.start()
-    with pytest.raises(TaskKilled):
+    with pytest.raises(TaskKilled, match="received SIGTERM"):
         tasks.run(Operator(task_id="t", legs=1, for_ever=True))
     thread.join()
     with pytest.raises(TaskKilled):
@@ -78,7 +82,34 @@ def test_a_stop_ends_a_wait_and_all_that_comes_after() -> None:
 
 def test_a_stop_in_the_middle_of_a_leg_kills_the_operator_and_is_never_a_success() -> None:
     tasks, operator = Tasks("run"), Operator(task_id="t")
-    operator.during = tasks.stop
+    operator.during = lambda: tasks.stop(STOPPED)
     with pytest.raises(TaskKilled):
         tasks.run(operator)
     assert operator.was_killed
+
+
+def test_a_trigger_without_an_event_is_no_end() -> None:
+    with pytest.raises(WaitEnded, match="Wait ended without an event"):
+        Tasks("run").run(Operator(task_id="t", legs=-1))
+
+
+def test_a_wait_in_a_process_of_its_own_can_be_killed_once() -> None:
+    tasks, operator = Tasks("run"), Operator(task_id="t", legs=1, for_ever=True)
+    deferral = tasks.begin(operator, tasks.context_of(operator))
+    with waiting_process() as process:
+        process.give(tasks.row(deferral))
+        process.kill()
+        with pytest.raises(WaitEnded, match="over before it could be killed"):
+            process.kill()
+
+
+def test_a_wait_that_cannot_begin_is_told() -> None:
+    with waiting_process() as process, pytest.raises(WaitEnded, match="ended with 1 before it was waiting"):
+        process.give(("tests.nowhere.Trigger", {}))
+
+
+def test_an_installation_s_name_ends_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "mine")
+    with as_installation("theirs"):
+        assert installation_id() == "theirs"
+    assert installation_id() == "mine"
