@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, unlogged
+from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 
 if TYPE_CHECKING:
@@ -268,32 +268,18 @@ class _Requests:
         kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
         used = self._credentials.get()
         try:
-            return self._reported(*args, **kwargs)
+            return self._sent(*args, **kwargs)
         except ApiException as error:
             new = self._credentials.after(used) if error.status == 401 else None
             if new is None:
                 raise
         self._show(new)
-        return self._reported(*args, **kwargs)
-
-    def _reported(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        from kubernetes.client.exceptions import ApiException
-
-        status, reason = None, ""
-        try:
-            with unlogged("urllib3.connectionpool"):  # of its own retries, with the whole address
-                answer = self._sent(path, method, *args, **kwargs)
-            status = 200
-        except ApiException as error:
-            status, reason = error.status or None, str(error.reason or "")
-            raise
-        finally:
-            report_kubernetes_call(method, path, status, reason)
-        return answer
+        return self._sent(*args, **kwargs)
 
     def _sent(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().call_api(*args, **kwargs)  # type: ignore[misc]
+            with unlogged("urllib3.connectionpool"):  # of its own retries, with the whole address
+                return super().call_api(*args, **kwargs)  # type: ignore[misc]
         except Exception as error:
             if (refused := _refused_exec(error)) is None:
                 raise

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.cluster.api_calls import in_words
+from airflow_gpu_provider.cluster.connection_errors import in_words
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,

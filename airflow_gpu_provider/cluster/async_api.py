@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials, Shown
-from airflow_gpu_provider.cluster.api_calls import report_kubernetes_call, resource_of
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
@@ -259,7 +258,6 @@ class AsyncApi:
         response = await self._session.request(
             method, self._url(path), headers=headers | _headers_of(shown), **self._way, **options
         )
-        report_kubernetes_call(method, path, response.status, response.reason or "")
         self._time.take(response.headers.get("Date"), sent)
         return response
 
@@ -328,6 +326,16 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
     if wait.isdigit():
         error.details["retry_after"] = int(wait)
     return error
+
+
+def resource_of(path: str) -> str:
+    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"; an API group's path as it is."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    before = 2 if parts[0] == "api" else 3 if parts[0] == "apis" else len(parts)
+    group, parts = parts[:before], parts[before:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join([*parts[:1], *parts[2:3]] or group)
 
 
 @asynccontextmanager

@@ -20,8 +20,8 @@ from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
-from airflow_gpu_provider.cluster.api_calls import report_calls_to_aws, unlogged
 from airflow_gpu_provider.cluster.clock import ahead
+from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.parse_errors import problem_of
@@ -289,7 +289,6 @@ class AwsClients:
         with self._mapped("sts"):
             session = hook.get_session(region_name=self._region)
         session._session.register_component("data_loader", _LOADER)
-        report_calls_to_aws(session.events)
         return _Session(hook, session, self._region)
 
     def _service(self, name: str, *, client: str = "", region: str = "", once: bool = False) -> AwsService:

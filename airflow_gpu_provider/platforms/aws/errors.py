@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from botocore import exceptions as boto
 
-from airflow_gpu_provider.cluster.api_calls import in_words
+from airflow_gpu_provider.cluster.connection_errors import in_words
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

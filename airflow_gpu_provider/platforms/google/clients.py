@@ -25,7 +25,6 @@ from google.auth.credentials import Scoped
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
-from airflow_gpu_provider.cluster.api_calls import report_calls_to_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.parse_errors import problem_of
 from airflow_gpu_provider.platforms.from_connection import FromConnection, with_readable_extra
@@ -69,16 +68,13 @@ class _Account:
 
     @cached_property
     def gke(self) -> ClusterManagerClient:
-        client = ClusterManagerClient(
+        return ClusterManagerClient(
             credentials=self.credentials,
             # REST, not gRPC: its threads do not survive the forks of an Airflow worker.
             transport="rest",
             client_info=CLIENT_INFO,
             client_options=self.hook.get_client_options(api_endpoint_override=self.endpoint("gke_endpoint")),
         )
-        transport: Any = client.transport
-        report_calls_to_google(transport._session)
-        return client
 
     @cached_property
     def session(self) -> Any:
@@ -86,7 +82,6 @@ class _Account:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
-        report_calls_to_google(session)
         return session
 
     def token(self, *, refused: str) -> str:

@@ -13,7 +13,7 @@ import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
-from airflow_gpu_provider.cluster.api_calls import in_words, unlogged
+from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
 from airflow_gpu_provider.errors import (
     CloudError,
     CredentialsError,

@@ -16,7 +16,7 @@ import urllib3
 from botocore.config import Config
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.api_calls import in_words, unlogged
+from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable
 from airflow_gpu_provider.platforms.aws.errors import mapped_errors as aws_errors
