@@ -12,7 +12,10 @@ from tests.unit import error_messages
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "index.md", *sorted((REPOSITORY / "docs/howto").glob("*.md"))]
+PAGES = [
+    *(REPOSITORY / page for page in ("README.md", "docs/index.md", "docs/reference/testing.md")),
+    *sorted((REPOSITORY / "docs/howto").glob("*.md")),
+]
 SITE = [REPOSITORY / "CHANGELOG.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PROGRAMS = [
     pytest.param(code, id=f"{page.stem}-{number}")
