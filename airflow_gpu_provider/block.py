@@ -22,6 +22,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.values import is_whole
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
 from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
@@ -97,6 +98,9 @@ def gpu_nodes(
 
     if not isinstance(gpu_pool, GpuPool):
         raise PoolSpecError(f"gpu_nodes: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
+    if is_whole(nodes) and int(nodes or 0) == 0:
+        fix = "Want at least one; EnsureGpuPoolOperator takes nodes=0, to prepare a pool in a DAG of its own."
+        raise PoolSpecError(f"gpu_nodes: pool {gpu_pool.name} is given nodes=0.", fix)
     name = group_id or str(gpu_pool.name)
     group = _group(name, gpu_pool)
     check_loops(f"Block {name}", "ensure", group, gpu_pool)

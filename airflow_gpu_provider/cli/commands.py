@@ -15,6 +15,7 @@ from typing import TypeVar
 from airflow.utils.cli import suppress_logs_and_warning
 from sqlalchemy.exc import DatabaseError
 
+from airflow_gpu_provider.cli.ensures import ensures_left_alone
 from airflow_gpu_provider.cli.metadata import (
     NamedPool,
     pools_of_dags,
@@ -157,6 +158,7 @@ def doctor(args: Namespace) -> None:
         return examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
 
     findings = [finding for found in in_parallel(ask, _pools(args)) for finding in found]
+    findings += [] if args.spec else ensures_left_alone(args.dag_id, args.pools)
     for_people = args.output not in ("json", "yaml")
     print_rows([finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]

@@ -7,7 +7,7 @@ left as XComs: kept as long as Airflow keeps its runs, while the cluster's own r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -65,7 +65,7 @@ def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
     """Return the pools of all DAGs that Airflow schedules, or of one, be it stale; each spec once."""
     found: dict[str, NamedPool] = {}
     for dag, spec in _specs(dag_id):
-        known = found.setdefault(json.dumps(spec, sort_keys=True), _named(spec))
+        known = found.setdefault(json.dumps(spec, sort_keys=True), named(spec))
         if dag not in known.dags:
             known.dags.append(dag)
     return sorted(found.values(), key=lambda each: (each.name, each.dags))
@@ -91,7 +91,7 @@ def pools_of_file(path: str) -> list[NamedPool]:
     specs = data if isinstance(data, list) else [data]
     if not specs or not all(isinstance(spec, dict) for spec in specs):
         raise PoolSpecError(f"{path} holds no pool's spec.", "Write what GpuPool.serialize() returns, or a list of it.")
-    return [_named(spec, pool_as_written) for spec in specs]
+    return [named(spec, pool_as_written) for spec in specs]
 
 
 def run_is_over(key: DemandKey) -> bool:
@@ -107,20 +107,25 @@ def _specs(dag_id: str | None) -> list[tuple[str, dict[str, Any]]]:
 
     All are read before the first is rendered: to read a Variable, Airflow closes the thread's session.
     """
-    found: list[tuple[str, dict[str, Any]]] = []
+    return [(dag, spec) for dag, tasks in serialized_tasks(dag_id) for spec in _specs_of(tasks)]
+
+
+def serialized_tasks(dag_id: str | None) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Return the ids of all DAGs that Airflow schedules, or of one, each with its tasks' serialized fields."""
+    found: list[tuple[str, list[Mapping[str, Any]]]] = []
     with create_session() as session:
         wanted = DagModel.is_stale.is_(False) if dag_id is None else DagModel.dag_id == dag_id
         ids = list(session.scalars(select(DagModel.dag_id).where(wanted).order_by(DagModel.dag_id)))
         for start in range(0, len(ids), _DAGS_AT_ONCE):
             some = ids[start : start + _DAGS_AT_ONCE]
             for row in SerializedDagModel.get_latest_serialized_dags(dag_ids=some, session=session):
-                found += ((row.dag_id, spec) for spec in _specs_of(row.data or {}))
+                tasks = (row.data or {}).get("dag", {}).get("tasks", ())
+                found.append((row.dag_id, [task.get("__var", task) for task in tasks]))
     return found
 
 
-def _specs_of(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for task in data.get("dag", {}).get("tasks", ()):
-        fields = task.get("__var", task)
+def _specs_of(tasks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for fields in tasks:
         for name in _FIELDS:
             value = fields.get(name)
             for each in value if isinstance(value, list) else [value]:
@@ -128,7 +133,8 @@ def _specs_of(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield each
 
 
-def _named(spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], GpuPool] = deserialize_pool) -> NamedPool:
+def named(spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], GpuPool] = deserialize_pool) -> NamedPool:
+    """Return a spec as a pool, rendered if that needs no DAG run; `build` makes the pool of it."""
     name, failure = str(spec.get("name", "")), None
     try:
         pool = _render(build(spec))

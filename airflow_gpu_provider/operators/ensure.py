@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.operators.ensure_duties import (
+    apply_plan,
     begin_prefetch,
     check_give_up_after,
     check_names,
     check_namespaces,
+    check_no_nodes,
     giving_up_on_failure,
     money_lines,
-    prefetched,
     push_too_dear,
-    too_dear_of,
 )
+from airflow_gpu_provider.operators.ensured import bring_nothing, finish, kept_until
 from airflow_gpu_provider.operators.node_counts import (
     NodeCounts,
     check_scale_down_is_to_come,
     gang_size,
     work_is_to_come,
 )
+from airflow_gpu_provider.operators.scale_down_after import check_is_released, is_left_running
 from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
-from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
         gpus: GPUs that this run wants, rounded up to whole nodes. Default 1 if `nodes` is not given, and as many as
             `gang` needs.
-        nodes: Nodes that this run wants, instead of `gpus`.
+        nodes: Nodes that this run wants, instead of `gpus`. 0 prepares the pool for runs and pods to come: its groups
+            are created or updated at size 0, and nothing is requested.
         gang: This many of the nodes must be in one zone: they come together, or an incomplete set is released and the
             next zone, type or market is tried. Default: the largest `nodes` of the GpuPodOperators between this task
             and its ScaleDownSensor; 0 is none.
@@ -94,6 +95,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         prefetch_secrets: Their image pull secrets, in namespace airflow-gpu-provider. Default: none.
         block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
             value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
+        keep: Bring nodes though no ScaleDownSensor comes after this task: they stay until the pool's `max_runtime` is
+            over, or until a janitor finds that the run is. Default False: that is an error.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
@@ -102,7 +105,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         to be tried (`times` is 0), and why.
 
     Raises:
-        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then.
+        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then. Or no
+            ScaleDownSensor of the same pool and block comes after this task, which would start machines.
         ScaleDownIsOver: It was cleared without its teardown, which had already run.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is less than nodes need, or used.
         PoolDrift, PriceLimitExceeded, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed,
@@ -115,6 +119,10 @@ class EnsureGpuPoolOperator(PoolOperator):
     _after_kill = "Its demand for nodes was withdrawn; run the task again."
     operator_extra_links = LINKS
     ui_color = "#d9f2d9"
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        return super().get_serialized_fields() | {"keep", "plan_only"}
 
     def __init__(
         self,
@@ -133,6 +141,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         prefetch: Sequence[str] = (),
         prefetch_secrets: Sequence[str] = (),
         block_id: str = "",
+        keep: bool = False,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -151,6 +160,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.max_cost = max_cost
         self.prefetch, self.prefetch_secrets = prefetch, prefetch_secrets
         self.block_id = block_id
+        self.keep = keep
         self.deferrable = deferrable
         self._check_arguments()
 
@@ -164,6 +174,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             )
         if self.give_up_after is not None:
             check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
+        check_no_nodes(self)
         check_max_cost(self.gpu_pool, self.max_cost)
         check_names(prefetch=self.prefetch, prefetch_secrets=self.prefetch_secrets)
         self.check_counts(self.gang or 0)
@@ -189,8 +200,10 @@ class EnsureGpuPoolOperator(PoolOperator):
         counts = self._counts(gang_size(self) if self.gang is None else self.gang)
         nodes = counts.wanted()
         counts.fewest()
+        if not self.plan_only:
+            check_is_released(self, nodes=nodes)
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
-            return _bring_nothing(self.log, self.gpu_pool.name)
+            return bring_nothing(self.log, self.gpu_pool.name)
         reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
@@ -213,7 +226,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             if (max_cost := self._most) is not None:
                 listed = reconciler.platform.list_prices()
                 self._call_with_retries(lambda: reconciler.budget(key, nodes, max_cost, listed))
-            self._apply(reconciler, plan, nodes, over_quota)
+            apply_plan(self, reconciler, plan, nodes, over_quota)
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
@@ -243,16 +256,6 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         return call_with_retries(call, within=self.wait_timeout, report=self.log.info)
 
-    def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]) -> None:
-        """Bring the groups to the plan; if that fails midway, to a new plan from there."""
-        plans = [plan]
-        platform = reconciler.platform
-        self._call_with_retries(
-            lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self.log.info, over_quota)
-        )
-        if any(change.action == "upgrade" for change in plan.changes):
-            self._call_with_retries(lambda: reconciler.upgrade(self.log.info))
-
     def _wait(
         self,
         reconciler: Reconciler,
@@ -270,6 +273,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
             latest = run_ends_at(context, reconciler.clock)
+            if not nodes:
+                return reconciler.delete_demand_and_reconcile(key), now, latest
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
             outcome = reconciler.want(
                 key,
@@ -286,7 +291,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         begin_prefetch(self, reconciler, key)
         wait = NodesWait(
             key=key,
-            wait_for="groups" if self.gpu_pool.nodes_come_with_pods else self.wait_for,
+            wait_for="groups" if self.gpu_pool.nodes_come_with_pods or not nodes else self.wait_for,
             started=now,
             deadline=now + (self.give_up_after or self.wait_timeout),
             nodes=nodes,
@@ -297,15 +302,16 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         progress = wait.step(outcome.snapshot)
         of_money = budget_lines(outcome.snapshot, key) if max_cost is not None else ()
-        for line in (*outcome.log_lines, *of_money, *progress.lines):
+        stays = (kept_until(outcome.snapshot, key),) if self.keep and is_left_running(self, nodes=nodes) else ()
+        for line in (*outcome.log_lines, *of_money, *stays, *progress.lines):
             self.log.info(line)
         if progress.error:
             raise progress.error
         if progress.result is not None:
-            return self._finish(lambda: reconciler, dict(progress.result), context)
+            return finish(self, lambda: reconciler, dict(progress.result), context)
         if self.deferrable:
             self._defer(wait, reconciler, group_writer(context), lock_holder(context))
-        return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
+        return finish(self, lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord
@@ -324,7 +330,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event: return its result, or withdraw the demand and raise its error."""
         if event["status"] == "done":
-            return self._finish(lambda: self._open(context, self.gpu_pool), event["result"], context)
+            return finish(self, lambda: self._open(context, self.gpu_pool), event["result"], context)
         with self._giving_up(context):
             raise GpuError.from_record(event["error"])
 
@@ -342,28 +348,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         key = run_key(context, self.gpu_pool.name, self.block_id)
         return giving_up_on_failure(self, lambda: self._open(context, self.gpu_pool), key, context)
 
-    def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.cost.ledger import quietly
-
-        result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(self, context)]}
-        if result["nodes"]:  # some may be gone before scale-down
-            quietly(lambda: opened().record_machines(), self.log.warning)
-            result["timeline"] = [*result["timeline"], *prefetched(self, opened, result, context)]
-        self._lineage = partial(of_nodes, self.gpu_pool.name, result["nodes"])
-        _log_nodes(self.log, self.gpu_pool.name, result)
-        record_phases(self, result["timeline"])
-        return {**result, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []}
-
-
-def _bring_nothing(log: Any, pool: str) -> dict[str, Any]:
-    log.warning(
-        "Pool %s: all tasks of the block have already started or ended, so no nodes are added. Either the DAG file was"
-        " changed during the run, or only this task was cleared. A task that is retried requests its own node.",
-        pool,
-    )
-    counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
-    return {"pool": pool, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
-
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
     """Return how many nodes the pool needs for this run and for those that already want nodes."""
@@ -372,25 +356,3 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
     now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)
     return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
-
-
-def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
-    """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
-    from airflow_gpu_provider.scaling.decide.scarce_capacity import tried_in_words
-
-    names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
-    log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")
-    got, wanted = result.get("got", 0), result.get("wanted", 0)
-    if got < wanted:
-        log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool_name, got, wanted)
-    for each in result.get("tried", ()):
-        where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
-        often = tried_in_words(each["times"]) if each["times"] else "not tried"
-        log.info("  no %s, %s: %s", where, often, each["why"])
-    for phase in result["timeline"]:
-        log.info("  %-18s %6.1f s  %s", phase["phase"], phase["seconds"], phase.get("image", ""))
-
-
-def _type_and_zone(node: Mapping[str, Any]) -> str:
-    """Return "" for a node outside a cloud, which has neither."""
-    return f" ({node['instance_type']} in {node['zone']})" if node["instance_type"] and node["zone"] else ""

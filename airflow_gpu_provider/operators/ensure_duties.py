@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
-from airflow_gpu_provider.operators.node_counts import tasks_after, value_of
+from airflow_gpu_provider.operators.node_counts import tasks_after
 from airflow_gpu_provider.pools.budget import least, reserve
 from airflow_gpu_provider.pools.prices import in_words, rate_in_words, typed_prices
 from airflow_gpu_provider.pools.switch import unwatched_for
-from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
+from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template, is_whole
+from airflow_gpu_provider.tasks.block_tasks import value_of
 from airflow_gpu_provider.tasks.roles import role_of
 from airflow_gpu_provider.tasks.xcom import push
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.cluster.pod_state import Json
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-    from airflow_gpu_provider.platforms.base import Report
+    from airflow_gpu_provider.platforms.base import Plan, Report
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -99,6 +100,30 @@ def check_names(**arguments: Any) -> None:
                 raise PoolSpecError(f"{argument} has {wrong[0]!r}, which is no {what}.", f"Write them {like}.")
         elif not is_template(names):
             raise PoolSpecError(f"{argument}={names!r}.", f"It is a list of names, {like}.")
+
+
+def check_no_nodes(ensure: Any) -> None:
+    """Refuse nodes=0 beside arguments that say something of nodes; raises PoolSpecError, as it does for no bool."""
+    if not isinstance(ensure.keep, bool):
+        raise PoolSpecError(f"keep={ensure.keep!r}.", "It is True or False.")
+    given = [name for name in ("keep", "max_cost", "prefetch") if getattr(ensure, name)]
+    if is_whole(ensure.nodes) and int(ensure.nodes) == 0 and given:
+        fix = f"Leave {given[0]} out, or want nodes."
+        raise PoolSpecError(
+            f"nodes=0 requests no node, and {given[0]}={getattr(ensure, given[0])!r} is for nodes.", fix
+        )
+
+
+def apply_plan(
+    ensure: EnsureGpuPoolOperator, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]
+) -> None:
+    """Bring the groups to the plan; if that fails midway, to a new plan from there."""
+    plans, platform, report = [plan], reconciler.platform, ensure.log.info
+    ensure._call_with_retries(
+        lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), report, over_quota)
+    )
+    if any(change.action == "upgrade" for change in plan.changes):
+        ensure._call_with_retries(lambda: reconciler.upgrade(report))
 
 
 def begin_prefetch(ensure: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:

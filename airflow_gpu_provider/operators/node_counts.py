@@ -9,6 +9,7 @@ from typing import Any
 from airflow_gpu_provider.errors import PoolSpecError, ScaleDownIsOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template, is_whole
+from airflow_gpu_provider.tasks.block_tasks import as_parsed, is_of_same_block, value_of
 from airflow_gpu_provider.tasks.roles import role_of
 
 
@@ -22,9 +23,9 @@ def gang_size(ensure: Any) -> int:
 
 def tasks_after(ensure: Any) -> list[Any]:
     """Return the tasks after Ensure and before its ScaleDownSensor, on the same pool and block, as in the DAG file."""
-    ensure = _as_parsed(ensure)
+    ensure = as_parsed(ensure)
     after = ensure.get_flat_relatives(upstream=False) if ensure.downstream_task_ids else ()
-    mine = [task for task in after if role_of(task) and _is_of_same_block(task, ensure)]
+    mine = [task for task in after if role_of(task) and is_of_same_block(task, ensure)]
     over = {name for task in mine if role_of(task) == "scale_down" for name in task.get_flat_relative_ids()}
     return [task for task in mine if task.task_id not in over]
 
@@ -60,7 +61,7 @@ class NodeCounts:
             self._check_numbers()
 
     def wanted(self) -> int:
-        """Return how many nodes the run wants.
+        """Return how many nodes the run wants; 0 only where `nodes` is 0.
 
         Raises:
             PoolSpecError: The pool cannot have that many, or they cannot hold the gang.
@@ -76,7 +77,7 @@ class NodeCounts:
         gpus = None if self.gpus is None else int(self.gpus)
         if nodes is None and gpus is None:
             return max(self.pool.nodes_for(gpus=1, nodes=None), gang)
-        wanted = self.pool.nodes_for(gpus=gpus, nodes=nodes)
+        wanted = 0 if nodes == 0 and gpus is None else self.pool.nodes_for(gpus=gpus, nodes=nodes)
         if wanted < gang:
             raise self._error(
                 f"a task wants {gang} nodes at once, and EnsureGpuPoolOperator brings {wanted}",
@@ -122,12 +123,6 @@ def _is_no_count(value: Any) -> bool:
     return is_known and not is_whole(value)
 
 
-def _as_parsed(task: Any) -> Any:
-    """Return the task as in its DAG file: only a running task's templates are rendered."""
-    dag = getattr(task, "dag", None) if task.has_dag() else None
-    return dag.get_task(task.task_id) if dag is not None else task
-
-
 def _sizes(tasks: Iterable[Any]) -> Iterator[int]:
     for task in tasks:
         given = (value_of(task, "nodes"), *_expanded(task, "nodes")) if role_of(task) == "training" else ()
@@ -143,19 +138,6 @@ def _expanded(task: Any, name: str) -> Iterable[Any]:
         return values[name] if isinstance(values.get(name), list | tuple) else ()
     found = values if isinstance(values, list | tuple) else ()
     return [each[name] for each in found if isinstance(each, Mapping) and name in each]
-
-
-def _is_of_same_block(task: Any, ensure: Any) -> bool:
-    pool, own = value_of(task, "gpu_pool"), value_of(ensure, "gpu_pool")
-    is_same_pool = getattr(pool, "name", None) == getattr(own, "name", "")
-    return is_same_pool and (value_of(task, "block_id") or "") == (value_of(ensure, "block_id") or "")
-
-
-def value_of(task: Any, name: str) -> Any:
-    """Return an argument of a task; for a mapped one, the value that all its instances share."""
-    return (
-        getattr(task, "partial_kwargs", {}).get(name) if hasattr(task, "partial_kwargs") else getattr(task, name, None)
-    )
 
 
 # -- whether work is still to come for which Ensure would bring up nodes, and a scale-down after it --------------

@@ -211,6 +211,10 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_several_blocks.py::test_a_block_in_a_block",
         "tests/sandbox/test_scale_down.py::test_blocks_of_one_run_share_a_pool_and_each_goes_by_itself",
     ),
+    "an Ensure without a scale-down: no ScaleDownSensor of its pool and block comes after it": (
+        "tests/unit/operators/test_scale_down_after.py::test_machines_that_nothing_would_release_are_not_started",
+        "tests/unit/operators/test_scale_down_after.py::test_it_is_refused_before_the_cloud_is_asked_anything",
+    ),
     "a block in a task group": (
         f"{DRY}/test_several_blocks.py::test_a_block_in_task_groups",
         "tests/unit/test_gpu_nodes.py::test_blocks_in_task_groups_take_the_groups_names",

@@ -41,9 +41,9 @@ with DAG("training"):
     with gpu_nodes(night, gpus=1):
         GpuPodOperator(task_id="train", gpus=1, image="train:1")
 with DAG("evaluation"):
-    EnsureGpuPoolOperator(task_id="ensure", gpu_pool=night)
+    EnsureGpuPoolOperator(task_id="ensure", gpu_pool=night, keep=True)
 with DAG("others"):
-    EnsureGpuPoolOperator(task_id="dated", gpu_pool=dated)
+    EnsureGpuPoolOperator(task_id="dated", gpu_pool=dated, nodes=0)
     EnsureGpuPoolOperator(task_id="lost", gpu_pool=lost)
 """
 
@@ -236,12 +236,14 @@ def test_doctor_tells_a_stock_out_and_fails_for_what_would_stop_a_run(
     ambient = {"AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"}
     found = cli("gpu", "doctor", "--output", "json", ok=False, **ambient)
     complaints = [each for each in json.loads(found.stdout) if each["result"] != "ok"]
-    (lost,) = (each for each in complaints if each["pool"] == "lost")
+    lost, alone = (each for each in complaints if each["pool"] == "lost")
     assert (lost["check"], lost["result"]) == ("credentials", "problem")
+    assert (alone["check"], alone["result"]) == ("scale-down", "problem")
+    assert "DAG others: Pool lost: no ScaleDownSensor of this pool and block comes after task lost" in alone["said"]
     assert lost["said"] == "The Airflow connection 'nowhere' was not found."
     warnings = {each["check"]: each for each in complaints if each["pool"] == "night"}
     assert set(warnings) == {"groups", "stock"}, "EKS's own word for it, and what becomes of it"
     assert {each["result"] for each in warnings.values()} == {"warning"}
     assert "InsufficientInstanceCapacity" in warnings["stock"]["said"]
     assert "Worth a look: night: groups, night: stock." in found.stderr
-    assert "Would stop a run: lost: credentials." in found.stderr
+    assert "Would stop a run: lost: credentials, lost: scale-down." in found.stderr

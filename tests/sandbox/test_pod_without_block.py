@@ -16,7 +16,9 @@ from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
@@ -24,13 +26,14 @@ from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.testing import first_event
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.gpu_pools import eks_pool, with_nodes
+from tests.sandbox.gpu_pools import eks_pool
 from tests.sandbox.running import (
     airflow_says,
     context_of,
     copy_of,
     eventually,
     in_worker,
+    lines_of,
     meanwhile,
     resumption,
     run,
@@ -47,8 +50,13 @@ SOON = 120.0
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool whose groups are there, and that nobody wants nodes of."""
-    pool = with_nodes(eks_pool(gpu_sandbox, "alone", max_runtime=timedelta(hours=24)))
-    run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
+    pool = eks_pool(gpu_sandbox, "alone", max_runtime=timedelta(hours=24))
+    prepared, lines = lines_of(lambda: run(EnsureGpuPoolOperator(task_id="prepare", gpu_pool=pool, nodes=0)))
+    assert (prepared["nodes"], prepared["wanted"], prepared["got"]) == ([], 0, 0)
+    assert "Pool alone is prepared, and nodes=0 requests none: they come when a run or a pod wants some." in lines
+    groups = [each for each in gpu_sandbox.cluster.groups() if str(each["nodegroup"]).startswith("alone-")]
+    assert {(each["status"], each["desired"]) for each in groups} == {("ACTIVE", 0)}
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
     return pool
 
 
@@ -216,6 +224,6 @@ def test_pool_that_nobody_has_prepared_is_an_error_at_once(pool: EksGpuPool, api
         zones=list(pool.zones or ()),
         max_nodes=1,
     )
-    with pytest.raises(PoolNotEnsured, match=r"Pool nobodys: it has no node group.*EnsureGpuPoolOperator"):
+    with pytest.raises(PoolNotEnsured, match=r"Pool nobodys: it has no node group.*EnsureGpuPoolOperator\(nodes=0\)"):
         run(pod(unknown, "true"))
     assert not api.list_namespaced_pod("default").items

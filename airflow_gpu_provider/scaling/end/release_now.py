@@ -61,8 +61,8 @@ def check_nodes_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]
     what = "no node has its label" if groups else "it has no node group"
     raise PoolNotEnsured(
         f"Pool {pool.name}: {what}, and no run wants its nodes; the pod was not created, since it would wait for ever.",
-        "Run EnsureGpuPoolOperator for the pool once, or put the task into a `with gpu_nodes(...)` block; in a block, "
-        "let it wait for the block's Ensure: a trigger_rule like 'always' does not.",
+        "Run EnsureGpuPoolOperator(nodes=0) for the pool once, or put the task into a `with gpu_nodes(...)` block; "
+        "in a block, let it wait for the block's Ensure: a trigger_rule like 'always' does not.",
         pool=pool.name,
     )
 

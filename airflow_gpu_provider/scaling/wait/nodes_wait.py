@@ -40,8 +40,8 @@ class NodesWait(Record):
     Attributes:
         key: Whose demand it is.
         wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too. "groups": an autoscaler
-            can use the node groups; nodes come when pods are pending.
-        nodes: How many nodes the run wants; None: as many as its Lease says.
+            can use the node groups; nodes come when pods are pending. So it is of groups that are only prepared.
+        nodes: How many nodes the run wants; None: as many as its Lease says. 0: none, and it has no Lease.
         at_least: How few nodes suffice when the others do not come. None: no fewer.
         all_or_nothing: Release the nodes that came when not all come together, and try again later.
         patience: How long one attempt takes at most. None: until the deadline.
@@ -149,7 +149,7 @@ class NodesWait(Record):
             return Progress(done=True, lines=lines, result=self.as_it_is(snapshot))
         if error is None and snapshot.now >= self.deadline:
             error = GroupFailed(
-                f"Pool {snapshot.pool.name}: its node groups are not ready for an autoscaler after"
+                f"Pool {snapshot.pool.name}: its node groups are not ready after"
                 f" {format_seconds(snapshot.now - self.started)} ({'; '.join(lines) or 'they do not exist'}).",
                 "See the node groups' health in the console, or raise the timeout.",
                 pool=snapshot.pool.name,
@@ -210,10 +210,12 @@ class NodesWait(Record):
 
     def as_it_is(self, snapshot: PoolSnapshot) -> dict[str, Any]:
         """Return the result without a wait: the nodes that are usable now."""
-        return {**self._result(snapshot, list(usable_nodes(snapshot))), "timeline": []}
+        usable = [] if self.nodes == 0 else list(usable_nodes(snapshot))
+        return {**self._result(snapshot, usable), "timeline": []}
 
     def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
-        got, found = own_lease(snapshot, self.key).nodes, scarce_capacity.tried(snapshot, self.started)
+        got = 0 if self.nodes == 0 else own_lease(snapshot, self.key).nodes
+        found = scarce_capacity.tried(snapshot, self.started)
         market = {g.name: g.candidate.market for g in snapshot.groups}
         group_of = {m.id: g for g in snapshot.groups for m in g.machines}
         nodes = []

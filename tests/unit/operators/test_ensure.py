@@ -233,6 +233,15 @@ def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:
     assert pool.calls == ["open", "check_one_spec", "plan", "list_prices", "open", "check_one_spec", "plan"]
 
 
+def test_a_pool_that_is_only_prepared_is_wanted_by_nobody(ensure: Any) -> None:
+    pool = Pool()
+    ensure(pool, nodes="0")
+    assert [call for call in pool.calls if call in ("apply", "want", "delete_demand_and_reconcile")] == [
+        "apply",
+        "delete_demand_and_reconcile",
+    ]
+
+
 def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

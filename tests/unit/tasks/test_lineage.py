@@ -21,6 +21,7 @@ from openlineage.common.provider.dbt.utils import get_parent_run_metadata
 
 import airflow_gpu_provider.tasks
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.ensured import finish
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
@@ -92,7 +93,7 @@ def test_ensure_has_the_machines_that_it_has_brought(tmp_path: Path) -> None:
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
     node = {**NODE, "instance_type": "g6.12xlarge", "capacity_type": "SPOT", "gpus": 4}
     opened = SimpleNamespace(record_machines=lambda: None)
-    operator._finish(lambda: opened, {"nodes": [node], "timeline": []}, {"ti": Ti()})
+    finish(operator, lambda: opened, {"nodes": [node], "timeline": []}, {"ti": Ti()})
     found = emitted(operator, TaskInstanceState.SUCCESS, tmp_path)
     machine = {"node": "ip-10-0-1-7", "machine": "i-0abc", "group": "train-gpu-a", "zone": "us-west-2a"}
     machine |= {"instanceType": "g6.12xlarge", "market": "SPOT", "gpus": 4}

@@ -1,0 +1,82 @@
+"""What EnsureGpuPoolOperator tells at its end: which nodes there are, how long they stay, or why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.operators.ensure_duties import prefetched, too_dear_of
+from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+
+
+def bring_nothing(log: Any, pool: str) -> dict[str, Any]:
+    log.warning(
+        "Pool %s: all tasks of the block have already started or ended, so no nodes are added. Either the DAG file was"
+        " changed during the run, or only this task was cleared. A task that is retried requests its own node.",
+        pool,
+    )
+    counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
+    return {"pool": pool, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
+
+
+def kept_until(snapshot: PoolSnapshot, key: DemandKey) -> str:
+    """Return how long nodes stay that no scale-down releases."""
+    from airflow_gpu_provider.scaling.decide.snapshot import own_lease, plural
+
+    lease = own_lease(snapshot, key)
+    return (
+        f"keep=True, and no ScaleDownSensor comes after this task: {plural(lease.nodes, 'node')} of pool {key.pool}"
+        f" {'stays' if lease.nodes == 1 else 'stay'} until {lease.until:%Y-%m-%d %H:%MZ}; once the run is over, a"
+        " janitor or `airflow gpu reap` removes what it finds"
+    )
+
+
+def finish(
+    ensure: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context
+) -> dict[str, Any]:
+    """Record and log what has come; return Ensure's result."""
+    from airflow_gpu_provider.cost.ledger import quietly
+
+    pool = ensure.gpu_pool.name
+    result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(ensure, context)]}
+    if result["nodes"]:  # some may be gone before scale-down
+        quietly(lambda: opened().record_machines(), ensure.log.warning)
+        result["timeline"] = [*result["timeline"], *prefetched(ensure, opened, result, context)]
+    ensure._lineage = partial(of_nodes, pool, result["nodes"])
+    _log_nodes(ensure.log, pool, result)
+    record_phases(ensure, result["timeline"])
+    return {**result, "plan": context["ti"].xcom_pull(task_ids=ensure.task_id, key="plan") or []}
+
+
+def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
+    """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
+    from airflow_gpu_provider.scaling.decide.scarce_capacity import tried_in_words
+
+    got, wanted = result.get("got", 0), result.get("wanted", 0)
+    if wanted:
+        names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
+        log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")
+    else:
+        log.info("Pool %s is prepared, and nodes=0 requests none: they come when a run or a pod wants some.", pool_name)
+    if got < wanted:
+        log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool_name, got, wanted)
+    for each in result.get("tried", ()):
+        where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
+        often = tried_in_words(each["times"]) if each["times"] else "not tried"
+        log.info("  no %s, %s: %s", where, often, each["why"])
+    for phase in result["timeline"]:
+        log.info("  %-18s %6.1f s  %s", phase["phase"], phase["seconds"], phase.get("image", ""))
+
+
+def _type_and_zone(node: Mapping[str, Any]) -> str:
+    """Return "" for a node outside a cloud, which has neither."""
+    return f" ({node['instance_type']} in {node['zone']})" if node["instance_type"] and node["zone"] else ""
