@@ -385,6 +385,8 @@ def _failure(task: str, error: BaseException) -> Failure:
 
 def _left_in_words(released: Mapping[str, Any]) -> str:
     """Return what a ScaleDownSensor's result says is left of its pool."""
+    if released.get("nothing_begun"):
+        return "nothing was started"
     if not released["nodes"] and not released["desired"]:
         return "all nodes released"
     kept = "; ".join(released["kept"])

@@ -30,6 +30,7 @@ from airflow_gpu_provider.operators.scale_down_after import check_is_released, i
 from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
+from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.xcom import push
 
@@ -204,12 +205,13 @@ class EnsureGpuPoolOperator(PoolOperator):
             check_is_released(self, nodes=nodes)
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return bring_nothing(self.log, self.gpu_pool.name)
-        reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
-        self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
-        self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        self._call_with_retries(lambda: reconciler.check_one_spec(key))
-        plan = self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
+        with before_first_write(context, is_resumed=self._is_resumed):
+            reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
+            self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+            self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
+            key = run_key(context, self.gpu_pool.name, self.block_id)
+            self._call_with_retries(lambda: reconciler.check_one_spec(key))
+            plan = self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
         lines = plan.lines()
         if self.plan_only and (max_cost := self._most) is not None:
             lines += money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())

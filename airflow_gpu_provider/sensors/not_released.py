@@ -12,6 +12,7 @@ from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS
 
 
 def not_released(
@@ -29,11 +30,17 @@ def not_released(
         reconciler = opened()
         snapshot, source = _read(reconciler)
     except GpuError as unread:
-        unknown = f"The remaining machines could not be read ({unread.what}); if a switch is set, it terminates them."
-        return PoolNotReleased(f"{what} {unknown}", error.fix, **details)
+        why = "" if unread.what == error.what else f" ({unread.what})"
+        unknown = f"The remaining machines could not be read{why}; if a switch is set, it terminates them."
+        return PoolNotReleased(f"{what} {unknown}", _fix(error), **details)
     machines = {group.name: [machine.id for machine in group.machines] for group in snapshot.groups if group.machines}
     sentences = [*source, _machines(snapshot), _cost(reconciler, key, snapshot, on_bill), *_switches(snapshot)]
-    return PoolNotReleased(f"{what} {' '.join(sentences)}", error.fix, **{**details, "machines": machines})
+    return PoolNotReleased(f"{what} {' '.join(sentences)}", _fix(error), **{**details, "machines": machines})
+
+
+def _fix(error: GpuError) -> str:
+    """Return what to do; a task that is not tried again is to be cleared after it."""
+    return f"{error.fix} Then clear this task.".strip() if isinstance(error, NO_ACCESS) else error.fix
 
 
 def _read(reconciler: Reconciler) -> tuple[PoolSnapshot, list[str]]:

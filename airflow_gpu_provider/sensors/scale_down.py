@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
+from airflow_gpu_provider.sensors.release_policy import RELEASE_RETRY_POLICY
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
+from airflow_gpu_provider.tasks.nothing_begun import NOTHING_BEGUN, tasks_that_began_nothing
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_bill
 from airflow_gpu_provider.tasks.xcom import push
@@ -20,6 +22,7 @@ from airflow_gpu_provider.tasks.xcom import push
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
+    from airflow.sdk.definitions.retry_policy import RetryPolicy
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.cost.bill import Bill
@@ -54,9 +57,12 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         poke_interval: Seconds between two looks when not deferrable. Default 5.
         timeout: How long machines may take to go, draining included, and how long a cloud or a cluster that does not
             answer is asked again; a missing permission is tolerated for five minutes of it. Default 30 minutes.
-            After that the task fails with PoolNotReleased, and is tried again.
+            After that the task fails with PoolNotReleased, and is tried again. A connection or a cluster that is not
+            found, and credentials that are not accepted, are tolerated for five minutes until the pool was reached
+            once, and the task is not tried again: see `retry_policy`.
         retries: Default 3.
         retry_delay: Default half a minute.
+        retry_policy: Default: no other try where the pool cannot be reached before a person has corrected something.
         execution_timeout: Default None, whatever Airflow's configuration has as default: `timeout` bounds each try.
         weight_rule: Default "upstream": it comes before work that is yet to begin.
         depends_on_past, wait_for_downstream: Not taken from default_args: machines do not wait for an earlier run.
@@ -65,7 +71,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and cost:
         `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}, "currency",
         "at_least"}`: "unknown" where the pool has no `price_per_hour` for a machine, and why it may have been more, or
-        None. It is not there if the cluster did not say.
+        None. It is not there if the cluster did not say. `nothing_begun` is True where the pool could not be read, and
+        nothing is there to be released: no try of the block's Ensure has written anything, and no training has started.
 
     Raises:
         PoolNotReleased: Something did not go in time, or could not be released; the message names the machines that
@@ -95,6 +102,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         silent_fail: bool = False,
         retries: int | None = 3,
         retry_delay: float | timedelta = timedelta(seconds=30),
+        retry_policy: RetryPolicy | None = RELEASE_RETRY_POLICY,
         execution_timeout: timedelta | None = None,
         depends_on_past: bool = False,
         wait_for_downstream: bool = False,
@@ -112,6 +120,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             timeout=self.release_timeout + _AIRFLOW_MARGIN,
             retries=retries,
             retry_delay=retry_delay,
+            retry_policy=retry_policy,
             execution_timeout=execution_timeout,
             weight_rule=weight_rule,
             **{**hiding, **waiting, **kwargs},
@@ -124,6 +133,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self._wait: ReleaseWait | None = None
         self._patience: Tolerance | None = None
         self._narrator: Narrator | None = None
+        self._ensures: list[str] | None = None
 
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
@@ -161,15 +171,20 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.records import Narrator
-        from airflow_gpu_provider.scaling.wait.retry import Tolerance
+        from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS_FOR, Tolerance
 
         wait = self._begun_or_new(context)
         narrator = self._narrator = self._narrator or Narrator(self._report, started=wait.started)
-        patience = self._patience = self._patience or Tolerance(wait.deadline, worked=True)
+        no_access_until = wait.started + NO_ACCESS_FOR
+        patience = self._patience = self._patience or Tolerance(
+            wait.deadline, worked=True, no_access_until=no_access_until
+        )
         try:
             outcome = wait.release(self._opened(context))
         except GpuError as error:
             now = SystemClock().now()
+            if not wait.begun and (nothing := self._nothing_to_release(context, error)):
+                return nothing
             if not patience.allows(error, now):
                 raise self._not_released(context, error) from error
             narrator.log(now, patience.in_words(error))
@@ -178,6 +193,21 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         progress = wait.step(outcome.snapshot)
         narrator.log(SystemClock().now(), *outcome.log_lines, *progress.lines)
         return progress
+
+    def _nothing_to_release(self, context: Context, error: GpuError) -> Progress | None:
+        """Return the end of a wait for nothing; None if the run may have begun something."""
+        from airflow_gpu_provider.scaling.wait.records import Progress
+
+        if self._ensures is None:  # once in a process: they have all ended
+            self._ensures = tasks_that_began_nothing(self, context)
+        if not self._ensures:
+            return None
+        self._report(
+            f"This run has nothing of pool {self.gpu_pool.name} to release: no try of {', '.join(self._ensures)} got so"
+            f" far as to write anything, and no training of the block has started. {type(error).__name__}: {error}"
+        )
+        empty = {"pool": self.gpu_pool.name, "nodes": 0, "desired": 0, "kept": [], "seconds": 0.0}
+        return Progress(done=True, result={**empty, NOTHING_BEGUN: True})
 
     def _begun_or_new(self, context: Context) -> ReleaseWait:
         from airflow_gpu_provider.cluster.clock import SystemClock
@@ -236,6 +266,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        if result.get(NOTHING_BEGUN):
+            return result
         self._report(_released(result))
         try:
             usage = self._usage(context, result)

@@ -75,6 +75,8 @@ class PoolOperator(BaseOperator):
 
     _keywords: frozenset[str] = frozenset()
     _is_ending = False
+    _is_resumed = False
+    """Whether `execute` is called once more in one try, which has done before what it can."""
     _lineage: Callable[[], Lineage] | None = None
     """What its nodes were and cost, once that is known; also for a task that fails."""
     _doing: ClassVar[str] = "ran"
@@ -154,7 +156,7 @@ class PoolOperator(BaseOperator):
     def _resume_here(self, event: Mapping[str, Any], context: Context) -> Any:
         """Start again, in this process: what the task has done so far is found as it is."""
         self.log.warning("%s The task waits in its worker.", event["message"])
-        self.deferrable = False
+        self.deferrable, self._is_resumed = False, True
         return self.execute(context)
 
     def on_kill(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,12 +48,21 @@ class _PoolTrigger(RecordTrigger):
     def _row(self) -> PoolRecord:
         return PoolRecord.from_record(self.record)
 
-    async def _run(self, wait: Wait, first: Write | None = None) -> Mapping[str, Any] | None:
+    async def _run(
+        self, wait: Wait, first: Write | None = None, *, no_access_until: datetime | None = None
+    ) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.wait.pool_loop import run_wait
 
         pool, is_resumed = deserialize_pool(self._row.pool), has_returned(self.record)
         progress = await run_wait(
-            wait, pool, self._row.owner, report=self.log.info, is_resumed=is_resumed, every=self.every, first=first
+            wait,
+            pool,
+            self._row.owner,
+            report=self.log.info,
+            is_resumed=is_resumed,
+            every=self.every,
+            first=first,
+            no_access_until=no_access_until,
         )
         return progress.result
 
@@ -96,10 +106,14 @@ class ReleaseTrigger(_PoolTrigger):
     every = 5.0
 
     async def _result(self) -> Mapping[str, Any] | None:
+        from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+        from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS_FOR
 
         wait = ReleaseWait.from_record(self._row.wait)
-        return await self._run(wait, None if wait.begun else wait.release)
+        if wait.begun:
+            return await self._run(wait)
+        return await self._run(wait, wait.release, no_access_until=SystemClock().now() + NO_ACCESS_FOR)
 
     async def undo(self) -> None:
         """Release what is still to be released, unless the task waits elsewhere or its run continues."""

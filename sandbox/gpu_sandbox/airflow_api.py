@@ -5,6 +5,7 @@ Every call raises AirflowApiError, with the server's message, if the answer is n
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -275,6 +276,15 @@ class AirflowApi:
 
     def set_variable(self, key: str, value: str) -> None:
         self._call("POST", "/variables", json={"key": key, "value": value})
+
+    def add_connection(self, conn_id: str, fields: Mapping[str, Any]) -> None:
+        """`fields` as in an environment's AIRFLOW_CONN_*, as JSON."""
+        extra = fields.get("extra", {})
+        texts = {"extra": extra if isinstance(extra, str) else json.dumps(extra)}
+        self._call("POST", "/connections", json={"connection_id": conn_id, **fields, **texts})
+
+    def delete_connection(self, conn_id: str) -> None:
+        self._insist("DELETE", f"/connections/{quote(conn_id)}")
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
         if "Authorization" not in self._http.headers and path != "/monitor/health":

@@ -27,7 +27,7 @@ from tests.airflow.pools import demand, pods_of, zero
 pytestmark = pytest.mark.nightly
 
 # The slow one first.
-DAGS = ("block_timeout", "block_killed", "block_ok", "block_run_marked")
+DAGS = ("block_timeout", "block_killed", "block_ok", "block_run_marked", "block_unconnected")
 NIGHTS = "block_ten_nights"
 
 
@@ -147,6 +147,24 @@ def test_a_good_night(airflow: Airflow, runs: Mapping[str, RunStatus], metrics: 
         tags = {"dag_id": "block_ok", "operator": operator, "outcome": "success"}
         pool = {} if operator == "BlockVerdictOperator" else {"pool": "block-ok"}
         assert metrics.counts(**tags, **pool) == {"outcome": 1}
+
+
+def test_block_that_never_reached_its_pool_has_nothing_to_release(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    """What tries of Ensure share outlives each of them in Airflow's database, and its scale-down reads it."""
+    run = airflow.finish(runs["block_unconnected"])
+    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", scale_down="success", done="failed")
+    assert (run.task("block-unconnected.ensure").try_number, run.task("block-unconnected.scale_down").try_number) == (
+        3,
+        1,
+    )
+    assert airflow.xcom(run, "block-unconnected.scale_down")["nothing_begun"]
+    log = airflow.log(run, "block-unconnected.scale_down")
+    assert "This run has nothing of pool block-unconnected to release: no try of block-unconnected.ensure got so" in log
+    what_happened, what_it_took = told(airflow, run)
+    assert "ConnectionNotFound: The Airflow connection 'nobodys' was not found." in what_happened
+    assert what_it_took == "nothing was started."
 
 
 def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:

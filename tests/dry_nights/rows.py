@@ -32,6 +32,12 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         "tests/sandbox/test_ensure.py::test_a_group_that_cannot_be_created_after_another_one",
         "tests/sandbox/test_ensure.py::test_machines_that_do_not_join_in_time_are_let_go",
     ),
+    "Ensure never reaches the pool: its connection, credentials, permissions or cluster": (
+        f"{REAL}/test_block.py::test_block_that_never_reached_its_pool_has_nothing_to_release",
+        "tests/unit/tasks/test_nothing_begun.py::test_the_mark_is_there_only_if_no_try_can_have_written",
+        "tests/unit/operators/test_ensure.py::test_a_try_that_only_read_leaves_a_mark_for_its_scale_down",
+        "tests/unit/sensors/test_scale_down.py::test_a_run_that_has_begun_nothing_has_nothing_to_release",
+    ),
     "Ensure's worker is killed, for example out of memory": (
         f"{DRY}/test_ends.py::test_the_worker_of_ensure_is_killed",
         "tests/sandbox/test_ensure.py::test_a_worker_that_is_killed_leaves_it_to_the_run_s_scale_down",
@@ -55,6 +61,12 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         "tests/sandbox/test_ensure.py::test_with_nobody_left_the_switch_ends_what_a_killed_worker_had_grown",
         "tests/sandbox/test_janitor.py::test_dead_runs_lose_their_demand_their_pods_and_their_machines",
         f"{REAL}/test_block.py::test_zero_fails_and_is_cleared",
+    ),
+    "scale-down does not reach the pool for five minutes, since its connection, credentials or cluster are gone": (
+        "tests/unit/sensors/test_scale_down.py::"
+        "test_a_pool_that_cannot_be_reached_is_an_error_after_five_minutes_and_no_other_try",
+        "tests/unit/sensors/test_scale_down.py::test_the_trigger_tolerates_it_no_longer",
+        "connection-lost at ensure-without-gpus",
     ),
     "a node stops being Ready": (
         "tests/unit/scaling/decide/test_decisions.py::test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement",

@@ -20,7 +20,7 @@ from airflow.ti_deps.deps.prev_dagrun_dep import PrevDagrunDep
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.sensors.release_policy import RELEASE_RETRY_POLICY
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
@@ -85,7 +85,7 @@ def test_scale_down_and_verdict_take_nothing_that_keeps_them_from_running() -> N
     tasks = block_of(new_dag(**given))
     scale_down, done = tasks["scale_down"], tasks["done"]
     assert (scale_down.retries, scale_down.retry_delay) == (3, timedelta(seconds=30))
-    assert scale_down.retry_policy is DEFAULT_RETRY_POLICY
+    assert scale_down.retry_policy is RELEASE_RETRY_POLICY
     for task in (scale_down, done):
         assert (task.pool, task.pool_slots, task.execution_timeout) == ("default_pool", 1, None)
         assert (task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) == (None, None)

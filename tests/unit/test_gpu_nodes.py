@@ -309,7 +309,8 @@ def test_no_argument_or_attribute_bears_a_name_of_airflow_s(cls: type[BaseOperat
     # `dry_run` is what every tool calls a plan without changes; it is never an attribute of ours.
     arguments = set(inspect.signature(cls.__init__).parameters) - {"self", "kwargs", "dry_run"} - inherited
     # Airflow's own, with another default or a check; operators/test_airflow_arguments.py holds their meaning.
-    airflow_s = {"retries", "retry_delay", "execution_timeout", "weight_rule", "depends_on_past", "wait_for_downstream"}
+    airflow_s = {"retries", "retry_delay", "retry_policy", "execution_timeout", "weight_rule", "depends_on_past"}
+    airflow_s |= {"wait_for_downstream"}
     assert not (arguments - airflow_s) & taken
     overridden = {
         "execute",

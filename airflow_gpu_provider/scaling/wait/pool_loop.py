@@ -323,9 +323,9 @@ class _ClusterTime:
         return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
 
 
-def _patience(wait: Wait) -> Tolerance:
+def _patience(wait: Wait, no_access_until: datetime | None = None) -> Tolerance:
     """Return the Tolerance for errors from now on; the same access has worked before the wait began."""
-    return Tolerance(wait.deadline, worked=True)
+    return Tolerance(wait.deadline, worked=True, no_access_until=no_access_until)
 
 
 async def run_wait(
@@ -338,6 +338,7 @@ async def run_wait(
     is_resumed: bool = False,
     first: Write | None = None,
     reconciler: Reconciler | None = None,
+    no_access_until: datetime | None = None,
 ) -> Progress:
     """Have the pool reconciled, and step after each check, until the wait is done.
 
@@ -346,10 +347,11 @@ async def run_wait(
             not report that it is starting or terminating a machine.
         is_resumed: Another process has already logged this wait; see Narrator.
         first: What to write before the wait's first step; it is repeated until it succeeds.
+        no_access_until: See Tolerance.
     """
     narrator = Narrator(report, started=wait.started, is_resumed=is_resumed)
     clock = _ClusterTime()
-    patience = _patience(wait)
+    patience = _patience(wait, no_access_until)
     looks = Subscription(lambda: pause_after(clock.now() - wait.started, every), report=report)
     if first:
         looks.ask(first)

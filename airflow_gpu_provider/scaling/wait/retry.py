@@ -14,11 +14,17 @@ from datetime import datetime, timedelta
 from typing import Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.errors import GpuError, PodFailed
+from airflow_gpu_provider.errors import ClusterNotFound, ConnectionNotFound, CredentialsError, GpuError, PodFailed
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.wait.records import Narrator, Record
 
 T = TypeVar("T")
+
+NO_ACCESS = (ConnectionNotFound, CredentialsError, ClusterNotFound)
+"""The pool cannot be reached, as a rule until a person has corrected what names it."""
+
+NO_ACCESS_FOR = timedelta(minutes=5)
+"""How long a release tolerates that before it has reached the pool: a person is to hear of it soon."""
 
 _FORGOTTEN_AFTER = timedelta(minutes=10)
 _LONGEST_PAUSE = 60.0
@@ -32,16 +38,19 @@ class Tolerance:
         deadline: When the wait ends anyway: no error is tolerated longer.
         worked: The same access has worked before. An error that may be a mistake in a connection or a transient
             failure (`retryable`) is then taken for transient, and tolerated until the deadline.
+        no_access_until: Until when NO_ACCESS is tolerated before a call has succeeded. None: as any error.
     """
 
-    def __init__(self, deadline: datetime, *, worked: bool = False) -> None:
+    def __init__(self, deadline: datetime, *, worked: bool = False, no_access_until: datetime | None = None) -> None:
         self._deadline = deadline
+        self._no_access_until = no_access_until
         self._worked = worked
         self._kind: type[GpuError] | None = None
         self._since = deadline
 
     def succeeded(self) -> None:
         self._worked = True
+        self._no_access_until = None
         self._kind = None
 
     def allows(self, error: GpuError, now: datetime) -> bool:
@@ -57,6 +66,8 @@ class Tolerance:
         )
 
     def _until(self, error: GpuError) -> datetime:
+        if self._no_access_until is not None and isinstance(error, NO_ACCESS):
+            return min(self._deadline, self._no_access_until)
         tolerated_for = _tolerated_for(error, worked=self._worked)
         return self._deadline if tolerated_for is None else min(self._deadline, self._since + tolerated_for)
 

@@ -136,6 +136,8 @@ class Night:
         if any(strike.moment.ends_with_money for strike in cell.strikes):
             conf["max_cost"] = MAX_COST
             world.list_price(conf)
+        if any(strike.moment.own_connection for strike in cell.strikes):
+            world.add_connection(conf)
         if any(strike.moment.on_block for strike in cell.strikes):
             world.reserve_block(conf)
         if any(strike.moment.holds for strike in cell.strikes):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApiError
 from gpu_sandbox.airflow_home import COMMANDS
 from gpu_sandbox.faults import Stockout
-from tests.airflow.chaos.moments import Moment
+from tests.airflow.chaos.moments import SCALE_DOWN, Moment
 from tests.airflow.chaos.world import LEASES, World, insist
 
 if TYPE_CHECKING:
@@ -104,6 +104,24 @@ def worker_lost(world: World, night: Night) -> Iterator[None]:
     """As `worker_killed`, and no other try takes up what it has left."""
     with worker_killed(world, night), run_failed(world, night):
         yield
+
+
+@contextmanager
+def connection_lost(world: World, night: Night) -> Iterator[None]:
+    """The pool's connection is deleted between two tries of Ensure; the first is killed with its machine there.
+
+    What is left is said: by a scale-down that fails, soon and once.
+    """
+    insist(lambda: world.home.api.delete_connection(night.conf["connection"]))
+    with worker_killed(world, night):
+        yield
+    run = night.run
+    ended = insist(lambda: world.home.api.task(run.dag_id, run.run_id, SCALE_DOWN))
+    error = insist(lambda: world.home.api.xcom(run.dag_id, run.run_id, SCALE_DOWN, key="error")) or {}
+    if not world.machines_left(night.pool) or not world.leases(night.pool):
+        night.broken.append("nothing was left that a scale-down had to tell of")
+    if (ended.state, ended.try_number, error.get("type")) != ("failed", 1, "PoolNotReleased"):
+        night.broken.append(f"what is left is not said: scale-down is {ended.state} in try {ended.try_number}: {error}")
 
 
 @contextmanager
@@ -418,6 +436,16 @@ FAULTS: Mapping[str, Fault] = {
             promise=RED,
             can_meet=lambda moment: moment.ends_with_pool and moment.in_worker,
             why_not="a worker that is killed, and a run that is marked failed, are faults of their own",
+        ),
+        Fault(
+            name="connection-lost",
+            says="the pool's connection is deleted while Ensure's next try is to come",
+            hits="run",
+            strike=connection_lost,
+            lasts=None,
+            promise=Promise(ends="red", keeps_pod=False, zero_by="janitor"),
+            can_meet=lambda moment: moment.own_connection,
+            why_not="its pool has the connection of all others",
         ),
         Fault(
             name="triggerer-killed",

@@ -114,6 +114,7 @@ class Moment:
         machine: What its nights run on.
         held: The call of AWS' that is throttled until the fault is there, so that the step goes on no further.
         on_block: Whether its nights have a Capacity Block.
+        own_connection: Whether the night's pool has an Airflow connection of its own.
         ends_with_pool: Whether the night's pool is deleted in the end: it has launch templates of its own.
     """
 
@@ -132,6 +133,7 @@ class Moment:
     machine: Use = "usual"
     held: str = ""
     on_block: bool = False
+    own_connection: bool = False
     ends_with_pool: bool = False
 
     @property
@@ -185,6 +187,16 @@ MOMENTS: Mapping[str, Moment] = {
             says="Ensure waits in the triggerer for the machine",
             task=ENSURE,
             has_come=lambda look: look.desired > 0 and look.waits_in_triggerer(ENSURE),
+        ),
+        Moment(
+            name="ensure-without-gpus",
+            says="Ensure waits in a worker, its machine there, for GPUs that nobody hands out",
+            task=ENSURE,
+            has_come=lambda look: look.has_lease and look.has_instances and look.is_running(ENSURE),
+            dag_id="chaos_no_gpus",
+            in_worker=True,
+            met_by=frozenset({"connection-lost"}),
+            own_connection=True,
         ),
         Moment(
             name="placement-made",

@@ -121,7 +121,7 @@ ON_EACH_LANDING: tuple[tuple[Platform, str, str], ...] = (
 MOST_CELLS = 46
 """The cover's bound, but for the nights with Karpenter."""
 
-_DAGS_OF_EKS = frozenset({"chaos_plugin", "chaos_budget", "chaos_efa", "chaos_block"})
+_DAGS_OF_EKS = frozenset({"chaos_plugin", "chaos_no_gpus", "chaos_budget", "chaos_efa", "chaos_block"})
 """GKE's own device plugin leaves the installing task so little to do that nobody sees it run; the rest is AWS'."""
 
 _SECOND_STRIKE = 0.3  # the share of drawn nights that are struck twice

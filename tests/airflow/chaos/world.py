@@ -5,6 +5,7 @@ Everything here looks from outside, as a person with kubectl, the cloud's consol
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
@@ -183,6 +184,12 @@ class World:
         """Have a Capacity Block for a night's machine, which is left 40 minutes before it ends."""
         block = self.sandbox.aws.reserve("capacity-block", conf["instance_type"], conf["zone"], lasts=BLOCK_LASTS)
         conf["reservation"] = block
+
+    def add_connection(self, conf: dict[str, Any]) -> None:
+        """Add a connection to Airflow's database that is the night's alone, with what all others have."""
+        usual = json.loads(self.home.environment["AIRFLOW_CONN_AWS_DEFAULT"])
+        conf["connection"] = f"aws-{conf['pool']}"
+        insist(lambda: self.home.api.add_connection(conf["connection"], usual))
 
     @contextmanager
     def held(self, api: str) -> Iterator[None]:

@@ -61,6 +61,12 @@ killed = block(
     fields={"zones": ["us-west-2c"]},
     ensure_args={"deferrable": False, "retries": 0},
 )
+unconnected = block(
+    "block_unconnected",
+    command="echo never",
+    fields={"aws_conn_id": "nobodys"},
+    ensure_args={"timeout": timedelta(seconds=2)},
+)
 zero_fails = block(
     "block_zero_fails",
     command="until [ -e /dev/shm/end ]; do sleep 0.2; done",

@@ -39,6 +39,7 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
+from airflow_gpu_provider.sensors.release_policy import RELEASE_RETRY_POLICY
 from airflow_gpu_provider.tasks.pool_operator import DEFAULT_RETRY_POLICY, argument_defaults
 from tests.unit.operators.test_drop_in import ARE_ATTRIBUTES, EKS, NEWEST, NOTHING_POLLS, SHAPES_THE_POD
 
@@ -445,7 +446,8 @@ def test_defaults_of_our_own_hold_in_partial_too(row: Row, airflow: str, monkeyp
         task = row.made()
     with new_dag():
         mapped = row.mapped()
-    assert row.unmapped(mapped).retry_policy is task.retry_policy is DEFAULT_RETRY_POLICY
+    policy = RELEASE_RETRY_POLICY if row.operator is ScaleDownSensor else DEFAULT_RETRY_POLICY
+    assert row.unmapped(mapped).retry_policy is task.retry_policy is policy
     assert (mapped.retries, mapped.retry_delay) == (task.retries, task.retry_delay)
     assert row.unmapped(mapped).retries == task.retries
     assert (mapped.inlets, mapped.outlets) == (task.inlets, task.outlets) == ([], []), "a worker goes through them"

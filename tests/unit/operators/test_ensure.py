@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from airflow.sdk import DAG
@@ -152,15 +155,23 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 
     def run(pool: Pool, **arguments: Any) -> Any:
-        def open_pool(*_: Any, **__: Any) -> Pool:
-            pool._call("open")
-            return pool
-
-        monkeypatch.setattr("airflow_gpu_provider.scaling.apply.reconcile.open_pool", open_pool)
         operator = EnsureGpuPoolOperator(**{"task_id": "ensure", "gpu_pool": POOL, **arguments})
-        return operator.execute(context_of(operator))
+        with opening(pool):
+            return operator.execute(context_of(operator))
 
     return run
+
+
+@contextmanager
+def opening(pool: Pool) -> Iterator[None]:
+    """Meanwhile this pool is what tasks connect to."""
+
+    def open_pool(*_: Any, **__: Any) -> Pool:
+        pool._call("open")
+        return pool
+
+    with patch("airflow_gpu_provider.scaling.apply.reconcile.open_pool", open_pool):
+        yield
 
 
 @pytest.mark.parametrize("step", ["open", "check_one_spec", "plan", "groups_over_quota", "apply", "want"])
@@ -181,6 +192,21 @@ def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, e
     times = pool.calls.count(step) - (step == "plan" and "apply" in pool.calls)
     assert times == 1 if error.tolerated_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
     assert ("delete_demand_and_reconcile" in pool.calls) == (step in ("apply", "want"))
+
+
+@pytest.mark.parametrize("is_handed_back", [False, True])
+@pytest.mark.parametrize("step", ["open", "check_one_spec", "plan", "apply", "want"])
+@pytest.mark.usefixtures("ensure")
+def test_a_try_that_only_read_leaves_a_mark_for_its_scale_down(step: str, is_handed_back: bool) -> None:
+    operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
+    context = context_of(operator)
+    event = {"status": "handed back", "message": "An older release cannot read the row."}
+    begin = partial(operator.resume_execution, "resume", {"event": event}) if is_handed_back else operator.execute
+    with pytest.raises(PoolDrift), opening(Pool(**{step: [PoolDrift("Changed.")]})):
+        begin(context)
+    assert ("nothing_begun" in context["ti"].xcoms) == (
+        step in ("open", "check_one_spec", "plan") and not is_handed_back
+    )
 
 
 def test_who_gives_up_comes_again_until_machines_that_are_still_launched_go(ensure: Any) -> None:

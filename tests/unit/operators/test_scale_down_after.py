@@ -131,12 +131,9 @@ def test_a_running_task_is_compared_as_the_dag_file_has_it() -> None:
 
 def test_a_person_who_tries_a_task_out_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     comms = InProcessSupervisorComms(supervisor=SimpleNamespace())  # type: ignore[arg-type]
+    check_is_released(alone(), nodes=1)  # without a DAG
     monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", comms, raising=False)
     check(dag_of(alone))
-
-
-def test_nor_is_a_task_without_a_dag() -> None:
-    check_is_released(alone(), nodes=1)
 
 
 def test_it_is_refused_before_the_cloud_is_asked_anything() -> None:
@@ -157,12 +154,9 @@ def test_no_node_and_what_is_for_nodes_exclude_each_other(given: dict[str, Any])
         EnsureGpuPoolOperator(task_id="ensure", gpu_pool=replace(POOL, price_per_hour=1), nodes=0, **given)
 
 
-def test_keep_is_no_word() -> None:
+def test_keep_is_no_word_and_a_block_brings_nodes() -> None:
     with pytest.raises(PoolSpecError, match="keep='False'"):
         alone(keep="False")
-
-
-def test_a_block_brings_nodes() -> None:
     with pytest.raises(PoolSpecError, match="nodes=0"), DAG("nightly", schedule=None), gpu_nodes(POOL, nodes=0):
         pass
 

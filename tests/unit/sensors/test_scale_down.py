@@ -10,18 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cost.bill import PHASES, Bill
 from airflow_gpu_provider.errors import (
     CloudError,
+    ClusterNotFound,
     ClusterUnreachable,
     ConnectionNotFound,
     CredentialsError,
     GpuError,
     PermissionDenied,
     PoolNotReleased,
+    PoolSpecError,
 )
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.sensors import scale_down as module
@@ -47,7 +50,7 @@ class Played:
         self.ledger = SimpleNamespace(bill=lambda *_, **__: BILL)
 
     def open(self, *_: Any, **__: Any) -> Played:
-        if self._answers and isinstance(self._answers[0], ConnectionNotFound | CredentialsError):
+        if self._answers and isinstance(self._answers[0], ConnectionNotFound | CredentialsError | ClusterNotFound):
             raise self._answers.pop(0)
         return self
 
@@ -138,13 +141,102 @@ def test_poke_mode_goes_on_too(opens: Any, error: GpuError) -> None:
     assert sensor.execute(context_of(sensor))["nodes"] == 0
 
 
+NO_ACCESS = [
+    ConnectionNotFound.named("aws_ml", "aws_conn_id"),
+    CredentialsError("AWS does not accept the credentials of aws_ml.", "Put valid ones into it."),
+    ClusterNotFound("There is no EKS cluster k8s-ml in us-west-2.", "Check cluster_name and region."),
+]
+of_its_type = pytest.mark.parametrize("error", NO_ACCESS, ids=lambda error: type(error).__name__)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], timedelta]:
+    """Ten seconds pass from look to look; returns how many have."""
+    passed = [timedelta(0)]
+
+    def now(_: Any) -> datetime:
+        passed[0] += timedelta(seconds=10)
+        return NOW + passed[0]
+
+    monkeypatch.setattr(SystemClock, "now", now)
+    return lambda: passed[0]
+
+
+def decision_on(error: BaseException, sensor: ScaleDownSensor) -> RetryAction:
+    policy = sensor.retry_policy
+    assert policy is not None
+    return policy.evaluate(error, try_number=1, max_tries=3).action
+
+
 def test_what_fails_for_the_whole_timeout_is_an_error_that_is_tried_again(opens: Any) -> None:
     opens(Played(CloudError("Throttled.")))
     sensor = a_sensor(deferrable=False, poke_interval=0.01, timeout=0.2)
     began = datetime.now(UTC)
-    with pytest.raises(PoolNotReleased, match=r"Pool train is not released: Throttled\. Still there: i-1"):
+    with pytest.raises(PoolNotReleased, match=r"Pool train is not released: Throttled\. Still there: i-1") as ended:
         sensor.execute(context_of(sensor))
+    assert decision_on(ended.value, sensor) is not RetryAction.FAIL
+    assert decision_on(PoolSpecError("No."), sensor) is RetryAction.FAIL
     assert datetime.now(UTC) - began > timedelta(seconds=0.2)
+
+
+@of_its_type
+def test_a_pool_that_cannot_be_reached_is_an_error_after_five_minutes_and_no_other_try(
+    opens: Any, clock: Any, error: GpuError
+) -> None:
+    opens(Played(*[error] * 1000))
+    sensor = a_sensor(deferrable=False, poke_interval=0.0)
+    with pytest.raises(PoolNotReleased) as ended:
+        sensor.execute(context_of(sensor))
+    assert timedelta(minutes=5) <= clock() < timedelta(minutes=6)
+    assert str(ended.value).startswith(f"Pool train is not released: {error.what} ")
+    assert str(ended.value).endswith(f"{error.fix} Then clear this task.")
+    assert decision_on(ended.value, sensor) is RetryAction.FAIL
+
+
+@of_its_type
+def test_the_trigger_tolerates_it_no_longer(
+    opens: Any, monkeypatch: pytest.MonkeyPatch, clock: Any, error: GpuError
+) -> None:
+    opens(Played(*[error] * 1000))
+    sensor = a_sensor()
+    with pytest.raises(TaskDeferred) as deferral:
+        sensor.execute(context_of(sensor))
+    monkeypatch.setattr(pool_loop._ClusterTime, "now", lambda self: SystemClock().now())
+    monkeypatch.setattr(pool_loop, "pause_after", lambda waited, every: 0.0)
+    began = clock()
+    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
+    assert event["error"]["type"] == type(error).__name__
+    assert timedelta(minutes=4) < clock() - began < timedelta(minutes=7)
+
+
+def test_what_has_worked_is_tolerated_for_the_whole_wait(opens: Any, clock: Any) -> None:
+    opens(played := Played(with_a_machine(), *[CredentialsError("Who?")] * 60, snapshot()))
+    sensor = a_sensor(deferrable=False, poke_interval=0.0)
+    sensor._reconciler = played  # type: ignore[assignment] - what is open stays open
+    assert sensor.execute(context_of(sensor))["nodes"] == 0
+    assert clock() > timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("error", [*NO_ACCESS, PermissionDenied("No."), ClusterUnreachable("Away.")])
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_run_that_has_begun_nothing_has_nothing_to_release(
+    opens: Any, monkeypatch: pytest.MonkeyPatch, error: GpuError, deferrable: bool
+) -> None:
+    opens(played := Played(*[error] * 1000))
+    monkeypatch.setattr(module, "tasks_that_began_nothing", lambda *_: ["gpus.ensure"])
+    sensor = a_sensor(deferrable=deferrable)
+    lines: list[str] = []
+    sensor._report = lines.append  # type: ignore[method-assign]
+    found = sensor.execute(context_of(sensor))
+    empty = {"pool": "train", "nodes": 0, "desired": 0, "kept": [], "seconds": 0.0}
+    assert found == {**empty, "nothing_begun": True}
+    assert lines == [
+        "This run has nothing of pool train to release: no try of gpus.ensure got so far as to write anything, and no"
+        f" training of the block has started. {type(error).__name__}: {error}"
+    ]
+    assert len(played.calls) <= 1
+    opens(Played(snapshot()))  # a pool that is reached is read, whatever Ensure has left
+    assert "nothing_begun" not in a_sensor().execute(context_of(sensor))
 
 
 def test_an_error_of_the_trigger_says_what_still_runs(opens: Any) -> None:

@@ -106,6 +106,8 @@ def night(
     max_cost: str | None = None,
     prefetch: Sequence[str] = (),
     training: dict[str, Any] | None = None,
+    ensure: dict[str, Any] | None = None,
+    scale_down: dict[str, Any] | None = None,
     **fields: Any,
 ) -> DAG:
     """A night; without `plugin`, the cluster brings the device plugin (see ../world.py), as GKE always does.
@@ -114,7 +116,7 @@ def night(
     nodes: what the training runs on.
     max_cost: what the block may cost.
     prefetch: images that nodes pull as they join.
-    training: more arguments of the training's task.
+    training, ensure, scale_down: more arguments of these tasks.
     """
     if not plugin and PLATFORM == "eks" and not PROVISIONER:
         fields["node_labels"] = {"example.com/device-plugin": "there"}
@@ -135,9 +137,9 @@ def night(
             prefetch=prefetch,
             group_id="gpus",
             install_device_plugin=plugin,
-            ensure_args={"timeout": PATIENCE},
+            ensure_args={"timeout": PATIENCE, **(ensure or {})},
             device_plugin_args={"timeout": PATIENCE},
-            scale_down_args={"retry_delay": timedelta(seconds=5)},
+            scale_down_args={"retry_delay": timedelta(seconds=5), **(scale_down or {})},
         ),
     ):
         GpuPodOperator(
@@ -169,6 +171,13 @@ gang_half_up = night(
 if PLATFORM == "eks" and not PROVISIONER:
     on_budget = night(
         "chaos_budget", deferrable=False, max_cost="{{ dag_run.conf['max_cost'] }}", price_per_hour="list"
+    )
+    no_gpus = night(
+        "chaos_no_gpus",
+        plugin=True,  # which comes after Ensure
+        ensure={"wait_for": "gpus", "deferrable": False},
+        scale_down={"timeout": timedelta(seconds=60)},
+        aws_conn_id="{{ dag_run.conf['connection'] }}",
     )
     efa = night("chaos_efa", network="efa", prefetch=["busybox:1.36"])
     on_block = night(
