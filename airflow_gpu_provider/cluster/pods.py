@@ -17,9 +17,9 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
+from airflow_gpu_provider.cluster.rest import ApiClient, count_items, delete, find, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
@@ -78,12 +78,6 @@ WORKLOAD_LABEL = "airflow-gpu-provider/workload"
 WORKLOAD_PATH = "airflow-gpu-provider/workload-path"
 """The annotation of such pods: the path of the object, which would replace a pod that is deleted alone."""
 
-UNCOLLECTED = "airflow-gpu-provider/uncollected"
-"""The annotation of a pod whose log and result are still to be read; taken off when they have been."""
-
-COLLECT_WITHIN = timedelta(minutes=10)
-"""How long after its end an uncollected pod holds its node."""
-
 STUCK_AFTER = timedelta(minutes=10)
 """How long after its grace period ended a pod that does not go stops holding its node: its kubelet is dead."""
 
@@ -113,6 +107,8 @@ class Pod:
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         finalizers: What keeps it in the cluster once it is deleted, until somebody takes it off.
         uncollected: Its log and result are still to be read.
+        collect_within: How long after its end it holds its node for that.
+        succeeded: Its containers ended with exit code 0; the one that keeps its result may still run.
         active_deadline: How long its kubelet lets it run (activeDeadlineSeconds); None for as long as it likes.
         started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
@@ -135,6 +131,8 @@ class Pod:
     delete_at: datetime | None = None
     finalizers: tuple[str, ...] = ()
     uncollected: bool = False
+    collect_within: timedelta = COLLECT_WITHIN
+    succeeded: bool = False
     active_deadline: timedelta | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -166,7 +164,7 @@ class Pod:
         """
         if self.deleting or not (self.finished and self.uncollected):
             return False
-        return now - (self.finished_at or self.created_at) < COLLECT_WITHIN
+        return now - (self.finished_at or self.created_at) < self.collect_within
 
     def is_stuck(self, now: datetime) -> bool:
         """Whether it has ended and is deleted, and its finalizers keep it for longer than their controllers take."""
@@ -196,7 +194,7 @@ class Pod:
     def lets_go_at(self) -> datetime | None:
         """When it stops holding its node, where its end has begun: it was deleted, or waits for its collection."""
         if self.finished and not self.deleting:
-            return (self.finished_at or self.created_at) + COLLECT_WITHIN
+            return (self.finished_at or self.created_at) + self.collect_within
         return self.delete_at
 
     def __str__(self) -> str:
@@ -225,6 +223,8 @@ class Pod:
             delete_at=parse_time(meta.get("deletionTimestamp")),
             finalizers=tuple(meta.get("finalizers") or ()),
             uncollected=UNCOLLECTED in annotations,
+            collect_within=collect_within(annotations.get(UNCOLLECTED, "")),
+            succeeded=has_succeeded(status),
             active_deadline=_seconds(spec.get("activeDeadlineSeconds")),
             started_at=_started_at(status),
             finished_at=_finished_at(status) if phase in _FINISHED else None,
@@ -377,15 +377,6 @@ def _delete_workload(api: ApiClient, pod: Pod) -> None:
     found = find(api, f"/{pod.workload}", resource=resource)
     if found and (found["metadata"].get("labels") or {}).get(RUN_LABEL) == pod.run:
         delete(api, f"/{pod.workload}", resource=resource, uid=found["metadata"]["uid"], with_dependents=True)
-
-
-def mark_collected(api: ApiClient, namespace: str, name: str) -> None:
-    """Let the node of a kept pod go: its log and result are read."""
-    path, body = f"/api/v1/namespaces/{namespace}/pods/{name}", {"metadata": {"annotations": {UNCOLLECTED: None}}}
-    try:
-        call(api, "patch", path, resource="pods", body=body)
-    except GpuError as error:
-        _log.warning("Pod %s holds its node for ten minutes more: %s", name, error)
 
 
 def _list(api: ApiClient, field_selector: str) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.decorators.kubernetes import _KubernetesDecoratedOperator
@@ -41,6 +42,13 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         self.custom_operator_name = without_role(type(self).custom_operator_name)
         source: str = super().get_python_source()  # type: ignore[no-untyped-call]
         return source
+
+    def _asked(self) -> Mapping[str, object]:
+        try:
+            source: str | None = inspect.getsource(self.python_callable)
+        except (OSError, TypeError):
+            source = None  # it will be refused when the task runs
+        return {**super()._asked(), "source": source, "op_args": self.op_args, "op_kwargs": self.op_kwargs}
 
     def _check_arguments(self) -> None:
         """Check, when the DAG is parsed, the size of arguments that are known then.

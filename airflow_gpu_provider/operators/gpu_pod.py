@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pendulum
@@ -66,6 +67,11 @@ if TYPE_CHECKING:
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
+_ASKED = (
+    *("image", "cmds", "arguments", "env_vars", "env_from", "secrets", "gpus", "nodes"),
+    *("pod_template_dict", "full_pod_spec"),
+)
+"""The arguments that say what is trained, and on what."""
 
 
 class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, KubernetesPodOperator):
@@ -176,6 +182,12 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
         check_checkpoint_is_mounted(checkpoint, vars(self), self.gpu_pool)
+        self._note_what_is_asked()
+
+    def _asked(self) -> Mapping[str, object]:
+        file = self.pod_template_file
+        template = Path(file).read_text() if isinstance(file, str) and Path(file).is_file() else file
+        return {"pod_template_file": template, **{name: getattr(self, name) for name in _ASKED}}
 
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:

@@ -132,6 +132,10 @@ class GpuWorkloadOperator(TrainingOperator):
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
         check_queue_name(queue_name)
         self._check_manifest()
+        self._note_what_is_asked()
+
+    def _asked(self) -> Mapping[str, object]:
+        return {"manifest": self.manifest}
 
     @property
     def nodes(self) -> int:

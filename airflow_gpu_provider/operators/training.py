@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from kubernetes.client import V1Pod
 
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.loops import check_loops, is_overtaken, iteration_of
+from airflow_gpu_provider.tasks.next_try import next_try_within
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
+from airflow_gpu_provider.training.life.asked import Asked, digest_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.run import AttemptRecord, OnPreemption, Ownership, PodSettings, Preemptions, Run
@@ -71,6 +74,7 @@ class TrainingOperator(PoolOperator):
     startup_timeout_seconds: Any
     termination_grace_period: Any
     _context: Context
+    _digest = ""
 
     def __init__(
         self,
@@ -127,6 +131,21 @@ class TrainingOperator(PoolOperator):
         if not isinstance(self.gpu_pool, GpuPool):
             raise no_pool(self.task_id, self.gpu_pool)
         return self.gpu_pool
+
+    # -- what its author asks for, not rendered --------------------------------------------------------------
+
+    def resolve_template_files(self) -> None:
+        """Read the files that its arguments name, and note what is asked for: the DAG file has been read by now."""
+        super().resolve_template_files()
+        self._note_what_is_asked()
+
+    def _note_what_is_asked(self) -> None:
+        """Note what is asked for, by which a success of an earlier try is known; rendering replaces it."""
+        self._digest = digest_of(self._asked())
+
+    @abstractmethod
+    def _asked(self) -> Mapping[str, object]:
+        """Return image, command, arguments, environment and GPUs, wherever its author gives them."""
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -186,8 +205,14 @@ class TrainingOperator(PoolOperator):
             started_at=context["ti"].start_date,
             holder=lock_holder(context),
             settings=self._settings(),
+            asked=self._asked_in(context["ti"]),
             has_next_try=context["ti"].try_number <= context["ti"].max_tries,
         )
+
+    def _asked_in(self, ti: Any) -> Asked:
+        has_next_try = ti.try_number <= ti.max_tries
+        within = next_try_within(self, ti.try_number) if has_next_try else COLLECT_WITHIN
+        return Asked.of(ti, retries=self.retries or 0, digest=self._digest, collect_within=max(within, COLLECT_WITHIN))
 
     @abstractmethod
     def _cluster(self) -> PoolHook:

@@ -62,6 +62,21 @@ def test_worker_that_is_killed_leaves_its_pod_to_the_next_try(airflow: Airflow, 
     training.loses_its_pod()
 
 
+def test_a_success_whose_worker_was_killed_is_collected_by_the_next_try(airflow: Airflow, history: PodHistory) -> None:
+    training = Training(airflow, history, "kill_blocking_retried")
+    first, process = training.begun(), training.process
+    os.kill(process, signal.SIGSTOP)  # it collects nothing from here on
+    training.end()
+    training.until(lambda: training.has_ended, "the training to end well")
+    os.kill(process, signal.SIGKILL)
+    finished = training.finished()
+    assert finished.states == {"train": "success"}
+    assert finished.task("train").try_number == 2
+    assert training.pods == {first}
+    assert "trained" in airflow.log(training.run, "train")
+    training.loses_its_pod()
+
+
 def test_scheduler_that_is_killed_and_comes_back_goes_on_with_the_pods(
     airflow: Airflow, history: PodHistory, deferred: dict[str, Training]
 ) -> None:

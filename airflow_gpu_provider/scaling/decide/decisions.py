@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
@@ -286,7 +286,8 @@ def _switches(
         left = [group for group in groups if stays or ((others_grow or not group.owned) and _is_left(group))]
         # No run wants nodes, but a terminating pod holds a machine that the last switch was about to end.
         held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
-        at_last = _switch_after(snapshot.now + COLLECT_WITHIN)
+        uncollected = (pod.collect_within for pod in snapshot.pods if pod.awaits_collection(snapshot.now))
+        at_last = _switch_after(snapshot.now + max(uncollected, default=COLLECT_WITHIN))
         sooner = {} if stays or others_grow else _sooner(groups, machines, snapshot.now)
         return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, even when no process looks at the pool.

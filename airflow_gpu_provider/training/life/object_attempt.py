@@ -25,9 +25,10 @@ from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.diagnosis import lost_peer
+from airflow_gpu_provider.training.life.placing import check_pods, placement_of
 from airflow_gpu_provider.training.life.run import Ownership, PodHost, WorkloadHost
 from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, TaskWorkloads
-from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, check_pods, placement_of
+from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job
@@ -54,6 +55,12 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
     def uids(self) -> set[str]:
         return {*self._uids}
 
+    def has_succeeded(self) -> bool:
+        wait = self.wait()
+        assert self.there is not None
+        seen = wait.standing(self.there, self._states(self._newest(wait), wait), self._cluster.now())
+        return seen.done and seen.error is None
+
     # -- its end ---------------------------------------------------------------------------------------------
 
     def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
@@ -61,7 +68,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         wait = self._wait_of(watched)
         self.there = self._objects.read(watched.name, watched.namespace, uid=watched.uid)
         raw = self._newest(wait)
-        states = {rank: PodState.parse(pod, wait.main_container(pod)) for rank, pod in raw.items()}
+        states = self._states(raw, wait)
         if raw:
             self._show(next(iter(raw.values())))
         error = self._end(watched, wait, states, setbacks)
@@ -99,6 +106,9 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
             return self.wait()
         return cast("ObjectWait[R]", read_wait(watched.kind, watched.wait))  # it is this attempt's own
 
+    def _states(self, pods: Mapping[R, Json], wait: ObjectWait[R]) -> dict[R, PodState]:
+        return {rank: PodState.parse(pod, wait.main_container(pod)) for rank, pod in pods.items()}
+
     def _newest(self, wait: ObjectWait[R]) -> dict[R, Json]:
         """Return the newest pod of each rank, as it is now, the lowest rank first."""
         listed = self._cluster.pods.of_attempt(wait.namespace, self._identity)
@@ -116,7 +126,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         seen = wait.standing(self.there, states, self._cluster.now()) if self.there is not None else None
         if seen is not None and (seen.done or seen.error is not None):
             return seen.error
-        return self._unless_it_passes(watched, setbacks)
+        return unless_it_passes(watched, setbacks)
 
     def _explained(self, error: GpuError, rank: R, state: PodState | None, watched: WaitOutcome) -> GpuError | None:
         """Return a rank's error, explained by its machine and its last log lines."""
@@ -149,6 +159,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         own.note_use(pods)
         if self._settings.keeps(succeeded=succeeded):
             self._objects.end_pods(there)
+            self._objects.mark_collected([there])
             own.mark_collected(pods)
         else:
             self._objects.delete(there)
@@ -201,9 +212,16 @@ class WorkloadAttempt(ObjectAttempt[str]):
     # -- creation --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        made = self._find_or_create(self._request())
-        self._host.push("workload_name", made["metadata"]["name"])
-        self._host.push("pod_namespace", made["metadata"]["namespace"])
+        self._find_or_create(self._request())
+        self.tell_name()
+
+    @property
+    def namespace(self) -> str:
+        return str(self._host.named_manifest["metadata"]["namespace"])
+
+    def tell_name(self) -> None:
+        self._host.push("workload_name", self._meta["name"])
+        self._host.push("pod_namespace", self._meta["namespace"])
 
     def _request(self) -> Manifest:
         """Return what to create: the manifest, checked and placed; transient errors are tolerated for minutes."""
@@ -307,9 +325,16 @@ class GangAttempt(ObjectAttempt[int]):
             base_container=placement.base_container,
         )
         ask_for_nodes(job, placement.pool)
-        meta = self._find_or_create(job)["metadata"]
-        self._host.push("job_name", meta["name"])
-        self._host.push("pod_namespace", meta["namespace"])
+        self._find_or_create(job)
+        self.tell_name()
+
+    @property
+    def namespace(self) -> str:
+        return str(self._host.unplaced_pod().metadata.namespace)
+
+    def tell_name(self) -> None:
+        self._host.push("job_name", self._meta["name"])
+        self._host.push("pod_namespace", self._meta["namespace"])
 
     # -- waiting ---------------------------------------------------------------------------------------------
 

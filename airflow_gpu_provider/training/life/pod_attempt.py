@@ -14,7 +14,7 @@ from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.run import PodHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v1
-from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
@@ -40,8 +40,20 @@ class PodAttempt(TaskAttempt):
         self._host.show_pod(request)
         pod = self._show(self._find_or_create(self._cluster.api.sanitize_for_serialization(request)))
         self._host.call_back("on_pod_creation", pod=pod)
-        self._host.push("pod_name", pod.metadata.name)
-        self._host.push("pod_namespace", pod.metadata.namespace)
+        self.tell_name()
+
+    @property
+    def namespace(self) -> str:
+        return str(self._host.unplaced_pod().metadata.namespace)
+
+    def tell_name(self) -> None:
+        self._host.push("pod_name", self._meta["name"])
+        self._host.push("pod_namespace", self._meta["namespace"])
+
+    def has_succeeded(self) -> bool:
+        assert self.there is not None
+        end = end_of(PodState.parse(self.there, self._settings.placement.base_container))
+        return end is not None and end.error is None
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -119,7 +131,7 @@ class PodAttempt(TaskAttempt):
 
     def _end(self, watched: WaitOutcome, state: PodState | None, setbacks: Setbacks) -> GpuError | None:
         end = watched.end(state, self._cluster.now())
-        return end.error if end is not None else self._unless_it_passes(watched, setbacks)
+        return end.error if end is not None else unless_it_passes(watched, setbacks)
 
     def _collect_gone(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
         base = self._settings.placement.base_container

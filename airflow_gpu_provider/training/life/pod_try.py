@@ -16,7 +16,7 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
     LOST,
     GpuError,
@@ -31,9 +31,10 @@ from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_qu
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import ResultUnread
+from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earlier_success
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
-from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of
+from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of, newest_of_try
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.trigger_log import write_again
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
@@ -95,8 +96,8 @@ class PodTry:
             "See the triggerer's log; the next retry starts again.",
         )
         with self._heeding_timeout():
-            self._known_owner()
-            found = self.attempt.newest_of_try(namespace := find_namespace())
+            owner = self._known_owner()
+            found = newest_of_try(self.attempt.of_all_tries(namespace := find_namespace()), owner)
             if found is not None:
                 self.attempt = self._attempt(AttemptRecord(number=attempt_of(found)))
                 name, uid = found["metadata"]["name"], found["metadata"]["uid"]
@@ -133,23 +134,39 @@ class PodTry:
                 self._prepare_next_attempt(error)
 
     def _run_attempt(self) -> object:
+        earlier = earlier_success(self._run, self._host, self.attempt, self._known_owner())
         try:
+            if earlier is not None:
+                try:
+                    return self._collect_earlier(earlier)
+                except LOST as error:
+                    self.log.warning("%s The training is run again.", error.what)
+                    self.attempt = self._attempt(AttemptRecord())
             self.attempt.start()
             if self._settings.deferrable:
                 self._defer(self.attempt.wait())
-            watched = self.attempt.watch_here()
-            while True:
-                try:
-                    return self._collect(watched)
-                except GpuError as error:
-                    if not self._take_setback(error):
-                        raise
-                time.sleep(self._setbacks.pause)
+            return self._collect_here(self.attempt.watch_here())
         except TaskDeferred:
             raise
         except BaseException:
             self.attempt.release_uncollected()
             raise
+
+    def _collect_earlier(self, earlier: TaskAttempt) -> object:
+        """Collect it in this process, whatever waits for trainings: there is nothing to wait for."""
+        self.attempt = earlier
+        self.log.info("Collecting %s of an earlier try, which has succeeded: nothing is trained again.", earlier.what)
+        earlier.tell_name()
+        return self._collect_here(as_it_ended(earlier))
+
+    def _collect_here(self, watched: WaitOutcome) -> object:
+        while True:
+            try:
+                return self._collect(watched)
+            except GpuError as error:
+                if not self._take_setback(error):
+                    raise
+            time.sleep(self._setbacks.pause)
 
     def _collect_or_defer(self, watched: WaitOutcome) -> object:
         try:

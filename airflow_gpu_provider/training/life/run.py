@@ -20,13 +20,14 @@ from kubernetes.client import ApiClient, V1Pod
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL, UNCOLLECTED
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop
+from airflow_gpu_provider.training.life.asked import Asked
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
@@ -89,7 +90,6 @@ class Ownership:
             **self.key.annotations,
             OWNER_ANNOTATION: self.try_id,
             ATTEMPT_ANNOTATION: str(self.attempt),
-            UNCOLLECTED: "true",
         }
 
     @property
@@ -293,6 +293,7 @@ class Run:
         log, pod_log: The task's log, and its pods' log in it.
         started_at: When the try began, by Airflow's clock.
         holder: The name under which it holds the pool's lock.
+        asked: What its task's author asks for.
         has_next_try: Airflow may try the task once more.
     """
 
@@ -303,6 +304,7 @@ class Run:
     started_at: datetime | None
     holder: str
     settings: PodSettings
+    asked: Asked
     has_next_try: bool = False
 
 

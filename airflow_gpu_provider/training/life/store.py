@@ -23,8 +23,9 @@ from airflow_gpu_provider.cluster.autoscaler_status import API_VERSION, PLURAL
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.pods import GANG_LABEL, STUCK_AFTER, mark_collected
+from airflow_gpu_provider.cluster.pods import GANG_LABEL, STUCK_AFTER
 from airflow_gpu_provider.cluster.rest import call, delete, list_items
+from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED, mark_collected
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.run import Ownership
@@ -107,6 +108,11 @@ class TaskObjects:
 
     def end_pods(self, there: Json) -> None:
         """Have its running pods deleted; the object stays, and can be read."""
+
+    def mark_collected(self, objects: Iterable[Json]) -> None:
+        """Note of kept objects that their logs and results have been read."""
+        for each in objects:
+            self._patch(each, {"metadata": {"annotations": {UNCOLLECTED: None}}})
 
     def _patch(self, there: Json, body: Json) -> None:
         path = self._path_of(there)

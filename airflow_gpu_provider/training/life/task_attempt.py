@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
@@ -20,13 +20,10 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
-from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
-from airflow_gpu_provider.scaling.decide.placement import memory_of
-from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import check_exec
-from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
+from airflow_gpu_provider.training.life.placing import check_pods, placement_of
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
     TaskObjects,
@@ -36,13 +33,7 @@ from airflow_gpu_provider.training.life.store import (
     is_of_attempt,
     newest_of_try,
 )
-from airflow_gpu_provider.training.place.checkpoint import (
-    check_claims_reach,
-    check_location,
-    check_outlives_pod,
-    environment,
-)
-from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
+from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
@@ -107,14 +98,27 @@ class TaskAttempt(ABC):
 
     # -- what is there already -------------------------------------------------------------------------------
 
-    def newest_of_try(self, namespace: str) -> Json | None:
-        """Return what this try's latest attempt has created, if it exists and is not being deleted."""
-        return newest_of_try(self._objects.of_task(namespace, self._identity), self._identity)
+    @property
+    @abstractmethod
+    def namespace(self) -> str:
+        """The namespace of what it is to create, rendered."""
+
+    def of_all_tries(self, namespace: str) -> list[Json]:
+        """Return what all tries of the task have created there."""
+        return self._objects.of_task(namespace, self._identity)
+
+    @abstractmethod
+    def has_succeeded(self) -> bool:
+        """Return True if what is there has ended well, as it and its pods are now."""
+
+    @abstractmethod
+    def tell_name(self) -> None:
+        """Tell Airflow the name of what is there."""
 
     def delete_left(self, namespace: str) -> set[str]:
         """Delete everything that tries of the task have left; return the uids of the pods."""
         pods = self._cluster.pods.of_task(namespace, self._identity)
-        for each in self._objects.of_task(namespace, self._identity):
+        for each in self.of_all_tries(namespace):
             self._objects.delete(each)
         return {pod["metadata"]["uid"] for pod in pods}
 
@@ -155,7 +159,7 @@ class TaskAttempt(ABC):
 
     def _found(self, namespace: str) -> Json | None:
         """Return what this try has already created, if it exists; everything earlier is deleted."""
-        there = self._objects.of_task(namespace, self._identity)
+        there = self.of_all_tries(namespace)
         newest = newest_of_try(there, self._identity) if self._settings.reattaches else None
         current = newest if newest is not None and attempt_of(newest) >= self.record.number else None
         for each in there:
@@ -289,8 +293,7 @@ class TaskAttempt(ABC):
         """Return what all waits have: for what was created, and the task's limits; note its deadline."""
         meta = self._meta
         started = parse_time(meta.get("creationTimestamp")) or self._cluster.clock.now()
-        deadline = self.deadlines.of_pod(started)
-        self.record = self.record.until(deadline)
+        self.record = self.record.until(deadline := self.deadlines.of_pod(started))
         return {
             "namespace": meta["namespace"],
             "name": meta["name"],
@@ -311,13 +314,6 @@ class TaskAttempt(ABC):
         assert self.there is not None
         meta: Json = self.there["metadata"]
         return meta
-
-    def _unless_it_passes(self, watched: WaitOutcome, setbacks: Setbacks) -> GpuError:
-        """Return why it could not be watched; raise it if that may pass, so that it is watched again."""
-        assert watched.error is not None
-        if setbacks.may_pass(watched.error):
-            raise watched.error
-        return watched.error
 
     def _tell(self, watched: WaitOutcome, pods: Iterable[Json]) -> None:
         """Tell how it went, what the GPUs did, and what would have made it faster: for log, bill and report."""
@@ -340,10 +336,7 @@ class TaskAttempt(ABC):
 
     def _push_result_of_failed(self, result: Any) -> None:
         """Push the result of an attempt that has failed, as Airflow pushes what a task returns."""
-        if result is None:
-            return
-        outputs = result if self._settings.multiple_outputs and isinstance(result, Mapping) else {}
-        for key, value in (*outputs.items(), ("return_value", result)):
+        for key, value in outputs_of(result, several=self._settings.multiple_outputs).items():
             self._push(key, value)
 
     def _push(self, key: str, value: Any) -> None:
@@ -354,45 +347,15 @@ class TaskAttempt(ABC):
             self.log.warning("The XCom %s could not be pushed: %r", key, error)
 
 
-def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
-    """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
-
-    Each comes with the name of the container that has the GPUs, and their number; None if unknown.
-    """
-    cluster, pool, checkpoint = run.cluster, run.cluster.pool, run.settings.checkpoint
-    groups = cache(cluster.platform.observe)
-    if checkpoint:
-        check_location(checkpoint)
-    for pod, base, gpus in pods:
-        warnings = [grace_warning(pool, pod.spec.termination_grace_period_seconds)]
-        if gpus:
-            check_gpus(pool, gpus)
-            warnings.append(idle_gpus_warning(pool, gpus))
-        for warning in filter(None, warnings):
-            run.log.warning("%s", warning)
-        if checkpoint:
-            check_outlives_pod(checkpoint, pod, base, pool, groups)
-        check_claims_reach(pod, pool, cluster.core_v1_client, groups)
-    if not is_wanted():
-        check_nodes_can_come(pool, groups)
+def unless_it_passes(watched: WaitOutcome, setbacks: Setbacks) -> GpuError:
+    """Return why an attempt could not be watched; raise it if that may pass, so that it is watched again."""
+    assert watched.error is not None
+    if setbacks.may_pass(watched.error):
+        raise watched.error
+    return watched.error
 
 
-def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
-    """Return the placement of the try's next pod, once the run's demand allows the machines that it needs."""
-    now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
-    follow_spec(run, demand)
-    larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
-    if larger is not None:
-        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
-    return replace(
-        settings.placement,
-        instance_type=larger.instance_type if larger is not None else "",
-        active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now),
-        labels=owner.labels,
-        annotations=owner.annotations,
-        avoid=run.cluster.gpu_health.avoidance(owner.key, gpus=settings.placement.gpus, nodes=settings.nodes),
-        env={
-            **environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
-            **settings.variables,
-        },
-    )
+def outputs_of(result: Any, *, several: bool) -> Mapping[str, Any]:
+    """Return what Airflow pushes of a result, by XCom key; nothing of None."""
+    outputs = result if several and isinstance(result, Mapping) else {}
+    return {} if result is None else {**outputs, "return_value": result}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node
-from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, STUCK_AFTER, UNCOLLECTED, Pod
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, STUCK_AFTER, Pod
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -111,6 +112,27 @@ def test_a_pod_that_waits_holds_no_node() -> None:
     assert not Pod.parse(raw_pod(spec={"nodeName": ""}, status={"phase": "Pending"})).holds_node(NOW)
 
 
+@pytest.mark.parametrize(
+    ("codes", "succeeded"),
+    [
+        ({"base": 0}, True),
+        ({"base": 0, "airflow-xcom-sidecar": None}, True),
+        ({"base": 1}, False),
+        ({"base": None}, False),
+        ({"base": 0, "other": None}, False),
+        ({}, False),
+    ],
+)
+def test_a_pod_has_succeeded_whatever_becomes_of_the_container_that_keeps_its_result(
+    codes: dict[str, int | None], succeeded: bool
+) -> None:
+    states = {
+        name: {"running": {}} if code is None else {"terminated": {"exitCode": code}} for name, code in codes.items()
+    }
+    status = {"containerStatuses": [{"name": name, "state": state} for name, state in states.items()]}
+    assert Pod.parse(raw_pod(status=status)).succeeded is succeeded
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_finished_pod_holds_its_node_until_it_is_collected_or_late(phase: str) -> None:
     ended = {"state": {"terminated": {"finishedAt": "2026-03-01T01:59:00Z", "exitCode": 0}}}
@@ -118,6 +140,12 @@ def test_a_finished_pod_holds_its_node_until_it_is_collected_or_late(phase: str)
     uncollected = Pod.parse(raw_pod(metadata={"annotations": {UNCOLLECTED: "true"}}, status=status))
     assert uncollected.holds_node(NOW)
     assert not uncollected.holds_node(NOW + COLLECT_WITHIN)
+    for seconds, minutes in (("3600", 60), ("60", 10), ("9" * 5000, 10), ("-1", 10)):
+        noted = Pod.parse(raw_pod(metadata={"annotations": {UNCOLLECTED: seconds}}, status=status))
+        ended_at = NOW - timedelta(minutes=1)
+        assert noted.holds_node(ended_at + timedelta(minutes=minutes, seconds=-1))
+        assert not noted.holds_node(ended_at + timedelta(minutes=minutes))
+        assert noted.lets_go_at == ended_at + timedelta(minutes=minutes)
     assert not Pod.parse(raw_pod(status=status)).holds_node(NOW)
 
 

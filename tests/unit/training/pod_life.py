@@ -20,6 +20,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life import collect, pod_attempt, pod_try, run, task_attempt
+from airflow_gpu_provider.training.life.asked import Asked
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings, Preemptions, Run
@@ -120,6 +121,7 @@ class Life:
             started_at=None,
             holder="somebody",
             settings=PodSettings(**(settings | changes)),
+            asked=Asked(digest="d", try_number=1, first_try=1),
         )
         self.tries = self.continued({})
 

@@ -517,6 +517,8 @@ def test_the_switch_comes_soon_after_the_last_pods_that_end_when_nobody_wants_an
     read = pod("read", on=1, phase="Succeeded", uncollected=True, finished_at=NOW - timedelta(minutes=1))
     assert decide(snapshot(machine(1), pods=(ending,))).switch == {A: NOW + timedelta(minutes=16)}
     assert decide(snapshot(machine(1), pods=(ending, read))).switch == {A: NOW + timedelta(minutes=24)}
+    retried = replace(read, collect_within=timedelta(hours=1))
+    assert decide(snapshot(machine(1), pods=(ending, retried))).switch == {A: NOW + timedelta(minutes=74)}
     moved = {"switch_at": NOW + timedelta(minutes=16)}
     assert decide(snapshot(machine(1), pods=(ending,), train_a_g6_xlarge=moved)).is_empty
 

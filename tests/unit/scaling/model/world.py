@@ -10,7 +10,8 @@ from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

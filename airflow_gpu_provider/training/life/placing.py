@@ -1,0 +1,66 @@
+"""Checks the pods that an attempt is to create, and says where they are placed, once the run's demand allows that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+
+from kubernetes.client import V1Pod
+
+from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
+from airflow_gpu_provider.scaling.decide.placement import memory_of
+from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
+from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
+from airflow_gpu_provider.training.life.run import Ownership, PodDeadlines, Run
+from airflow_gpu_provider.training.place.checkpoint import (
+    check_claims_reach,
+    check_location,
+    check_outlives_pod,
+    environment,
+)
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus
+
+
+def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
+    """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
+
+    Each comes with the name of the container that has the GPUs, and their number; None if unknown.
+    """
+    cluster, pool, checkpoint = run.cluster, run.cluster.pool, run.settings.checkpoint
+    groups = cache(cluster.platform.observe)
+    if checkpoint:
+        check_location(checkpoint)
+    for pod, base, gpus in pods:
+        warnings = [grace_warning(pool, pod.spec.termination_grace_period_seconds)]
+        if gpus:
+            check_gpus(pool, gpus)
+            warnings.append(idle_gpus_warning(pool, gpus))
+        for warning in filter(None, warnings):
+            run.log.warning("%s", warning)
+        if checkpoint:
+            check_outlives_pod(checkpoint, pod, base, pool, groups)
+        check_claims_reach(pod, pool, cluster.core_v1_client, groups)
+    if not is_wanted():
+        check_nodes_can_come(pool, groups)
+
+
+def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
+    """Return the placement of the try's next pod, once the run's demand allows the machines that it needs."""
+    now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
+    follow_spec(run, demand)
+    larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
+    if larger is not None:
+        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
+    return replace(
+        settings.placement,
+        instance_type=larger.instance_type if larger is not None else "",
+        active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now),
+        labels=owner.labels,
+        annotations={**owner.annotations, **run.asked.annotations},
+        avoid=run.cluster.gpu_health.avoidance(owner.key, gpus=settings.placement.gpus, nodes=settings.nodes),
+        env={
+            **environment(checkpoint=settings.checkpoint, run_id=owner.task, attempt=owner.attempt),
+            **settings.variables,
+        },
+    )
