@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import BlockFailed
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
+from airflow_gpu_provider.tasks.xcom import UNCOLLECTED_SUCCESS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -93,6 +94,12 @@ class BlockVerdictOperator(PoolOperator):
             raise BlockFailed(
                 f"The run was marked before its tasks had ended: {which}.",
                 "Clear them to run them." if _has_failed(tasks[task_id] for task_id in failed) else _MARKED_AS_WHAT,
+            )
+        if left := ti.xcom_pull(task_ids=self.scale_down, key=UNCOLLECTED_SUCCESS, map_indexes=ti.map_index):
+            raise BlockFailed(
+                f"Tasks failed: {which}. The training of pod {', '.join(left)} had succeeded: its worker ended before"
+                " it had collected log and result.",
+                "Give the task `retries`: its next try then collects such a success. Cleared, it trains again.",
             )
         raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
 

@@ -17,7 +17,7 @@ from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.nothing_begun import NOTHING_BEGUN, tasks_that_began_nothing
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
 from airflow_gpu_provider.tasks.telemetry import of_bill
-from airflow_gpu_provider.tasks.xcom import push
+from airflow_gpu_provider.tasks.xcom import UNCOLLECTED_SUCCESS, push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -190,6 +190,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             narrator.log(now, patience.in_words(error))
             return None
         patience.succeeded()
+        if outcome.uncollected:
+            push(context, UNCOLLECTED_SUCCESS, [*outcome.uncollected])
         progress = wait.step(outcome.snapshot)
         narrator.log(SystemClock().now(), *outcome.log_lines, *progress.lines)
         return progress

@@ -6,6 +6,9 @@ from airflow.sdk import Context
 
 from airflow_gpu_provider.untrusted import storable
 
+UNCOLLECTED_SUCCESS = "uncollected"
+"""The XCom key under which a scale-down leaves the pods that had succeeded, and that no worker had collected."""
+
 
 def push(context: Context, key: str, value: object) -> None:
     """Push a JSON value; texts in it become plain, and numbers that JSON does not know None (see docs/xcom.md)."""

@@ -13,6 +13,7 @@ DRY = "tests/dry_nights"
 POD = "tests/sandbox/test_gpu_pod.py"
 POD_KILLS = "tests/sandbox/test_gpu_pod_kills.py"
 POD_MACHINES = "tests/sandbox/test_gpu_pod_machines.py"
+STANDS = "tests/sandbox/test_earlier_success.py"
 GANG = "tests/sandbox/test_gang.py"
 GANG_LOSSES = "tests/sandbox/test_gang_losses.py"
 REAL = "tests/airflow"
@@ -53,6 +54,14 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_trigger_rules.py::test_a_rescue_in_the_block_saves_the_night_if_no_other_last_task_fails",
         f"{POD}::test_failure_tells_exit_code_and_last_words",
         f"{REAL}/test_example_dags.py::test_a_training_that_fails_is_a_red_night_and_leaves_nothing",
+    ),
+    "a training has succeeded, and the worker that collects it is killed": (
+        f"{STANDS}::test_the_next_try_collects_it",
+        f"{STANDS}::test_a_person_who_clears_it_has_it_trained_again",
+        f"{STANDS}::test_one_that_nobody_collects_is_told_by_scale_down",
+        "tests/unit/operators/test_block_verdict.py"
+        "::test_a_training_that_had_succeeded_and_was_not_collected_is_red_and_told_so",
+        f"{REAL}/test_kills.py::test_a_success_whose_worker_was_killed_is_collected_by_the_next_try",
     ),
     "scale-down fails in all its tries": (
         f"{DRY}/test_ends.py::test_a_task_fails[gpus.scale_down]",
@@ -320,6 +329,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
 OF_GANG: Mapping[str, Sequence[str]] = {
     "its worker is killed": (
         f"{GANG}::test_next_try_ends_the_gang_of_the_one_before",
+        f"{STANDS}::test_the_next_try_collects_it",
         f"{GANG}::test_task_that_is_told_to_stop_deletes_the_gang",
         "worker-killed at gang-suspended",
         "worker-killed at gang-in-worker",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from kubernetes import client
 
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import gang, pod, pods
@@ -134,3 +136,15 @@ def test_one_whose_result_is_gone_is_trained_again_by_the_same_try(pool: EksGpuP
     found, lines = lines_of(lambda: run(again, context_of(again, try_number=2, max_tries=1)))
     assert found == {"auc": 0.9}
     assert any("The training is run again." in line for line in lines)
+
+
+def test_one_that_nobody_collects_is_told_by_scale_down(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    """Its task has no retries, and is red."""
+    left_by_the_first_try(a_pod, pool)
+    (left,) = pods(api)
+    down = ScaleDownSensor(task_id="scale_down", gpu_pool=pool)
+    context = context_of(down)
+    with contextlib.suppress(TaskDeferred):
+        down.execute(context)
+    assert context["ti"].xcoms["uncollected"] == [f"default/{left.metadata.name}"]
+    eventually(lambda: not pods(api))

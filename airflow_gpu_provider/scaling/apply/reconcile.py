@@ -285,8 +285,8 @@ class Reconciler(PoolAccess):
         were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)
         return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
 
-    def delete_run_pods(self, key: DemandKey) -> list[str]:
-        return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
+    def run_pods(self, key: DemandKey) -> list[Pod]:
+        return list_run_pods(self.api, self.pool.node_selector, key.hash)
 
     def release(self, key: DemandKey) -> Outcome:
         """Delete the gangs and the pods that the run left, and release its demand. Idempotent.
@@ -297,13 +297,16 @@ class Reconciler(PoolAccess):
         """
         try:
             leases = [lease for lease in list_demand(self.api, self.pool.name) if lease.key == key]
+            pods = self.run_pods(key)
             deleted = [f"gang {name}" for lease in leases for name in self.delete_gangs(lease)]
-            deleted += [f"pod {name}" for name in self.delete_run_pods(key)]
+            deleted += [f"pod {name}" for name in self.delete_pods(pods)]
         except GpuError:
             self.delete_demand_and_reconcile(key)
             raise
         outcome = self.delete_demand_and_reconcile(key)
-        return replace(outcome, log_lines=(*(f"deleted leftover {name}" for name in deleted), *outcome.log_lines))
+        lines = (*(f"deleted leftover {name}" for name in deleted), *outcome.log_lines)
+        left = tuple(str(pod) for pod in pods if pod.uncollected and pod.succeeded and not pod.deleting)
+        return replace(outcome, log_lines=lines, uncollected=left)
 
     def record_machines(self) -> None:
         """Record the pool's present machines, for the bills of its runs."""

@@ -56,12 +56,14 @@ class Outcome:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         log_lines: What was done and why, for the task's log.
         gangs: The update for waits for gangs; None if gangs were not checked.
+        uncollected: Pods that had succeeded, and were deleted although nobody had read their log and result.
     """
 
     snapshot: PoolSnapshot
     decision: Decision
     log_lines: tuple[str, ...]
     gangs: GangUpdate | None = None
+    uncollected: tuple[str, ...] = ()
 
 
 def do_nothing() -> None:

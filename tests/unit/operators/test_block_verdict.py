@@ -109,8 +109,11 @@ class Run:
         assert (dag_id, run_id) == (self.dag_id, self.run_id)
         return [ended(task_id, UNMAPPED, state) for task_id, state in self._states.items()]
 
-    def xcom_pull(self, *, task_ids: list[str], key: str, map_indexes: int) -> list[Any]:
-        assert (key, map_indexes) == ("skipmixin_key", UNMAPPED)
+    def xcom_pull(self, *, task_ids: Any, key: str, map_indexes: int) -> Any:
+        assert map_indexes == UNMAPPED
+        if key == "uncollected":
+            return self._xcoms.get(task_ids)
+        assert key == "skipmixin_key"
         return [self._xcoms.get(task_id) for task_id in task_ids]
 
 
@@ -137,6 +140,13 @@ def test_a_short_circuit_says_whom_it_has_skipped() -> None:
     judge(states, {"decide": {"skipped": ["train", "witness", "done"]}})
     with pytest.raises(BlockFailed, match="marked before its tasks had ended: train: skipped"):
         judge(states, {})
+
+
+def test_a_training_that_had_succeeded_and_was_not_collected_is_red_and_told_so() -> None:
+    states = {"train": "failed", "scale_down": "success", "witness": "success"}
+    said = r"train: failed. The training of pod ml/train-x had succeeded.* `retries`"
+    with pytest.raises(BlockFailed, match=said):
+        judge(states, {"scale_down": ["ml/train-x"]})
 
 
 @pytest.mark.parametrize(("train", "is_in_doubt"), [("failed", False), ("skipped", True)])

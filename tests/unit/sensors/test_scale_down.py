@@ -69,7 +69,7 @@ class Played:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, GpuError):
             raise answer
-        return SimpleNamespace(snapshot=replace(answer, now=self.clock.now()), log_lines=())
+        return SimpleNamespace(snapshot=replace(answer, now=self.clock.now()), log_lines=(), uncollected=())
 
 
 def with_a_machine() -> Any:

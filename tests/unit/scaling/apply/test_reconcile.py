@@ -51,7 +51,7 @@ def test_an_installation_s_run_ends_without_harm_to_another_s_with_the_same_ids(
     of_ours = night.pod(on=first.name, run=ours)
     of_theirs = night.pod(on=second.name, run=theirs)
 
-    assert night.lead.delete_run_pods(ours) == [f"default/{of_ours}"]
+    assert night.lead.delete_pods(night.lead.run_pods(ours)) == [f"default/{of_ours}"]
     night.lead.delete_demand_and_reconcile(ours)
     left = night.until(lambda outcome: len(machines(outcome)) == 1).snapshot
     assert [(pod.name, pod.node) for pod in left.pods if not pod.daemon] == [(of_theirs, second.name)]

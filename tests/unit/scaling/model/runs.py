@@ -154,7 +154,7 @@ class Run:
             self._clock.sleep(5)
 
     def _give_up(self) -> Outcome:
-        self._reconciler.delete_run_pods(self._key)
+        self._reconciler.delete_pods(self._reconciler.run_pods(self._key))
         return self._reconciler.delete_demand_and_reconcile(self._key)
 
 
