@@ -399,7 +399,7 @@ class PodResultInvalid(PodFailed):
 
 
 class PodResultLost(GpuError):
-    """The pod succeeded, and its result cannot be read: exec is refused, or its sidecar has never started.
+    """The pod succeeded, and its result cannot be read: exec is refused, or its sidecar has never started or has died.
 
     Another try would repeat the training, to the same end.
     """

@@ -33,7 +33,7 @@ from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.store import RESULT_FILE, as_v1
 from airflow_gpu_provider.training.log.task_log import last_lines
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
-from airflow_gpu_provider.training.wait.end import RETRY, end_of, why_disrupted
+from airflow_gpu_provider.training.wait.end import KILLED, RETRY, end_of, why_disrupted
 from airflow_gpu_provider.untrusted import NotStorable, loads, storable, stored_as_it_is
 
 _SHOWN, _SAID = 100, 300
@@ -97,6 +97,8 @@ def unread(
     state: PodState | None, error: Exception, *, pod: str, node_is_there: bool, succeeded: bool = True
 ) -> GpuError:
     """Return what it means that a pod's result could not be read; `state` is as it is now, None if it is gone."""
+    if (ended := _sidecar(state, "terminated")) and _died_by_itself(ended):
+        return _lost_with_sidecar(_result_of(pod, succeeded=succeeded), ended, pod=pod)
     why = _why_lost(state, node_is_there)
     if why:
         return PodPreempted(
@@ -153,6 +155,35 @@ def _why_lost(state: PodState | None, node_is_there: bool) -> str:
     if not node_is_there:
         return f"its node {state.node} was lost"
     return "the container that keeps its result ended" if _sidecar(state, "terminated") else ""
+
+
+def _died_by_itself(sidecar: ContainerState) -> bool:
+    """Return True if the container that keeps the result would end in the same way again.
+
+    It exits with 0 when a worker has read the result, and is killed with its machine.
+    """
+    return sidecar.reason == "OOMKilled" or sidecar.exit_code not in (None, 0, *KILLED)
+
+
+def _lost_with_sidecar(result: str, sidecar: ContainerState, *, pod: str) -> PodResultLost:
+    if sidecar.reason == "OOMKilled":
+        why, what = "went over its memory limit", "xcom_sidecar_container_resources"
+        fix = f"Raise the memory limit in {what} {SIDECAR_SETTINGS}, or have the training return less."
+    else:
+        why = f"ended with exit code {sidecar.exit_code}{_because(sidecar)}"
+        fix = f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that has a shell and `sleep`."
+    return PodResultLost(
+        f"{result} is lost: the container {sidecar.name}, which kept it, {why}. The training is not run again: it would"
+        " end the same way.",
+        f"{fix} Then clear the task, if its result is needed.",
+        pod=pod,
+        container=sidecar.name,
+    )
+
+
+def _because(container: ContainerState) -> str:
+    text = f"{container.reason}: {container.message}".strip(": ").rstrip(".")
+    return f" ({text})" if text and text != "Error" else ""
 
 
 def _sidecar(state: PodState | None, status: str) -> ContainerState | None:
@@ -222,6 +253,8 @@ def read_result(
             return None, error
         if isinstance(missing, PodFailed):
             return None, explained(missing, watched, state, base, cluster)
+        if isinstance(missing, PodResultLost) and "container" in missing.details:
+            return None, missing  # of one that has died there is nothing to be read later
         raise
 
 

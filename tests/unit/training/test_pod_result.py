@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from airflow_gpu_provider.training.life.collect import ResultUnread, parsed, unr
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.untrusted import storable
 from tests.unit.training.test_pod_end import disrupted, ended, pod, running, waiting
+from tests.unit.training.test_pod_verdict import watched
 
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"))
@@ -95,6 +97,45 @@ def test_result_that_cannot_be_read_is_lost_or_asked_for_again(
 ) -> None:
     cause = ConnectionResetError("Connection reset by peer")
     assert type(unread(state, cause, pod="train-x", node_is_there=node_is_there)) is error_type
+
+
+OUT_OF_MEMORY = ended(137, name="airflow-xcom-sidecar", reason="OOMKilled")
+NO_SHELL = ended(128, name="airflow-xcom-sidecar", reason="StartError", message='exec: "sh": not found')
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "says"),
+    [
+        (OUT_OF_MEMORY, "went over its memory limit"),
+        (OUT_OF_MEMORY, "Raise the memory limit in xcom_sidecar_container_resources"),
+        (NO_SHELL, 'ended with exit code 128 (StartError: exec: "sh": not found)'),
+        (ended(1, name="airflow-xcom-sidecar"), "ended with exit code 1."),
+    ],
+)
+def test_a_result_whose_own_container_died_is_lost_and_nothing_is_trained_again(
+    sidecar: dict[str, Any], says: str
+) -> None:
+    state = pod(ended(0), sidecar, phase="Failed")
+    cluster: Any = SimpleNamespace(pods=SimpleNamespace(state=lambda _: state), api=None)
+    raw = {"metadata": {"name": "train-x"}, "spec": {}}
+
+    def extract(_: object) -> object:
+        raise XComRetrievalError("not running")
+
+    result, error = collect.read_result(
+        raw, state, None, watched("ended"), base="base", cluster=cluster, extract=extract
+    )
+    assert result is None
+    assert type(error) is PodResultLost
+    assert not error.retryable
+    assert says in str(error)
+    assert "succeeded, but its result is lost" in error.what
+
+
+@pytest.mark.parametrize("code", [0, 137, 143])
+def test_one_whose_container_was_ended_with_its_machine_or_by_its_reader_is_preempted(code: int) -> None:
+    state = pod(ended(0), ended(code, name="airflow-xcom-sidecar"))
+    assert type(unread(state, LookupError(), pod="train-x", node_is_there=True)) is PodPreempted
 
 
 BY_RBAC = 'pods "train-x" is forbidden: User "a" cannot get resource "pods/exec" in API group "" in the namespace "ml"'
