@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, task, task_group
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import V1EnvVar
 
@@ -150,6 +151,72 @@ def test_two_preemptions_in_one_worker_leave_the_environment(dag: DAG, monkeypat
     assert operator.execute(context) == "result"
     assert built[0].count("__PYTHON_SCRIPT") == 1
     assert built[0] == built[1] == built[2]
+
+
+def used_by(way: str, made: Any) -> None:
+    """Let a task of the DAG use, or only follow, what `made` returns."""
+
+    @task
+    def show(value: Any = None, beside: Any = None) -> None: ...
+
+    match way:
+        case "an argument":
+            show(made)
+        case "an item of an argument":
+            show([{"a": made}])
+        case "a mapped task":
+            show.expand(value=made)
+        case "beside what is mapped":
+            show.partial(beside=made).expand(value=[1, 2])
+        case "an operator's template field":
+            BashOperator(task_id="show", bash_command="true", env={"A": made})
+        case "a mapped group":
+            task_group(group_id="group")(lambda value: show(value)).expand(value=made)
+        case "order only":
+            made >> show(1)
+
+
+USED = pytest.mark.parametrize(
+    ("way", "is_used"),
+    [
+        ("an argument", True),
+        ("an item of an argument", True),
+        ("a mapped task", True),
+        ("beside what is mapped", True),
+        ("an operator's template field", True),
+        ("a mapped group", True),
+        ("order only", False),
+    ],
+)
+
+
+@USED
+def test_what_a_function_returns_is_pushed_where_a_task_uses_it(dag: DAG, way: str, is_used: bool) -> None:
+    with dag:
+        used_by(way, task.gpu(gpu_pool=POOL, image="python:3.12")(count)("abc"))
+    dag.resolve_template_files()
+    assert dag.get_task("count").do_xcom_push is is_used
+
+
+@USED
+def test_so_it_is_where_the_function_is_mapped(
+    dag: DAG, way: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingOperator, "execute", lambda self, _: self.cmds)
+    with dag:
+        used_by(way, task.gpu(gpu_pool=POOL, image="python:3.12")(count).expand(rows=["a", "b"]))
+    mapped: Any = dag.get_task("count")
+    operator = mapped.unmap({"op_kwargs": {"rows": "a"}})
+    commands = operator.execute(context_of(operator))
+    assert operator.do_xcom_push is is_used
+    assert ("/airflow/xcom/return.json" in commands[-1]) is is_used
+
+
+def test_an_author_who_says_no_is_heard(dag: DAG) -> None:
+    with dag:
+        used_by("an argument", task.gpu(gpu_pool=POOL, image="python:3.12", do_xcom_push=False)(count)("abc"))
+    dag.resolve_template_files()
+    assert dag.get_task("count").do_xcom_push is False
 
 
 LARGE = "x" * 100_000  # 130 KiB in base64
