@@ -166,21 +166,16 @@ def test_one_that_turns_out_to_be_lost_is_trained_again_by_the_same_try(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("changes", "minutes"),
-    [
-        ({"retry_delay": timedelta(minutes=5)}, 11),
-        ({"retry_delay": timedelta(hours=1)}, 66),
-        ({"retry_delay": timedelta(minutes=1), "retry_exponential_backoff": 2.0}, 5 + 2 * 4 + 1),
-        ({"retry_delay": timedelta(minutes=1), "retry_exponential_backoff": 1e300}, 24 * 60 + 6),
-        (
-            {
-                "retry_delay": timedelta(minutes=9),
-                "retry_exponential_backoff": 2.0,
-                "max_retry_delay": timedelta(minutes=9),
-            },
-            15,
-        ),
-    ],
+    ("delay", "backoff", "at_most", "minutes"),
+    [(5, 0, None, 11), (60, 0, None, 66), (1, 2.0, None, 14), (1, 1e300, None, 24 * 60 + 6), (9, 2.0, 9, 15)],
 )
-def test_a_next_try_begins_once_airflow_has_noticed_and_waited(changes: dict[str, Any], minutes: int) -> None:
-    assert next_try_within(BaseOperator(task_id="train", **changes), 3) == timedelta(minutes=minutes)
+def test_a_next_try_begins_once_airflow_has_noticed_and_waited(
+    delay: int, backoff: float, at_most: int | None, minutes: int
+) -> None:
+    task = BaseOperator(
+        task_id="train",
+        retry_delay=timedelta(minutes=delay),
+        retry_exponential_backoff=backoff,
+        max_retry_delay=None if at_most is None else timedelta(minutes=at_most),
+    )
+    assert next_try_within(task, 3) == timedelta(minutes=minutes)
