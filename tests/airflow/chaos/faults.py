@@ -117,11 +117,12 @@ def connection_lost(world: World, night: Night) -> Iterator[None]:
         yield
     run = night.run
     ended = insist(lambda: world.home.api.task(run.dag_id, run.run_id, SCALE_DOWN))
-    error = insist(lambda: world.home.api.xcom(run.dag_id, run.run_id, SCALE_DOWN, key="error")) or {}
+    key = "error" if ended.state == "failed" else "return_value"
+    left = insist(lambda: world.home.api.xcom(run.dag_id, run.run_id, SCALE_DOWN, key=key))
     if not world.machines_left(night.pool) or not world.leases(night.pool):
         night.broken.append("nothing was left that a scale-down had to tell of")
-    if (ended.state, ended.try_number, error.get("type")) != ("failed", 1, "PoolNotReleased"):
-        night.broken.append(f"what is left is not said: scale-down is {ended.state} in try {ended.try_number}: {error}")
+    if (ended.state, ended.try_number, left.get("type")) != ("failed", 1, "PoolNotReleased"):
+        night.broken.append(f"what is left is not said: scale-down is {ended.state} in try {ended.try_number}: {left}")
 
 
 @contextmanager
