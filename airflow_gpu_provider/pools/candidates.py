@@ -124,6 +124,7 @@ _OF_PROVISIONERS = {
     "compute-class": "Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
     "cluster-autoscaler": "Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
 }
+_OF_RESERVATIONS = "Enlarge the reservation that reservation_affinity names, or free machines of it"
 _OF_SPECS = {
     "eks": "Add zones, instance_types or capacity_types to the pool",
     "gke": "Add node_locations, machine_types or capacity_types to the pool",
@@ -140,4 +141,6 @@ def how_to_widen(pool: GpuPool) -> str:
     provisioner = getattr(pool, "provisioner", None)
     if provisioner:
         return _OF_PROVISIONERS[provisioner]
+    if getattr(pool, "is_reserved", False):
+        return _OF_RESERVATIONS
     return (_OF_OTHERS_GROUPS if pool.manage == "scale" else _OF_SPECS)[pool.kind]

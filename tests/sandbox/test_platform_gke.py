@@ -359,6 +359,18 @@ class TestCapacity:
     }
     LARGE: dict[str, Any] = {"machine_types": ["a3-megagpu-8g"]}
 
+    def test_a_reservation_whose_machines_are_all_in_use_is_a_stock_out(
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
+    ) -> None:
+        faults.add(Stockout(left=1))
+        platform = ready(**self.LARGE, **self.RESERVED)
+        platform.grow({first(platform).name: 2})
+        clock.advance(LAUNCH)
+        group = first(platform)
+        assert group.launch_failure
+        assert (len(group.live), group.launch_failure.kind) == (1, "out_of_stock")
+        assert "Specified reservation 'mine' does not have available resources" in group.launch_failure.message
+
     def test_large_types_come_from_a_reservation_and_not_on_demand(
         self, cloud: GoogleCloud, clock: ManualClock
     ) -> None:

@@ -24,16 +24,9 @@ from airflow_gpu_provider.errors import (
     RequestRejected,
     ServiceDisabled,
 )
+from airflow_gpu_provider.platforms.google.launch_errors import is_out_of_stock
 
 _PERMISSION = re.compile(r"""required ["']([a-z]+\.[A-Za-z.]+)["']""", re.IGNORECASE)
-# Compute Engine's and GKE's words for "no machine there now".
-_OUT_OF_STOCK = (
-    "GCE_STOCKOUT",
-    "RESOURCE_POOL_EXHAUSTED",
-    "does not have enough resources available",
-    "currently does not have sufficient capacity",
-    "resource_availability",
-)
 _PASSING = (
     api.TooManyRequests,
     api.InternalServerError,
@@ -155,11 +148,6 @@ def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
             **details,
         )
     return CloudError(f"Google Cloud could not {doing}: {message or code}", **details)
-
-
-def is_out_of_stock(text: str) -> bool:
-    """Return True if Google Cloud's words mean that it has no such machine there now."""
-    return any(words in text for words in _OUT_OF_STOCK)
 
 
 def is_throttled(text: str) -> bool:

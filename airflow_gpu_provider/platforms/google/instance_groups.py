@@ -15,16 +15,14 @@ from typing import Any
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.answers import has_code, unless_answered
-from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineLife, MachineState
+from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, MachineLife, MachineState
 from airflow_gpu_provider.platforms.google.clients import Rest
-from airflow_gpu_provider.platforms.google.errors import error_of_operation, is_out_of_stock, is_over_quota, quota_name
+from airflow_gpu_provider.platforms.google.errors import error_of_operation, is_over_quota, quota_name
+from airflow_gpu_provider.platforms.google.launch_errors import kind_of
 
 _CREATES = ("CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING")
 _REMOVES = ("DELETING", "ABANDONING")
 _BOOTS = ("PROVISIONING", "STAGING", "PENDING", "REPAIRING")
-_REFUSED = ("PERMISSIONS_ERROR", "CONDITION_NOT_MET", "VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT", "INVALID_RESERVATION")
-"""Codes of launches that end the same in each zone until something changes; cluster-autoscaler's GCE client
-names them, and tells them from IP_SPACE_EXHAUSTED, which other machines' end may cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +134,7 @@ def _failures(group: InstanceGroup, now: datetime) -> Iterable[LaunchFailure]:
 def _failure(error: Mapping[str, Any], at: datetime) -> LaunchFailure:
     code, message = str(error.get("code", "")), str(error.get("message", "")).strip()
     text = message if code in message else f"{code}: {message}".strip(": ")
-    kind: FailureKind = "other"
-    if is_out_of_stock(f"{code} {message}"):
-        kind = "out_of_stock"
-    elif is_over_quota(f"{code} {message}"):
-        kind = "quota"
-    elif code.startswith(_REFUSED):
-        kind = "refused"
+    kind = kind_of(code, message, over_quota=is_over_quota(f"{code} {message}"))
     quota = quota_name(message) if kind == "quota" else None
     return LaunchFailure(at=at, message=text or "no reason given", kind=kind, quota=quota)
 

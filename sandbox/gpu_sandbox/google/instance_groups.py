@@ -26,6 +26,12 @@ _ERRORS = {
     "CONDITION_NOT_MET": "Constraint constraints/compute.requireShieldedVm violated for {project}.",
 }
 """Words of launches that fail otherwise than for capacity; cluster-autoscaler's GCE client names the codes."""
+RESERVED_ELSEWHERE = "CONDITION_NOT_MET"
+_FULL = (
+    "All automatic reservations in your project, or shared with your project, are fully consumed.",
+    "Specified reservation '{}' does not have available resources for the request.",
+)
+"""Words of a launch for which any reservation, and of one for which the one named, has no machine left (the same)."""
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 _KEPT_ERRORS = 100
 _SUFFIX = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -291,6 +297,8 @@ class InstanceGroup:
 
     def _refused(self, number: int) -> tuple[str, str] | None:
         """The code and message with which the launch of the group's `number`th instance fails now, but for quotas."""
+        if self._out_of_stock(number) and self.template.reservation is not None:
+            return RESERVED_ELSEWHERE, _FULL[bool(self.template.reservation)].format(self.template.reservation)
         if self._out_of_stock(number):
             zone = f"projects/{self._around.project_id}/zones/{self.zone}"
             return (
@@ -307,7 +315,7 @@ class InstanceGroup:
     def _out_of_stock(self, number: int) -> bool:
         """Large types are never there on demand."""
         template = self.template
-        on_demand = template.market == "on-demand" and not template.flex_start and not template.reserved
+        on_demand = template.market == "on-demand" and not template.flex_start and template.reservation is None
         if on_demand and gce_obtained_by(template.machine_type):
             return True
         return any(self._around.faults.out_of_stock(**launch, number=number) for launch in self._launches())

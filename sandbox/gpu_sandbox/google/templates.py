@@ -46,8 +46,8 @@ class Template:
     flex_start: bool
     queued: bool
     """Whether instances come only by ProvisioningRequests, which Compute Engine gives as flex-start too."""
-    reserved: bool
-    """Whether it takes what is reserved; a reservation that is named is there, with room."""
+    reservation: str | None
+    """The reservation, by name, that alone it takes machines of, and that is there; "" for any, None for none."""
     driver: Driver
     is_preemptible: bool
     max_run_seconds: float | None
@@ -110,7 +110,7 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         market=market,
         flex_start=bool(config.flex_start or pool.queued_provisioning.enabled),
         queued=bool(pool.queued_provisioning.enabled),
-        reserved=config.reservation_affinity.consume_reservation_type in _RESERVED,
+        reservation=_reservation(config.reservation_affinity),
         driver=_driver(accelerator) if accelerator else "default",
         is_preemptible=bool(config.preemptible),
         max_run_seconds=run_seconds(config) or None,
@@ -118,6 +118,10 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         labels={**dict(config.labels), **_gke_labels(pool.name, config, accelerator)},
         taints=taints,
     )
+
+
+def _reservation(affinity: ReservationAffinity) -> str | None:
+    return "".join(affinity.values[:1]) if affinity.consume_reservation_type in _RESERVED else None
 
 
 def run_seconds(config: NodeConfig) -> float:

@@ -25,6 +25,14 @@ ALL: dict[str, tuple[GpuPool, str]] = {
     "EKS": (EksGpuPool(instance_types=["g6.xlarge"], **EKS), "zones, instance_types or capacity_types"),
     "groups of others on EKS": (EksGpuPool(manage="scale", node_groups=["gpu"], **EKS), "node_groups or asg_names"),
     "GKE": (GkeGpuPool(machine_types=["g2-standard-4"], **GKE), "node_locations, machine_types or capacity_types"),
+    "a reservation": (
+        GkeGpuPool(
+            machine_types=["a3-megagpu-8g"],
+            reservation_affinity={"consume_reservation_type": "ANY_RESERVATION_THEN_FAIL"},
+            **GKE,
+        ),
+        "Enlarge the reservation that reservation_affinity names",
+    ),
     "node pools of others": (GkeGpuPool(manage="scale", node_pools=["gpu"], **GKE), "node_pools"),
     "karpenter": (brought_by("karpenter"), "its NodePool"),
     "auto-mode": (brought_by("auto-mode"), "its NodePool"),

@@ -88,18 +88,66 @@ def test_the_newest_failure_counts_until_a_later_launch_works() -> None:
     assert since_it_worked == replace(failure, earlier=())
 
 
+@pytest.mark.parametrize("code", ["CONDITION_NOT_MET", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_FOUND"])
 @pytest.mark.parametrize(
-    ("code", "kind"),
-    [("PERMISSIONS_ERROR", "refused"), ("CONDITION_NOT_MET", "refused"), ("IP_SPACE_EXHAUSTED_WITH_DETAILS", "other")],
+    ("message", "kind"),
+    [
+        ("Specified reservation 'r1' does not have available resources for the request.", "out_of_stock"),
+        ("No available resources in specified reservations 'r1'", "out_of_stock"),
+        ("All automatic reservations in your project are fully consumed. To create an instance, ...", "out_of_stock"),
+        (
+            "A reservation with status: CREATING; it requires reservation to be in READY state.",
+            "out_of_stock",
+        ),
+        ("Reservation r1 does not have sufficient capacity for the requested resources.", "out_of_stock"),
+        ("Zone does not currently have sufficient capacity for the requested resources.", "out_of_stock"),
+        ("Zone z currently does not have sufficient capacity.", "out_of_stock"),
+        ("A g2-standard-4 VM instance is currently unavailable in the us-central1-a zone.", "out_of_stock"),
+        ("There is no automatic reservation matching the instance in your project, or shared with it.", "refused"),
+        ("Specified reservation 'r1' does not exist.", "refused"),
+        ("Specified reservations [r1] do not exist. (when acting as x)", "refused"),
+        ("Could not find the given reservation with the following name r1", "refused"),
+        ("The reservation must exist in the same project as the instance", "refused"),
+        ("Reservation r1 is incorrect for the requested resources", "refused"),
+    ],
 )
-def test_what_would_fail_again_is_told_from_what_may_not(code: str, kind: str) -> None:
-    errors = (failed({"code": code, "message": "No."}, NOW - timedelta(minutes=2)), failed(STOCKOUT, NOW))
-    failure = launch_failure([group(errors=errors[:1])], NOW)
+def test_a_reservation_that_has_none_now_is_told_from_one_that_never_will(code: str, message: str, kind: str) -> None:
+    assert kind_of_failure(code, message) == kind
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        ("INSUFFICIENT_CAPACITY", "Insufficient capacity.", "out_of_stock"),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "(resource type:compute)", "out_of_stock"),
+        ("QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded.", "quota"),
+        ("CONDITION_NOT_MET", "Constraint constraints/compute.requireShieldedVm violated for p.", "refused"),
+        ("PERMISSIONS_ERROR", "Required 'compute.images.useReadOnly' permission for 'p'", "refused"),
+        ("RESERVATION_NOT_FOUND", "", "refused"),
+        ("IP_SPACE_EXHAUSTED_WITH_DETAILS", "IP space of 'subnetworks/s' is exhausted.", "other"),
+        ("SERVICE_UNAVAILABLE", "The service is currently unavailable.", "other"),
+        ("CONCURRENT_OPERATIONS_QUOTA_EXCEEDED", "Try again later.", "other"),
+    ],
+)
+def test_what_passes_is_told_from_what_does_not(code: str, message: str, kind: str) -> None:
+    assert kind_of_failure(code, message) == kind
+
+
+def kind_of_failure(code: str, message: str) -> str:
+    failure = launch_failure([group(errors=(failed({"code": code, "message": message}, NOW),))], NOW)
     assert failure
-    assert (failure.kind, failure.reason) == (kind, code)
-    newest = launch_failure([group(errors=errors)], NOW)
+    return failure.kind
+
+
+def test_a_failure_remembers_those_before() -> None:
+    errors = (
+        failed({"code": "IP_SPACE_EXHAUSTED", "message": "No."}, NOW - timedelta(minutes=2)),
+        failed(STOCKOUT, NOW),
+    )
+    oldest, newest = launch_failure([group(errors=errors[:1])], NOW), launch_failure([group(errors=errors)], NOW)
+    assert oldest
     assert newest
-    assert newest.earlier == (NOW - timedelta(minutes=2),)
+    assert (oldest.reason, newest.earlier) == ("IP_SPACE_EXHAUSTED", (oldest.at,))
 
 
 def test_what_went_wrong_in_a_deletion_is_no_failed_launch() -> None:
