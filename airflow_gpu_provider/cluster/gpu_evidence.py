@@ -1,29 +1,29 @@
-"""What speaks against a node's GPUs: its conditions, a person's mark, and the failures of trainings on it. Pure.
+"""What speaks against a node's GPUs: its agents, a person's mark, and the failures of trainings on it. Pure.
 
 A training's log is text that its author writes, so one DAG's failures keep only that DAG's pods off a node. Two
-witnesses keep all pods off it: two DAGs, or one DAG and a condition of the node. The failures are kept in an annotation
-on the node, so that they are there for every task and go with the node. They count for one boot of the machine: a reset
-GPU is used again.
+witnesses keep all pods off it: two DAGs, or one DAG and an agent on the node (health_agents). The failures are kept in
+an annotation on the node, so that they are there for every task and go with the node. They count for one boot of the
+machine: a reset GPU is used again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.health_agents import reason_of_agents
 from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.untrusted import loads, one_line
 
 BAD_GPU = "airflow-gpu-provider/bad-gpu"
 """The annotation on a node with the failures of trainings by its GPUs, and in which boot. Taking it off forgives.
 
-The label of that name, by which all pods avoid the node, follows it and the node's conditions. A person may set either:
+The label of that name, by which all pods avoid the node, follows it and what agents say. A person may set either:
 then the node is avoided until it is taken off."""
 
 OURS = "boot-"
@@ -38,13 +38,7 @@ MOST_WITNESSES = 4
 LONGEST_WHAT = 300
 """Characters of what a witness says."""
 
-_BY_CONDITION = "node"  # a DAG's name has a slash
-
-# The EKS node monitoring agent says AcceleratedHardwareReady=False. Checks of node-problem-detector's kind say a
-# problem by a condition that is True; its name has to tell of trouble, for others say by True that all is well.
-_READY = "AcceleratedHardwareReady"
-_GPU_PART = re.compile(r"gpu|nvlink|xid", re.IGNORECASE)
-_TROUBLE = re.compile(r"unhealthy|missing|error|inactive|lost|bad|fail|fault|problem", re.IGNORECASE)
+_BY_AGENT = "node"  # a DAG's name has a slash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +46,8 @@ class Witness:
     """One source of evidence against a node's GPUs, by its last word.
 
     Attributes:
-        by: The DAG, "<installation>/<dag>" (DemandKey.writer); "node" for a condition of the node.
-        run: The DAG run; empty for a condition.
+        by: The DAG, "<installation>/<dag>" (DemandKey.writer); "node" for an agent on the node.
+        run: The DAG run; empty for an agent.
         at: When, by the cluster's clock, as RFC 3339.
         what: The failure in one line, its last log line included, of at most LONGEST_WHAT characters.
     """
@@ -69,7 +63,7 @@ class Witness:
 
     @property
     def in_words(self) -> str:
-        if self.by == _BY_CONDITION:
+        if self.by == _BY_AGENT:
             return self.what
         return f"{self.what.rstrip('.')} in {self.by.rpartition('/')[2]} {self.run} at {self.at}"
 
@@ -124,7 +118,7 @@ class Evidence:
 
 def why_bad(raw: Mapping[str, Any]) -> str:
     """Return why no pod is to use the node's GPUs, in words; empty where nothing speaks against them for all pods."""
-    return _by_conditions(raw) or _by_evidence(raw) or _by_label(raw)
+    return reason_of_agents(raw) or _by_evidence(raw) or _by_label(raw)
 
 
 def doubt(raw: Mapping[str, Any]) -> Witness | None:
@@ -136,16 +130,16 @@ def doubt(raw: Mapping[str, Any]) -> Witness | None:
 
 
 def accused(raw: Mapping[str, Any], witness: Witness) -> Evidence | None:
-    """Return the evidence against a node with one more witness; a bad condition that it has is a witness as well.
+    """Return the evidence against a node with one more witness; an agent that speaks against it is a witness as well.
 
     None if a person has marked the node, whose mark stays.
     """
     evidence = Evidence.of_node(raw)
     if evidence is None:
         return None
-    if condition := _by_conditions(raw):
-        what = one_line(condition, LONGEST_WHAT)
-        evidence = evidence.with_witness(Witness(by=_BY_CONDITION, run="", at=witness.at, what=what))
+    if reason := reason_of_agents(raw):
+        what = one_line(reason, LONGEST_WHAT)
+        evidence = evidence.with_witness(Witness(by=_BY_AGENT, run="", at=witness.at, what=what))
     return evidence.with_witness(witness)
 
 
@@ -179,20 +173,6 @@ def avoided_by(pod: Mapping[str, Any]) -> tuple[Requirement, ...]:
         for each in terms[0].get("matchExpressions") or ()  # they are in each of the terms
         if each["key"].startswith(BAD_GPU) or (each["key"] == HOSTNAME and each["operator"] == "NotIn")
     )
-
-
-def _by_conditions(raw: Mapping[str, Any]) -> str:
-    for condition in (raw.get("status") or {}).get("conditions") or ():
-        kind, is_true = condition["type"], condition.get("status") == "True"
-        if (kind == _READY and condition.get("status") == "False") or (is_true and _is_problem(kind)):
-            reason = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
-            return one_line(f"{kind}={condition['status']}" + (f" ({reason})" if reason else ""))
-    return ""
-
-
-def _is_problem(kind: str) -> bool:
-    part = _GPU_PART.search(kind)
-    return part is not None and _TROUBLE.search(kind, part.end()) is not None
 
 
 def _by_evidence(raw: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from airflow_gpu_provider.errors import (
     PodResultInvalid,
     PodResultLost,
 )
-from airflow_gpu_provider.training.life.diagnosis import PodMachine, diagnosed, with_last_lines
+from airflow_gpu_provider.training.life.diagnosis import PodMachine, diagnosed, for_bad_gpu, with_last_lines
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.store import RESULT_FILE, as_v1
@@ -206,6 +206,9 @@ def explained(
         watched.machine, cluster.pool, lambda: cluster.platform, lambda node: machine_of(cluster.api, node)
     )
     error = machine.judged(error, pod=watched.name, node=node)
+    if isinstance(error, PodPreempted):
+        node = node or error.details.get("node") or ""
+        return for_bad_gpu(error, node, cluster.gpu_health.of_node(node))
     if pod is None or not isinstance(error, PodFailed) or type(error) not in (PodFailed, GpuHung):
         return error
     lines = last_lines(cluster.core_v1_client, pod, error.details.get("container") or base)

@@ -142,6 +142,14 @@ def diagnosed(
     return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 
 
+def for_bad_gpu(error: PodPreempted, node: str, bad_gpu: str) -> PodPreempted:
+    """Return a preemption with what speaks against its node's GPUs: an agent that says so may have drained the node."""
+    if not bad_gpu:
+        return error
+    what = f"{error.what.rstrip('.')}; all pods avoid node {node} for its GPU ({bad_gpu})."
+    return PodPreempted(what, error.fix, **error.details)
+
+
 def with_last_lines(error: E, lines: Sequence[str]) -> E:
     """Return the error with the last lines of its pod's log, after what to do; as it is if there are none."""
     if not lines:

@@ -167,7 +167,8 @@ def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> 
     was_going = pod is not None and (pod.deletion_asked_at is not None or bool(why))
     if is_unseen and not was_going:
         return PodEnd(error=unseen_end(f"Pod {name}", pod=name))
-    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", RETRY, pod=name))
+    node = {"node": pod.node} if pod is not None and pod.node else {}
+    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", RETRY, pod=name, **node))
 
 
 def unseen_end(what: str, **details: str) -> EndUnknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.training.life.collect import explained
 from airflow_gpu_provider.training.life.diagnosis import PodMachine
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training.test_pod_placement import a_pool
 
 TAKEN = MachineEnd(why="EC2: shutting-down, Server.SpotInstanceTermination", taken_back=True)
@@ -108,6 +111,23 @@ def test_preemption_is_told_with_the_clouds_reason_once() -> None:
     assert (error.fix, error.details) == (LOST.fix, {"node": "n1", "machine": "i-0a"})
     assert machine.explained(error) is error
     assert judged(Cloud(None), LOST) is LOST
+
+
+def test_a_preemption_names_the_check_for_which_its_node_was_drained() -> None:
+    said = "GpuMemWatch=True (GpuMemWatchIsNotHealthy: ErrorCode:95)"
+    told = {"n1": said}
+    cluster: Any = SimpleNamespace(
+        pool=a_pool(),
+        platform=Cloud(None),
+        gpu_health=SimpleNamespace(of_node=lambda node: told.get(node, "")),
+    )
+    watched = WaitOutcome(saw_end=True, name="p", namespace="ns", uid="u", machine="i-0a")
+    error = explained(LOST, watched, None, "base", cluster)
+    assert type(error) is PodPreempted
+    assert error.what == f"Pod p was lost: its node left the cluster; all pods avoid node n1 for its GPU ({said})."
+    assert error.details["node"] == "n1"
+    told.clear()
+    assert explained(LOST, watched, None, "base", cluster) is LOST
 
 
 def test_machine_that_nobody_knows_or_may_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
