@@ -99,6 +99,7 @@ class Lane:
             "node": machine.node,
             "group": machine.group,
             "market": machine.market,
+            "instance_type": machine.instance_type or None,
             "launched_at": format_time(machine.launched_at),
             "usable_at": format_time(machine.usable_at) if machine.usable_at else None,
             "gone_at": format_time(machine.seen_until),

@@ -87,6 +87,10 @@ class Ledger:
             at_least = f"when machines were launched and terminated could not be read ({error})"
         markets = {group.name: group.candidate.market for group in groups}
         machines = machines_to_bill(seen, lives or (), runs, since=since, now=now, markets=markets)
+        types = {group.name: group.candidate.instance_type for group in groups}
+        machines = tuple(
+            replace(each, instance_type=each.instance_type or types.get(each.group, "")) for each in machines
+        )
         if not at_least:
             until = max((end for _, end in wanted), default=now)
             by_cloud = {life.id for life in lives or ()}
@@ -165,6 +169,7 @@ def machine_uses(groups: Iterable[Group], nodes: Iterable[Node], now: datetime) 
                     node=node.name if node else "",
                     group=group.name,
                     market=machine.market or group.candidate.market,
+                    instance_type=(node.instance_type if node else "") or group.candidate.instance_type,
                     launched_at=launched_at,
                     usable_at=node.ready_changed_at if node and node.ready else None,
                     seen_until=now,
@@ -238,6 +243,7 @@ def _lived(life: MachineLife, look: MachineUse | None, *, since: datetime, now: 
         node=life.node or known.node,
         group=life.group or known.group,
         market=market or known.market,
+        instance_type=known.instance_type,
         launched_at=start,
         usable_at=usable_at,
         seen_until=end,

@@ -57,12 +57,14 @@ class MachineUse:
         seen_until: When it was last seen, which is just before it was released; afterwards it is not paid for.
         group: Its group; empty where only a pod's node told of it.
         market: As the group's candidate has it; empty where the group is not known.
+        instance_type: As its node says, or the group's candidate; empty where neither is known.
     """
 
     id: str
     node: str = ""
     group: str = ""
     market: str = ""
+    instance_type: str = ""
     launched_at: datetime
     usable_at: datetime | None = None
     seen_until: datetime
@@ -74,6 +76,7 @@ class MachineUse:
             node=self.node or other.node,
             group=self.group or other.group,
             market=self.market or other.market,
+            instance_type=self.instance_type or other.instance_type,
             launched_at=min(self.launched_at, other.launched_at),
             usable_at=min(ready, default=None),
             seen_until=max(self.seen_until, other.seen_until),

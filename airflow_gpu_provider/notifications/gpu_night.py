@@ -32,25 +32,28 @@ class GpuNightNotifier(BaseNotifier):
         *send: Airflow's notifiers, whose templates have `night` (`night.in_words` for a chat and a mail in HTML,
             `night.in_plain_words` for plain text, and the fields of `Night`); or functions that take the Night. The
             two lines are written to the callback's log as well, and only there without any.
+        with_log: Quote in errors what a training has printed: its last lines, the line that says why it failed.
+            Default False: not everybody who reads a chat may read a training's log.
 
     Raises:
         PoolSpecError: Something else is given.
         ExceptionGroup: Some of them failed; the others have been called.
     """
 
-    def __init__(self, *send: BaseNotifier | Callable[[Night], Any]) -> None:
+    def __init__(self, *send: BaseNotifier | Callable[[Night], Any], with_log: bool = False) -> None:
         super().__init__()
         for each in send:
             if isinstance(each, type) or iscoroutinefunction(each) or not callable(each):
                 fix = "Give notifiers of Airflow's (the objects, not their classes), or plain functions of a Night."
                 raise PoolSpecError(f"GpuNightNotifier was given {each!r}.", fix)
         self.send = send
+        self.with_log = with_log
 
     def notify(self, context: Context) -> None:
         """Send the night of the context's run with each notifier."""
-        from airflow_gpu_provider.notifications.night import night_of
+        from airflow_gpu_provider.notifications.night_facts import night_of
 
-        night = night_of(context)
+        night = night_of(context, with_log=self.with_log)
         self.log.info("%s", night.in_plain_words)
         failed = []
         for each in self.send:

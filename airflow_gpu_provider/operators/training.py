@@ -268,6 +268,8 @@ class TrainingOperator(PoolOperator):
 
     def push(self, key: str, value: Any) -> None:
         """Push an XCom, and measure what it has."""
+        if key == "timeline" and (try_number := self._context["ti"].try_number) > 1:
+            value = [{**each, "try": try_number} for each in value]  # Airflow has deleted the earlier tries' ones
         push(self._context, key, value)
         if measure := _MEASURED.get(key):
             measure(self, value)

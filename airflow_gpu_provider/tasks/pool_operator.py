@@ -26,6 +26,7 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.roles import Role, name_with_role
 from airflow_gpu_provider.tasks.telemetry import count_outcome
+from airflow_gpu_provider.tasks.without_log import without_log
 from airflow_gpu_provider.untrusted import storable
 
 if TYPE_CHECKING:
@@ -216,9 +217,15 @@ def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
 def leave_error(ti: Any, error: GpuError) -> None:
     """Leave a task's error in XCom, as docs/xcom.md has it."""
     # XCom masks nothing by itself, and an error may quote a line of the training's log.
-    sentences = {"what": str(redact(error.what)), "fix": str(redact(error.fix))}
+    sentences = _masked({"what": error.what, "fix": error.fix})
     record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}
+    if (brief := _masked(without_log(error))) != sentences:
+        record["without_log"] = brief
     ti.xcom_push(key=ERROR, value=storable(record))
+
+
+def _masked(sentences: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(redact(sentence)) for name, sentence in sentences.items()}
 
 
 def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:

@@ -185,7 +185,10 @@ def test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work(
     airflow.until_watched(run)
     assert demand(airflow, "block-timeout")
     let_an_hour_pass(airflow, run)
-    check(airflow, airflow.finish(run), state="failed", train="skipped", scale_down="skipped")
+    finished = airflow.finish(run)
+    check(airflow, finished, state="failed", train="skipped", scale_down="skipped")
+    what_happened, _ = told(airflow, finished)
+    assert "failed, for it ran longer than its dagrun_timeout of 1 h 0 min." in what_happened
 
 
 def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(

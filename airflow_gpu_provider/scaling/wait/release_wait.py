@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.answers import GroupUpdate
@@ -105,6 +106,7 @@ class ReleaseWait(Record):
             "nodes": len(snapshot.nodes),
             "desired": sum(group.desired for group in snapshot.groups),
             "kept": list(kept),
+            "at": format_time(snapshot.now),
             "seconds": round((snapshot.now - self.started).total_seconds(), 1),
         }
 

@@ -86,6 +86,7 @@ def invalid(text: str, error: ValueError, *, pod: str, succeeded: bool = True) -
         f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, {_UNFIT[is_json]} ({error}){begins}.",
         _KEEP_SMALL if is_json else _WRITE_JSON,
         pod=pod,
+        without_log=f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, {_UNFIT[is_json]}.",
     )
 
 

@@ -137,7 +137,8 @@ def diagnosed(
         happened = word.advice.what.format(node=node, memory=memory)
         first_line = error.what.partition("\n")[0].rstrip(".")
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
-        details = {**details, "node": node}
+        before = str(details.get("without_log") or error.what).partition("\n")[0].rstrip(".")
+        details = {**details, "node": node, "without_log": f"{before}: {happened}."}
         return _TYPES[word.cause](f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
     return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 
@@ -147,7 +148,10 @@ def for_bad_gpu(error: PodPreempted, node: str, bad_gpu: str) -> PodPreempted:
     if not bad_gpu:
         return error
     what = f"{error.what.rstrip('.')}; all pods avoid node {node} for its GPU ({bad_gpu})."
-    return PodPreempted(what, error.fix, **error.details)
+    brief = (
+        f"{error.what.rstrip('.')}; all pods avoid node {node} for its GPU."  # a training's line may speak against it
+    )
+    return PodPreempted(what, error.fix, **error.details, without_log=brief)
 
 
 def with_last_lines(error: E, lines: Sequence[str]) -> E:

@@ -222,6 +222,7 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
         pod=pod.name,
         exit_code=base.exit_code,
         reason=base.reason,
+        **({"without_log": f"Pod {pod.name}: container {base.name} {ended}."} if message and has_started else {}),
     )
 
 
@@ -289,6 +290,7 @@ def _pod_error(pod: PodState) -> GpuError:
                 pod=pod.name,
                 container=container.name,
                 exit_code=container.exit_code,
+                without_log=f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}.",
             )
     return PodFailed(
         f"Pod {pod.name} failed before its container started{_because(pod.reason, pod.message)}.",

@@ -328,5 +328,6 @@ def of_rank(error: GpuError, rank: Rank) -> GpuError:
     if error.details.get("rank") == rank:
         return error
     who = rank_in_words(rank)
-    what = error.what if error.details.get("pod") == rank else f"{who[:1].upper()}{who[1:]}: {error.what}"
-    return type(error)(what, error.fix, **{**error.details, "rank": rank})
+    named = "" if error.details.get("pod") == rank else f"{who[:1].upper()}{who[1:]}: "
+    brief = {key: f"{named}{text}" for key, text in error.details.items() if key == "without_log"}
+    return type(error)(f"{named}{error.what}", error.fix, **{**error.details, **brief, "rank": rank})

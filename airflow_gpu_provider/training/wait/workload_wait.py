@@ -140,7 +140,10 @@ class WorkloadWait(ObjectWait[str]):
         if not ends or end.reason == "DeadlineExceeded":
             is_late = end.reason == "DeadlineExceeded"
             error, fix = (PodDeadline, RAISE_DEADLINE) if is_late else (PodFailed, "Its pods' logs are in this log.")
-            return error(f"{workload} has failed ({why}).", fix, workload=self.name, reason=end.reason)
+            brief = f"{workload} has failed ({end.reason})."  # an operator's message may quote its pods' logs
+            return error(
+                f"{workload} has failed ({why}).", fix, workload=self.name, reason=end.reason, without_log=brief
+            )
         title = first_failure(ends)
         return of_rank(ends[title].error, title)
 

@@ -174,6 +174,7 @@ class TestBill:
             "node": NODE,
             "group": "",
             "market": "",
+            "instance_type": None,
             "launched_at": format_time(at(0)),
             "usable_at": format_time(at(10)),
             "gone_at": format_time(many[2].seen_until),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,11 +19,12 @@ from airflow.sdk.execution_time.callback_supervisor import execute_callback
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from airflow_gpu_provider.block import gpu_nodes
-from airflow_gpu_provider.errors import GpuOutOfMemory, PoolSpecError
+from airflow_gpu_provider.errors import GpuOutOfMemory, PodFailed, PoolSpecError
 from airflow_gpu_provider.notifications import GpuNightNotifier
 from airflow_gpu_provider.notifications.night import Night
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import KubernetesGpuPool
+from airflow_gpu_provider.training.life.diagnosis import with_last_lines
 
 XComs = dict[tuple[str, str], list[Any]]
 OOM = {"task_id": "train", "map_index": -1, "type": "GpuOutOfMemory", "what": "It is full.", "fix": "Use a larger one."}
@@ -84,6 +86,32 @@ def test_a_dag_that_has_failed(dag: DAG) -> None:
     assert night.advice == ("NCCL uses NET/Socket",)
 
 
+def test_what_a_training_printed_is_sent_only_if_asked(dag: DAG) -> None:
+    failed = {
+        **OOM,
+        "fix": "Shrink it. Its last lines:\npatient_12",
+        "without_log": {"what": "Full.", "fix": "Shrink it."},
+    }
+    of_run = context(dag, {("train", "error"): [failed]}, {"train": "failed"})
+    error = with_last_lines(PodFailed("It failed.", "Correct it."), ["patient_12"])
+    of_task = context(dag, {}, {"train": "running"}, exception=error, ti={"task_id": "train"})
+    briefs = ["train: GpuOutOfMemory: Full. Shrink it.", "train: PodFailed: It failed. Correct it."]
+    for seen, brief in zip((of_run, of_task), briefs, strict=True):
+        night = sent(seen)
+        assert [str(each) for each in night.failures] == [brief]
+        nights: list[Night] = []
+        GpuNightNotifier(nights.append, with_log=True)(seen)
+        assert "patient_12" in nights[0].what_happened
+        assert "patient_12" not in f"{night}{night.in_words}"
+
+
+def test_a_run_that_its_dagrun_timeout_ended_says_so(dag: DAG) -> None:
+    dag.dagrun_timeout = timedelta(hours=2)
+    seen = context(dag, {}, {"gpu.scale_down": "success"}, reason="timed_out")
+    limit = "nightly manual__1: failed, for it ran longer than its dagrun_timeout of 2 h 0 min."
+    assert sent(seen).what_happened == limit
+
+
 def test_an_error_before_a_try_that_succeeded_is_not_told(dag: DAG) -> None:
     assert sent(context(dag, {("train", "error"): [OOM]}, {"train": "success"})).failures == []
 
@@ -126,6 +154,20 @@ def test_an_exception_of_airflows_is_told_by_its_first_line(dag: DAG) -> None:
 def test_a_scale_down_that_failed_may_have_left_machines(dag: DAG) -> None:
     night = sent(context(dag, {}, {"gpu.scale_down": "failed"}))
     assert night.left == "machines may be left, for gpu.scale_down failed"
+
+
+def test_one_of_several_scale_downs_that_failed_is_not_hidden_by_the_others(dag: DAG) -> None:
+    released = {"pool": "gpu", "nodes": 0, "desired": 0, "kept": []}
+    states: dict[str, str | None] = {"gpu.scale_down_0": "success", "gpu.scale_down_1": "failed"}
+    night = sent(context(dag, {("gpu.scale_down", "return_value"): [released]}, states))
+    assert night.left == "all nodes released; machines may be left, for gpu.scale_down failed"
+
+
+def test_a_scale_down_that_was_skipped_is_not_waited_for(dag: DAG) -> None:
+    states: dict[str, str | None] = {"gpu.ensure": "success", "gpu.scale_down": "skipped"}
+    assert sent(context(dag, {}, states)).left == "gpu.scale_down was skipped: see the command airflow gpu status"
+    states["gpu.ensure"] = "skipped"
+    assert sent(context(dag, {}, states)).left == "no node was started"
 
 
 def test_nodes_that_are_kept_are_told(dag: DAG) -> None:

@@ -42,6 +42,74 @@ def test_a_red_night_in_two_lines() -> None:
     ]
 
 
+def a_bill(*machines: str, pool: str = "gpu", **more: Any) -> dict[str, Any]:
+    lanes = [
+        {"machine": each, "launched_at": "2026-03-01T02:00:00.000000Z", "instance_type": f"{each[:-2]}.xlarge"}
+        for each in machines
+    ]
+    return {**USED, "machines": len(machines), "timeline": lanes, "timeline_left_out": 0, "pool": pool, **more}
+
+
+def was_released(nodes: int = 0, *kept: str, pool: str = "gpu", at: int = 0) -> dict[str, Any]:
+    at_time = f"2026-03-01T0{at}:00:00.000000Z"
+    return {"pool": pool, "nodes": nodes, "desired": nodes, "kept": list(kept), "at": at_time}
+
+
+def test_machines_that_several_blocks_used_count_once_and_each_with_its_type() -> None:
+    bills = [a_bill("g6-0", "g6e-1"), a_bill("g6-0", "g6e-1"), a_bill("g6-0")]
+    seen = night(**RUN, state="success", ensured=[ENSURED], trainings=[TRAINED], usages=bills)
+    assert (seen.machines, seen.types) == (2, ["g6.xlarge", "g6e.xlarge"])
+    assert "on 2 nodes (g6.xlarge, g6e.xlarge)" in seen.what_it_took
+    one = night(**RUN, state="success", ensured=[ENSURED], trainings=[TRAINED], usages=[a_bill("g6e-1")])
+    assert "on 1 node (g6e.xlarge)" in one.what_it_took
+
+
+def test_a_name_that_two_machines_had_counts_twice() -> None:
+    later = a_bill("g6-0")
+    later["timeline"][0]["launched_at"] = "2026-03-01T03:00:00.000000Z"
+    assert night(**RUN, state="success", usages=[a_bill("g6-0"), later]).machines == 2
+
+
+def test_bills_of_more_machines_than_they_list_are_at_least_that_many() -> None:
+    many = a_bill("g6-0", "g6-1", machines=70, timeline_left_out=68)
+    assert night(**RUN, state="success", usages=[many, many]).machines == 70
+
+
+@pytest.mark.parametrize(
+    ("released", "words"),
+    [
+        ([was_released(2, "kept for b", at=1), was_released(at=2)], "all nodes released"),
+        ([was_released(at=3), was_released(2, "kept for b", at=1)], "all nodes released"),
+        ([was_released(at=1), was_released(1, "min_nodes=1", at=2)], "pool gpu keeps 1 of its nodes (min_nodes=1)"),
+        (
+            [was_released(2, at=2), was_released(pool="cpu", at=1)],
+            "pool gpu keeps 2 of its nodes; all nodes of pool cpu released",
+        ),
+    ],
+)
+def test_what_is_left_of_a_pool_is_what_its_last_scale_down_found(released: list[Any], words: str) -> None:
+    assert night(**RUN, state="success", usages=[a_bill("g6-0")], released=released).left == words
+
+
+@pytest.mark.parametrize(
+    ("usages", "words"),
+    [
+        ([a_bill()], "no node was started"),
+        ([a_bill(), a_bill("g6-0")], "all nodes released"),
+        ([a_bill(at_least="the cloud did not answer")], "all nodes released"),
+        ([], "all nodes released"),
+    ],
+)
+def test_a_run_that_started_no_node_has_released_none(usages: list[Any], words: str) -> None:
+    assert night(**RUN, state="success", usages=usages, released=[was_released()]).left == words
+
+
+def test_a_time_of_the_last_try_alone_is_named_so() -> None:
+    phases = [{**TRAINED[1], "try": 3}]
+    seen = night(**RUN, state="success", trainings=[phases], usages=[USED])
+    assert "ran 2 h 11 min on 1 node, in the last of 3 tries, cost" in seen.what_it_took
+
+
 def test_what_would_have_made_trainings_faster_is_told_once_and_in_no_line() -> None:
     told = "NCCL uses NET/Socket"
     seen = night(**RUN, state="success", trainings=[TRAINED], advice=[[told, "the pull took long"], [told]])
@@ -80,6 +148,24 @@ def test_machines_that_may_be_left_come_first_and_the_verdict_is_not_repeated() 
     ]
     seen = night(**RUN, state="failed", failures=failures)
     assert [each.task for each in seen.failures] == ["gpu.scale_down", "train"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_told"),
+    [
+        ("Tasks failed: extract: failed; train: 1 success, 1 failed (map index 1).", False),
+        ("Tasks failed: extract: failed; load: upstream_failed.", True),
+        ("The run was marked before its tasks had ended: train: skipped.", True),
+    ],
+)
+def test_a_verdict_that_says_more_than_the_others_is_told(verdict: str, is_told: bool) -> None:
+    failures = [
+        Failure(task="extract"),
+        Failure(task="train[1]"),
+        Failure(task="gpu.done", type="BlockFailed", what=verdict),
+    ]
+    seen = night(**RUN, state="failed", failures=failures)
+    assert ("BlockFailed" in seen.what_happened) is is_told
 
 
 def test_a_verdict_alone_is_told() -> None:

@@ -11,8 +11,9 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.log import mask_secret
 
-from airflow_gpu_provider.errors import GpuOutOfMemory
+from airflow_gpu_provider.errors import GpuOutOfMemory, PodFailed
 from airflow_gpu_provider.tasks.pool_operator import ERROR, PoolOperator
+from airflow_gpu_provider.training.life.diagnosis import with_last_lines
 
 
 class Training(PoolOperator):
@@ -68,6 +69,16 @@ def test_what_is_no_error_of_ours_leaves_none(raised: BaseException) -> None:
     with pytest.raises(type(raised)):
         operator(raised).execute(context(lambda key, value: pushed.update({key: value})))
     assert not pushed
+
+
+def test_what_quotes_a_log_is_there_without_it_too() -> None:
+    pushed: dict[str, Any] = {}
+    with pytest.raises(PodFailed):
+        operator(with_last_lines(PodFailed("It failed.", "Correct it."), ["KeyError"])).execute(
+            context(lambda key, value: pushed.update({key: value}))
+        )
+    assert pushed[ERROR]["fix"] == "Correct it. Its last lines:\nKeyError"
+    assert pushed[ERROR]["without_log"] == {"what": "It failed.", "fix": "Correct it."}
 
 
 def test_a_secret_in_a_quoted_line_is_masked() -> None:
