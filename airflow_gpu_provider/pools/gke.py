@@ -96,7 +96,7 @@ class GkeGpuPool(GpuPool):
             deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
             no machine outlives its run; no limit where min_nodes keeps machines indefinitely.
         disk_size: Boot disk in GB. Default 100.
-        disk_type: Its type, like "pd-balanced". Default: GKE's for the machine type.
+        disk_type: Its type, like "pd-balanced", from which all of the machine_types boot. Default: GKE's for each type.
         image_type: Node image. Default COS_CONTAINERD.
         service_account: The nodes' service account. Default: the cluster's own choice.
         tags: Network tags of the machines.

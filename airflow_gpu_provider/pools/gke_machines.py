@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import gke_series
 from airflow_gpu_provider.pools.values import Taint, is_template
 
 if TYPE_CHECKING:
@@ -138,15 +139,6 @@ def node_pool_name(pool: str, region: str, zone: str, machine_type: str, market:
     return f"{pool[:room].rstrip('-')}-{digest}-{suffix}"
 
 
-def _placement_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Compute Engine, "Placement policies overview", has no N1."""
-    if pool.placement not in (None, "compact"):
-        yield f"placement={pool.placement!r}", 'It is "compact", or left out.'
-    for name in () if pool.placement is None or is_template(pool.machine_types) else pool.machine_types:
-        if name.startswith("n1-"):
-            yield f'placement="compact" is not for {name}', "Leave placement out, or take a G2, A2, A3 or A4 type."
-
-
 # -- how machines are obtained besides on demand: from a reservation, or by flex-start -----------------------
 
 # "Consume reserved zonal resources" and "About flex-start provisioning".
@@ -163,7 +155,6 @@ _SHIELDED = ("enable_secure_boot", "enable_integrity_monitoring")
 
 # "Node images", and NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
 _IMAGES = ("COS_CONTAINERD", "UBUNTU_CONTAINERD")
-_DISKS = ("pd-balanced", "pd-ssd", "pd-standard")
 _SMALLEST_DISK = 10
 _NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine, "Add network tags"
 
@@ -171,12 +162,6 @@ _NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine,
 def _image_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     if pool.image_type.upper() not in _IMAGES:
         yield f"image_type={pool.image_type!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
-
-
-def _disk_type_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    disk = pool.disk_type
-    if disk and disk not in _DISKS and not disk.startswith("hyperdisk-"):
-        yield f"disk_type={disk!r} is no type of boot disk", f"Give one of {', '.join(_DISKS)}, or a hyperdisk type."
 
 
 def _disk_size_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
@@ -279,11 +264,13 @@ def _flex_start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
             "flex-start machines cannot use a reservation",
             "Leave one of flex_start and reservation_affinity out.",
         )
-    if lifetime is None or lifetime > LONGEST_FLEX_START:
+    if not pool.min_nodes and (lifetime is None or lifetime > LONGEST_FLEX_START):
         yield (
             f"flex-start machines live for at most {LONGEST_FLEX_START.days} days",
-            "Lower max_run_duration or max_runtime, and leave min_nodes out.",
+            "Lower max_run_duration or max_runtime.",
         )
+    if pool.min_nodes:
+        yield "node pools with flex-start begin at 0 nodes", "Leave min_nodes out."
 
 
 def _queued_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
@@ -304,13 +291,14 @@ def _queued_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
 
 _RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ...]] = {
     _image_problems: ("image_type",),
-    _disk_type_problems: ("disk_type",),
+    gke_series.boot_disk_problems: ("disk_type", "machine_types"),
     _disk_size_problems: ("disk_size",),
     _tag_problems: ("tags",),
     _start_problems: (),
-    _placement_problems: ("placement",),
+    gke_series.placement_problems: ("placement", "machine_types", "max_nodes"),
     _label_problems: (),
     _machine_problems: ("machine_types", "accelerator_type", "accelerator_count"),
+    gke_series.machine_problems: ("machine_types", "flex_start"),
     _driver_problems: ("driver",),
     _partition_problems: ("gpu_partition_size", "machine_types", "accelerator_type"),
     _sharing_problems: ("gpu_sharing",),
@@ -320,7 +308,7 @@ _RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ..
     _reservation_problems: ("reservation_affinity", "capacity_types"),
     _flex_start_problems: (
         *("flex_start", "scaling", "location_policy", "reservation_affinity", "capacity_types"),
-        *("max_run_duration", "max_runtime"),
+        *("max_run_duration", "max_runtime", "min_nodes"),
     ),
 }
 """What is judged, in this order, and the fields that have to be rendered for it."""

@@ -37,6 +37,7 @@ _SHORTEST_RUN = 30
 _LONGEST_RUN = 120 * 86400
 _LONGEST_FLEX_START = 7 * 86400
 _MOST_CLIENTS = 48
+_HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 _QUEUED = "cloud.google.com/gke-queued"
 
 
@@ -46,7 +47,7 @@ def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
     config.machine_type = config.machine_type or "e2-standard-2"
     config.image_type = config.image_type or "COS_CONTAINERD"
     config.disk_size_gb = config.disk_size_gb or 100
-    config.disk_type = config.disk_type or "pd-balanced"
+    config.disk_type = config.disk_type or _boot_disks(config.machine_type)[0]
     if not pool.locations:
         pool.locations = list(locations)
     machine = gce_machine_type(config.machine_type)
@@ -54,6 +55,15 @@ def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
         config.accelerators = [
             AcceleratorConfig(accelerator_type=machine.gpu.accelerator, accelerator_count=machine.gpus)
         ]
+
+
+def _boot_disks(machine_type: str) -> tuple[str, ...]:
+    """What a machine boots from, its default first (GoogleCloudPlatform/cluster-autoscaler, machinetypes)."""
+    if machine_type.startswith(_HYPERDISK_ONLY):
+        return ("hyperdisk-balanced",)
+    if machine_type.startswith("a3-"):
+        return ("pd-balanced", "pd-ssd", "hyperdisk-balanced")
+    return ("pd-balanced", "pd-ssd") if machine_type.startswith("g2-") else ("pd-balanced", "pd-ssd", "pd-standard")
 
 
 def taint_gpus(pool: NodePool) -> None:
@@ -174,6 +184,8 @@ def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, 
 
 
 def _check_config(config: NodeConfig) -> None:
+    if config.disk_type and config.disk_type not in _boot_disks(config.machine_type):
+        raise invalid(f"Disk type {config.disk_type} is not supported for machine type {config.machine_type}.")
     if config.spot and config.preemptible:
         raise invalid("Node pool cannot be both spot and preemptible.")
     versions = GPUDriverInstallationConfig.GPUDriverVersion

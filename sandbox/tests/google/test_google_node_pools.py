@@ -161,6 +161,8 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
     [
         ({"machine_type": "g9-standard-4"}, "Machine type with name 'g9-standard-4' does not exist in zone"),
         ({"machine_type": "n1-standard-4", "zones": ("us-east1-b",)}, "us-east1-b"),
+        ({"disk_type": "pd-standard"}, "pd-standard is not supported for machine type g2-standard-4"),
+        ({"machine_type": "g4-standard-48", "disk_type": "pd-balanced"}, "pd-balanced is not supported"),
         ({"accelerators": [T4]}, "not compatible"),
         ({"machine_type": "e2-standard-4", "accelerators": [T4]}, "cannot be attached"),
         (

@@ -95,7 +95,14 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "location_policy": "balanced"}, "Leave location_policy out."),
         ({**FLEX_START, "reservation_affinity": RESERVED}, "Leave one of flex_start and reservation_affinity out."),
         ({**FLEX_START, "max_run_duration": timedelta(days=8)}, "at most 7 days"),
-        ({**FLEX_START, "min_nodes": 1}, "leave min_nodes out"),
+        ({**FLEX_START, "min_nodes": 1}, "Leave min_nodes out."),
+        ({**FLEX_START, "min_nodes": 1, "max_run_duration": timedelta(days=1)}, "Leave min_nodes out."),
+        ({**FLEX_START, "machine_types": ["a3-edgegpu-8g"]}, "Take a3-highgpu-8g, or leave flex_start out."),
+        ({"machine_types": ["a4x-highgpu-4g"], "accelerator_type": "nvidia-gb200", "accelerator_count": 4}, "are Arm"),
+        (
+            {"machine_types": ["a3-megagpu-8g"], "placement": "compact", "max_nodes": 97},
+            "at most 96 a3-megagpu-8g together. Lower max_nodes=97",
+        ),
         ({"queued_provisioning": True}, "Set flex_start=True."),
         ({**FLEX_START, "queued_provisioning": "yes"}, "True or False"),
         ({**FLEX_START, "queued_provisioning": True, "placement": "compact"}, "Leave placement out."),
@@ -134,6 +141,18 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"image_type": "COS_CONTAINERDD"}, "no node image for GPUs"),
         ({"image_type": "WINDOWS_LTSC_CONTAINERD"}, "no node image for GPUs"),
         ({"disk_type": "pd-fast"}, "no type of boot disk"),
+        ({"disk_type": "hyperdisk-throughput"}, "Give one of pd-standard, pd-balanced, pd-ssd, hyperdisk-balanced."),
+        ({"disk_type": "pd-standard"}, "Give pd-balanced or pd-ssd, or leave disk_type out"),
+        (
+            {"disk_type": "pd-balanced", "machine_types": ["a4-highgpu-8g"]},
+            "a4-highgpu-8g cannot boot from pd-balanced",
+        ),
+        ({"disk_type": "pd-ssd", "machine_types": ["a3-ultragpu-8g"]}, "Give hyperdisk-balanced, or leave"),
+        ({"disk_type": "pd-standard", "machine_types": ["a3-highgpu-8g"]}, "Give pd-balanced or pd-ssd or hyperdisk-"),
+        (
+            {"disk_type": "pd-balanced", "machine_types": ["g2-standard-4", "g4-standard-48"]},
+            "g4-standard-48 cannot boot from pd-balanced. Leave disk_type out: GKE's default fits each",
+        ),
         ({"disk_size": 5}, "less than GKE allows"),
         ({"tags": ["GPU"]}, "no network tag"),
         ({"node_labels": {"cloud.google.com/gke-accelerator": "x"}}, "GKE rejects cloud.google.com/gke-accelerator"),
@@ -178,10 +197,9 @@ def test_knows_what_machines_have() -> None:
     ("machine_type", "accelerator", "count"),
     [
         ("g4-standard-48", "nvidia-rtx-pro-6000", 1),
-        ("a4x-highgpu-4g", "nvidia-gb200", 4),
-        ("a4x-maxgpu-4g-metal", "nvidia-gb300", 4),
         ("g2-standard-200", "nvidia-l4", 16),
         ("a5-highgpu-8g", "nvidia-rubin", 8),
+        ("a5x-maxgpu-4g-metal", "nvidia-rubin", 4),
     ],
 )
 def test_takes_gpus_that_are_newer_than_the_catalogue(machine_type: str, accelerator: str, count: int) -> None:
