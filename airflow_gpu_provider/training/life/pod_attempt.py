@@ -115,9 +115,11 @@ class PodAttempt(TaskAttempt):
             self._host.call_back("on_pod_teardown", pod=pod)
         if error is not None:
             self._push_result_of_failed(result)
-        if isinstance(error, GpuIdle | GpuHung):  # it would keep holding them, whatever on_finish_action says
-            self._objects.delete(raw)
-        self._release(pod, result)
+        try:
+            self._release(pod, result)
+        finally:
+            if isinstance(error, GpuIdle | GpuHung):  # it would keep holding them, whatever on_finish_action says
+                self._objects.delete(raw)
 
     def release_uncollected(self) -> None:
         if not self.uids or self.pod is None or self.is_released:

@@ -317,7 +317,7 @@ class TaskAttempt(ABC):
 
     def _tell(self, watched: WaitOutcome, pods: Iterable[Json]) -> None:
         """Tell how it went, what the GPUs did, and what would have made it faster: for log, bill and report."""
-        phases, use = watched.timeline, watched.gpu_use
+        phases, use = watched.phases_until(self._cluster.now()), watched.gpu_use
         if phases:
             self.phases = phases
             for phase in phases:
@@ -325,9 +325,9 @@ class TaskAttempt(ABC):
             whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
             self._push("timeline", [*map(dict, whole)])
         if use.is_known:
-            self.log.info("  %s", use.in_words())
-            self._push("utilization", use.to_json())
-        if use.mean is not None:
+            self.log.info("  %s", use.in_words(has_hung=watched.has_hung))
+            self._push("utilization", use.to_json(has_hung=watched.has_hung))
+        if use.mean is not None and not watched.has_hung:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
         if pull := slow_pull(phases, self._cluster.pool):
             self.log.info("  %s", pull)

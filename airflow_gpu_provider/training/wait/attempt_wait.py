@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GpuError, GpuHung, PodPreempted
+from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, PodPreempted
 from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
-from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Rank
 
@@ -229,6 +229,20 @@ class WaitOutcome(Record):
             kind=wait.run_kind,
             wait=wait.to_record(),
         )
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether the wait has ended it for a hang: then GPUs that were busy may have computed nothing."""
+        return isinstance(self.error, GpuHung)
+
+    def phases_until(self, now: datetime) -> Sequence[Json]:
+        """Return the phases of its life; what the wait has ended while it ran goes on until now, when it is deleted."""
+        last = self.timeline[-1] if self.timeline else {}
+        is_ended_by_wait = self.saw_end and self.error is not None and not isinstance(self.error, LOST)
+        if not is_ended_by_wait or self.container_ended or last.get("phase") != "start":
+            return self.timeline
+        started_at = datetime.fromisoformat(last["at"]) + timedelta(seconds=last["seconds"])
+        return (*self.timeline, phase("ran", started_at, now))
 
     def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:
         """Return how the pod, which is None if it is gone, ended; None if it may still run and could not be watched.

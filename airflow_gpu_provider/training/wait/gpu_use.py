@@ -212,19 +212,22 @@ class GpuUse(_Sums):
         """Whether any sample reports a value."""
         return bool(self.samples or self.power_samples or self.memory_mib_max is not None)
 
-    def to_json(self) -> dict[str, Any]:
-        mean = self.mean
+    def to_json(self, *, has_hung: bool = False) -> dict[str, Any]:
+        """Return it for XCom; how much they computed is not known of a training that has hung."""
+        mean = None if has_hung else self.mean
         return {
             **super().to_json(),
             "computed_fraction": None if mean is None else round(mean / 100, 3),
             "gpus": [use.to_json() for use in self.gpus],
         }
 
-    def in_words(self) -> str:
+    def in_words(self, *, has_hung: bool = False) -> str:
         """Return it as a human-readable line."""
         mean = self.mean
         computed = "it is unknown how much the GPUs computed"
-        if mean is not None:
+        if mean is not None and has_hung:
+            computed = f"the GPUs were busy {mean:.0f} % of the time{self._apart()}, which in a hang is no work"
+        elif mean is not None:
             computed = f"the GPUs computed {mean:.0f} % of the time{self._apart()}"
         if self.memory_mib_max is not None:
             computed += f", with at most {_size(self.memory_mib_max)} of a GPU's memory in use"

@@ -266,9 +266,8 @@ def gang_timeline(created_at: datetime | None, ranks: Sequence[PodSnapshot]) -> 
         phases.append(longest)
     if len(starts) < len(pods):
         return phases
-    start = phase("start", max(scheduled), max(starts))
-    start["seconds"] = max(0.0, round(start["seconds"] - (longest["seconds"] if longest else 0.0), 1))
-    phases.append(start)
+    pulled_at = max(scheduled) + timedelta(seconds=longest["seconds"] if longest else 0.0)
+    phases.append(phase("start", pulled_at, max(starts)))
     ends = [pod.base.finished_at for pod in pods if pod.base and pod.base.finished_at]
     if ends:
         phases.append(phase("ran", max(starts), max(ends)))

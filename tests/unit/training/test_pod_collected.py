@@ -11,15 +11,17 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes.client import ApiException, V1Pod
 
-from airflow_gpu_provider.errors import (
-    PodFailed,
-    PodResultLost,
-)
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.errors import GpuHung, PodDeadline, PodFailed, PodPreempted, PodResultLost
+from airflow_gpu_provider.scaling.wait.records import phase
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from tests.unit.training.pod_life import ENDED_WELL, LATER, PHASES, Life, event
+from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
+from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
+from tests.unit.training.pod_life import AWAY, ENDED_WELL, LATER, PHASES, Life, event
 from tests.unit.training.pod_life import nodes as nodes
+from tests.unit.training.test_pod_end import pod, running
 from tests.unit.training.test_pod_verdict import watched
 
 
@@ -55,6 +57,58 @@ def test_result_that_exec_does_not_give_ends_the_try_after_five_minutes(
     with pytest.raises(PodResultLost, match="Pod train-x succeeded") if ends else pytest.raises(TaskDeferred):
         life.tries.resume(watched("success", timeline=PHASES))
     assert ("release the pod" in life.steps) is ends
+
+
+BUSY = GpuUse().plus(Sample((Reading(percent=100, memory_mib=1024, power_w=60, limit_w=700),)))
+STARTED = phase("start", LATER - timedelta(seconds=70), LATER - timedelta(seconds=60))
+RUNS = pod(running())
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "fraction"),
+    [
+        (GpuHung("It hangs."), "were busy 100 % of the time, which in a hang is no work", None),
+        (PodDeadline("It is late."), "computed 100 % of the time", 1.0),
+    ],
+)
+def test_busy_gpus_of_a_hang_have_computed_nothing_that_is_known(
+    error: PodFailed, words: str, fraction: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    life, noted = Life(RUNS), []
+    life.objects.delete = life._step("delete the pod")
+    life.cluster.pods.note_computed = lambda _, share, **__: noted.append(share)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(type(error)):
+        life.tries.resume(watched("timeout", error, timeline=[STARTED], gpu_use=BUSY))
+    assert words in caplog.text
+    assert life.pushed["utilization"]["computed_fraction"] == fraction
+    assert noted == [fraction] * (fraction is not None)
+    ran = {"phase": "ran", "at": format_time(LATER - timedelta(seconds=60)), "seconds": 60.0}
+    assert life.pushed["timeline"] == [STARTED, ran], "it has run until it is deleted now"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        watched("timeout", PodPreempted("Its node went."), timeline=[STARTED]),
+        watched("failed", PodFailed("It failed."), timeline=[STARTED]),
+        watched("error", AWAY, timeline=[STARTED]),
+        watched("success", timeline=[STARTED]),
+    ],
+)
+def test_until_when_others_ran_their_own_end_tells(outcome: WaitOutcome) -> None:
+    assert outcome.phases_until(LATER) == [STARTED]
+
+
+@pytest.mark.parametrize("fails", [None, ValueError("a user's own")])
+def test_a_pod_that_hangs_is_released_as_it_is_and_deleted_after_that(fails: Exception | None) -> None:
+    """KubernetesPodOperator patches what it releases: of a pod that is gone, its log had a 404 with a traceback."""
+    life = Life(RUNS)
+    life.objects.delete = life._step("delete the pod")
+    life.fails |= {"release the pod": fails} if fails else {}
+    with pytest.raises(GpuHung):
+        life.tries.resume(watched("timeout", GpuHung("It hangs."), timeline=[STARTED]))
+    assert life.steps[-2:] == ["release the pod", "delete the pod"]
 
 
 # -- what fails after a pod's end neither hides how it ended nor leaves it ---------------------------------------
