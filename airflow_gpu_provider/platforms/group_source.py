@@ -50,21 +50,27 @@ class Kept(Generic[T]):
         self._monotonic = monotonic
         self._lock = threading.RLock()
         self._found: dict[Hashable, tuple[float, T | Unknown]] = {}
+        self._took: dict[Hashable, float] = {}
 
     def get(self, key: Hashable, read: Callable[[], T]) -> T | Unknown:
         """Return what `read` returned lately, or now; for its error, why there is nothing."""
         with self._lock:
             until, found = self._found.get(key, (float("-inf"), Unknown(why="")))
-            if self._monotonic() >= until:
+            if (began := self._monotonic()) >= until:
                 try:
                     found = read()
                 except GpuError as error:
                     found = Unknown(why=error.what.rstrip("."))
                 except Exception as error:  # noqa: BLE001 - no form of an answer may stop a run
                     found = Unknown(why=f"the answer could not be read ({error!r})")
+                self._took[key] = self._monotonic() - began
                 held = ASKED_AGAIN_AFTER if isinstance(found, Unknown) else KEPT_FOR
                 self._found[key] = self._monotonic() + held.total_seconds(), found
             return found
+
+    def seconds(self, key: Hashable) -> float:
+        """Return how long it took to read what there is; 0 before that."""
+        return self._took.get(key, 0.0)
 
     def forget(self) -> None:
         """Ask again for all."""

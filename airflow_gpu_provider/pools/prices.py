@@ -66,11 +66,13 @@ class ListPrices:
         at: When the cloud was asked.
         per_hour: By group.
         unknown: Why there is no price, by group.
+        took: How many seconds this process has read, and for how many it would at most; None where that is not known.
     """
 
     at: datetime
     per_hour: Mapping[str, float] = field(default_factory=dict, hash=False)
     unknown: Mapping[str, str] = field(default_factory=dict, hash=False)
+    took: tuple[float, float] | None = field(default=None, compare=False)
 
     def with_older(self, older: ListPrices | None) -> ListPrices:
         """Return them with the prices that are no longer told."""

@@ -47,6 +47,8 @@ from airflow_gpu_provider.scaling.wait.records import format_seconds
 LATELY = timedelta(days=1)
 """How far back failed launches are reported."""
 
+_TYPED = "Give price_per_hour as numbers, if the limits on prices have to hold."
+
 Result = Literal["ok", "warning", "problem"]
 
 
@@ -234,7 +236,16 @@ class _Doctor:
             yield "warning", line, "Raise max_price_per_hour, if it is to be tried."
         if listed and listed.per_hour:
             cheapest, dearest = min(listed.per_hour.values()), max(listed.per_hour.values())
-            yield "ok", f"nodes cost {money(pool, cheapest)} to {money(pool, dearest)} an hour", ""
+            cost = f"nodes cost {money(pool, cheapest)} to {money(pool, dearest)} an hour, disks and traffic aside"
+            yield "ok", cost, ""
+        if listed and listed.took:
+            took, at_most = listed.took
+            then = f"after {at_most:.0f} s prices are unknown, and no limit holds"
+            yield (
+                "warning" if took > at_most / 2 else "ok",
+                f"the price list took {took:.1f} s to read; {then}",
+                _TYPED if took > at_most / 2 else "",
+            )
 
     def _stock(self) -> Findings:
         now = self._seen.now

@@ -4,7 +4,9 @@ A machine costs the sum of its parts, each by a SKU of its own for on-demand and
 "GPU pricing" of Compute Engine; SKUs are described in services.skus.list of the Cloud Billing API). No field of a SKU
 names the machine series or the GPU: only its description does, like "Spot Preemptible G2 Instance Core running in
 Americas". So the whole of it is compared, and a part that no description, or descriptions at several prices fit, makes
-the price unknown rather than too low. The API takes no permission, but it has to be enabled in the project.
+the price unknown rather than too low. Disks have SKUs of their own, and are left out: those, too, that come with a
+machine, as the local SSDs of A2 Ultra, A3 and A4 do. The API takes no permission, but it has to be enabled in the
+project: the call names none, so that it is the service account's own.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from airflow_gpu_provider import accelerators
@@ -85,10 +88,10 @@ CATALOG = Kept[Table]()
 
 def read(clients: GoogleClients, pool: GkeGpuPool, candidates: Sequence[Candidate]) -> ListPrices:
     """Return what the candidates' machines cost; what the catalogue does not say is unknown, with the reason."""
-    table: Table | Unknown = Unknown(why="the SKUs of flex-start are not looked up")
-    if not pool.flex_start:
-        key = (pool.gcp_conn_id, pool.impersonation_chain, pool.region, pool.currency)
-        table = CATALOG.get(key, lambda: read_table(clients.billing, pool.region, pool.currency))
+    if pool.flex_start:
+        return list_prices(candidates, lambda _: Unknown(why="the SKUs of flex-start are not looked up"))
+    key = (pool.gcp_conn_id, pool.impersonation_chain, pool.region, pool.currency)
+    table = CATALOG.get(key, lambda: read_table(clients.billing, pool.region, pool.currency))
 
     def price(candidate: Candidate) -> Price:
         if isinstance(table, Unknown):
@@ -96,7 +99,7 @@ def read(clients: GoogleClients, pool: GkeGpuPool, candidates: Sequence[Candidat
         accelerator, gpus = pool.accelerator_of(candidate.instance_type)
         return machine_price(table, candidate.instance_type, accelerator, gpus, is_spot=candidate.market != "ON_DEMAND")
 
-    return list_prices(candidates, price)
+    return replace(list_prices(candidates, price), took=(CATALOG.seconds(key), _LONGEST))
 
 
 def read_table(billing: Rest, region: str, currency: str) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import PriceLimitExceeded, ReferenceNotFound
 from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.pools import KubernetesGpuPool
+from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.reports.doctor import _Doctor
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import dry, machine, pool, snapshot
@@ -117,6 +119,21 @@ def test_a_limit_that_every_candidate_exceeds_is_a_problem_of_the_prices() -> No
     assert list(checks["groups"]()) == [("warning", "could not be checked: see prices", "")]
     with pytest.raises(PriceLimitExceeded):  # which `examine` tells as a problem of this check
         list(checks["prices"]())
+
+
+@pytest.mark.parametrize(("took", "result"), [(9.94, "ok"), (10.1, "warning"), (21.0, "warning")])
+def test_how_long_the_price_list_took_is_told_before_it_takes_too_long(took: float, result: str) -> None:
+    listed = ListPrices(at=datetime.now(UTC), per_hour={"a": 0.5, "b": 2.0}, took=(took, 20.0))
+    platform = SimpleNamespace(plan=lambda nodes: Plan(pool="train"), list_prices=lambda: listed)
+    cost, duration = doctor(snapshot(spec=pool(price_per_hour="list")), platform)["prices"]()
+    assert cost[:2] == (
+        "ok",
+        "nodes cost 0.5000 USD (list price) to 2.0000 USD (list price) an hour, disks and traffic aside",
+    )
+    assert duration[:2] == (
+        result,
+        f"the price list took {took:.1f} s to read; after 20 s prices are unknown, and no limit holds",
+    )
 
 
 def test_a_namespace_for_pods_that_is_not_there_would_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

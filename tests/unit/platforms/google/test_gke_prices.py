@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import ServiceDisabled
 from airflow_gpu_provider.platforms.google import price_catalog
 from airflow_gpu_provider.platforms.google.price_catalog import Part, machine_price, parts, read
-from airflow_gpu_provider.platforms.group_source import Unknown
+from airflow_gpu_provider.platforms.group_source import Kept, Unknown
 from airflow_gpu_provider.pools import GkeGpuPool
 
 REGION = "us-central1"
@@ -161,6 +163,15 @@ def test_each_candidate_has_its_price_and_the_pages_are_read_once() -> None:
     assert found[1].per_hour == found[0].per_hour
     assert catalog.pages == (len(OTHERS) + len(G2) + 1) // 2
     assert catalog.asked["path"] == "services/6F81-5844-456A/skus"
+
+
+def test_how_long_the_pages_took_is_told_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count(step=2.5)
+    monkeypatch.setattr(price_catalog, "CATALOG", Kept(lambda: next(clock)))
+    catalog: Any = Catalog(*G2)
+    found = [read(catalog, pool(), pool().candidates([f"{REGION}-a"])) for _ in range(2)]
+    assert [each.took for each in found] == [(2.5, 20.0)] * 2
+    assert found[0] == replace(found[1], at=found[0].at, took=None), "what is recorded is the same without it"
 
 
 def test_prices_are_asked_for_in_the_pools_currency() -> None:
