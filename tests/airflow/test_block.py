@@ -164,7 +164,7 @@ def test_block_that_never_reached_its_pool_has_nothing_to_release(
     assert "This run has nothing of pool block-unconnected to release: no try of block-unconnected.ensure got so" in log
     what_happened, what_it_took = told(airflow, run)
     assert "ConnectionNotFound: The Airflow connection 'nobodys' was not found." in what_happened
-    assert what_it_took == "Nothing was started."
+    assert what_it_took == "No node was started."
 
 
 def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
