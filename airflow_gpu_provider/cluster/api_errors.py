@@ -46,7 +46,7 @@ _MISSING = (  # what an object may name: its kind, the server's words, and what 
     ),
     (
         "service account",
-        re.compile(r"error looking up service account (?P<name>[^\s:]+)"),
+        re.compile(r"error looking up service account (?P<name>[^\s:]+)(?=: .{0,300}\bnot found)"),
         "Create it, or name another one: the task's service_account_name, a manifest's serviceAccountName.",
     ),
     (
@@ -80,6 +80,10 @@ SIDECAR_SETTINGS = (
 )
 """Where its image, resources and security context are set."""
 _WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
+# A plugin whose own reads have failed refuses, too: apiserver/pkg/admission/initializer, plugin/pkg/admission.
+_UNDECIDED = re.compile(r"is forbidden: (?:not yet ready to handle request|error looking up service account)")
+_INTERNAL = re.compile(r"^Internal error occurred: ")
+_INVALID = re.compile(r'" is invalid: |cannot be handled as an? \w+: ')
 
 
 class ObjectNotFound(CloudError):
@@ -119,6 +123,26 @@ def from_status(error: ApiException, verb: str, resource: str) -> GpuError:
     return refusal(error.status or 0, _status_of(error.body, error.reason), verb, resource)
 
 
+def refusal_by_words(message: str, verb: str, resource: str) -> GpuError:
+    """Return the error that an answer of the API server means whose text alone is known: an event quotes no status.
+
+    Only the words of a refusal make it one. All else (a webhook, etcd, a lost connection, an object that has changed
+    meanwhile) decides nothing, and a controller tries again: k8s.io/apimachinery/pkg/api/errors has both kinds.
+    """
+    return refusal(_status_by_words(message), {"message": message}, verb, resource)
+
+
+def _status_by_words(message: str) -> int:
+    """Return the HTTP status that goes with such words; 0 where they are those of no refusal."""
+    if _INTERNAL.match(message):
+        return 0
+    if _INVALID.search(message):
+        return 422
+    if "is forbidden: " in message or _BY_RBAC.search(message) or any(words in message for words in _DENIED):
+        return 403
+    return 404 if any(words.search(message) for _, words, _ in _MISSING) else 0
+
+
 def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> GpuError:
     """Return the error that an answer of the API server means, a Status; `status` is 0 where there was none."""
     message = f"{str(body.get('message') or status).rstrip('.')}."
@@ -140,7 +164,7 @@ def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> G
             "Make it smaller than 1.5 MiB: pass paths or URLs of data, instead of the data.",
             **details,
         )
-    if status == 0 or status == 429 or status >= 500:
+    if status == 0 or status == 429 or status >= 500 or _UNDECIDED.search(message):
         return _no_answer(status, message, verb, resource, details)
     if 400 <= status < 500 and any(words in message for words in _DENIED):
         return _denied(message, verb, resource, details)
@@ -174,7 +198,7 @@ def _no_answer(status: int, message: str, verb: str, resource: str, details: dic
     webhook = _WEBHOOK_AWAY.search(message)
     fix = f"See to the admission webhook {webhook['name']}, which did not answer." if webhook else ""
     return ClusterUnreachable(
-        f"The Kubernetes API server could not {verb} {resource} ({status}): {message}",
+        f"The Kubernetes API server could not {verb} {resource}{f' ({status})' if status else ''}: {message}",
         fix or "Nothing was decided on it; try again.",
         **details,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.api_errors import refusal
+from airflow_gpu_provider.cluster.api_errors import refusal_by_words
 from airflow_gpu_provider.cluster.events import PodEvent, time_of
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
@@ -334,7 +334,7 @@ class RefusedPods:
         at = time_of(event)
         self._since = min(filter(None, (self._since, at)))
         if self._last is None or at >= self._last[0]:
-            self._last = at, _error(event.get("message") or "")
+            self._last = at, refusal_by_words(_CREATING.sub("", event.get("message") or ""), "create", "pods")
 
     def forget(self) -> None:
         """Forget the refusal: all pods exist."""
@@ -345,8 +345,3 @@ class RefusedPods:
         if self._last is None or self._since is None:
             return None
         return Refusal(error=self._last[1], since=self._since)
-
-
-def _error(message: str) -> GpuError:
-    reason = _CREATING.sub("", message)
-    return refusal(422 if " is invalid: " in reason else 403, {"message": reason}, "create", "pods")

@@ -9,7 +9,14 @@ import pytest
 
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import job_events, pod_events
-from airflow_gpu_provider.errors import AdmissionDenied, ObjectRejected, ReferenceNotFound, ResourceQuotaExceeded
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    ClusterUnreachable,
+    ObjectRejected,
+    PermissionDenied,
+    ReferenceNotFound,
+    ResourceQuotaExceeded,
+)
 from airflow_gpu_provider.training.wait.start_advice import AT_LEAST, RefusedPods
 from tests.unit.training.test_pod_end import START, stamp
 
@@ -46,6 +53,57 @@ def test_refusal_has_the_type_that_it_has_for_a_single_pod(message: str, error: 
     assert now is not None
     assert type(now.error) is error
     assert "the API server refuses its pods: " in now.in_words
+
+
+POST = 'failed to call webhook: Post "https://w.kueue-system.svc:443/mutate--v1-pod?timeout=10s"'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f'Internal error occurred: failed calling webhook "mpod.kb.io": {POST}: context deadline exceeded',
+        f'Internal error occurred: failed calling webhook "mpod.kb.io": {POST}: x509: certificate has expired',
+        f'Internal error occurred: failed calling webhook "mpod.kb.io": {POST}: "x" is forbidden: no',
+        "Internal error occurred: resource quota evaluation timed out",
+        'Operation cannot be fulfilled on resourcequotas "gke-resource-quotas": the object has been modified; please'
+        " apply your changes to the latest version and try again",
+        'pods "train-0-x" is forbidden: not yet ready to handle request',
+        'pods "train-0-x" is forbidden: error looking up service account ml/train: etcdserver: leader changed',
+        "etcdserver: request timed out",
+        "the server is currently unable to handle the request",
+        "Too many requests, please try again later.",
+        'Post "https://10.0.0.1:443/api/v1/namespaces/ml/pods": dial tcp 10.0.0.1:443: connect: connection refused',
+        "context deadline exceeded",
+        "Unauthorized",
+        "Timeout: request did not complete within requested timeout - context deadline exceeded",
+    ],
+)
+def test_what_decides_nothing_is_borne_as_long_as_a_node_is_waited_for(message: str) -> None:
+    now = refused(event(message, at=10)).now()
+    assert now is not None
+    assert type(now.error) is ClusterUnreachable
+    assert "(0)" not in str(now.error)
+    assert now.ends_at(1800) == START + timedelta(seconds=1810)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ('pods is forbidden: User "a" cannot create resource "pods" in API group "" in the namespace "ml"',
+         PermissionDenied),
+        ('admission webhook "v.kyverno.svc" denied the request: Pod "train" is invalid: no label', AdmissionDenied),
+        ("pods \"x\" is forbidden: ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no", AdmissionDenied),
+        ('namespaces "ml" not found', ReferenceNotFound),
+        ('pods "x" is forbidden: error looking up service account ml/a: serviceaccount "a" not found',
+         ReferenceNotFound),
+        ("etcdserver: request is too large", ObjectRejected),
+        ('Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal number', ObjectRejected),
+    ],
+)  # fmt: skip
+def test_only_the_words_of_a_refusal_make_it_one(message: str, error: type[Exception]) -> None:
+    now = refused(event(message)).now()
+    assert now is not None
+    assert type(now.error) is error
 
 
 def test_events_of_others_and_other_reasons_say_nothing_and_what_is_not_of_jobs_is_handed_on() -> None:
