@@ -26,15 +26,24 @@ from airflow_gpu_provider.errors import (
     GpuError,
     GpuOutOfMemory,
     PodFailed,
+    PodOutOfMemory,
     PodPreempted,
 )
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import markets_of
-from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, RETRY, end_of
+from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, OOM_KILLED, RETRY, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.object_wait import of_rank
-from airflow_gpu_provider.training.wait.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
+from airflow_gpu_provider.training.wait.signs import (
+    BROKEN,
+    HELPER_KILLED,
+    NO_DRIVER,
+    Advice,
+    Cause,
+    advice_on,
+    memory_advice_on,
+)
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.life.hook import PoolHook
@@ -66,7 +75,7 @@ class LastWord:
 
 
 def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord | None:
-    """Return the line of the program's last error that names the GPU or its driver as the cause, or None.
+    """Return the line of the program's last error that names the GPU, its driver or memory as the cause, or None.
 
     A missing nvidia-smi is a cause only if a missing command ended the container (`lacks_command`). What the kernel
     said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
@@ -76,10 +85,11 @@ def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord 
         if advice := _advice(line, lacks_command=lacks_command):
             return LastWord(advice=advice, line=line.strip())
     if any(_OF_GPU.search(line) for line in error_lines):
-        return next(
-            (LastWord(advice=BROKEN, line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
-        )
-    return None
+        bad = next((line for line in lines[::-1] if _is_bad_xid(line)), None)
+        if bad is not None:
+            return LastWord(advice=BROKEN, line=shown(bad).strip())
+    of_memory = ((memory_advice_on(line), line.strip()) for line in error_lines)
+    return next((LastWord(advice=advice, line=line) for advice, line in of_memory if advice), None)
 
 
 def _advice(line: str, *, lacks_command: bool) -> Advice | None:
@@ -111,6 +121,13 @@ _LIBRARY_NOT_FOUND = re.compile(
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
+def _type_of(word: LastWord, error: PodFailed) -> type[PodFailed]:
+    """Return the type for a last word; a process that was killed was so for memory if the container's end says so."""
+    if word.advice is HELPER_KILLED and error.details.get("reason") == OOM_KILLED:
+        return PodOutOfMemory
+    return _TYPES.get(word.cause, PodFailed)
+
+
 def diagnosed(
     error: PodFailed,
     lines: Sequence[str],
@@ -139,7 +156,7 @@ def diagnosed(
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
         before = str(details.get("without_log") or error.what).partition("\n")[0].rstrip(".")
         details = {**details, "node": node, "without_log": f"{before}: {happened}."}
-        return _TYPES[word.cause](f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
+        return _type_of(word, error)(f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
     return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 
 

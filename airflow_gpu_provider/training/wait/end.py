@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.training.place.fit import amount
+from airflow_gpu_provider.training.wait.signs import RAISE_MEMORY
 
 EVICTED = "Evicted"
 """The reason of a pod that its kubelet evicts, and of its failure if it had used up itself what ran out."""
@@ -94,8 +95,16 @@ _BY_EVICTION_API = "EvictionByEvictionAPI"
 
 _MADE_UP = (("ContainerStatusUnknown", 137), ("Unknown", 255))
 
-KILLED = (128 + 9, 128 + 15)
+_BY_SIGKILL = 128 + 9
+KILLED = (_BY_SIGKILL, 128 + 15)
 """Exit codes of a container that received SIGTERM or SIGKILL."""
+
+OOM_KILLED = "OOMKilled"
+"""The reason of a container in which the kernel has killed a process for its memory limit, at whatever time.
+
+Runtimes read it from a counter of the cgroup that only grows (containerd: core/runtime, kubernetes#140718), so that it
+stays though something else ends the container hours later. Exit code 137 says that the main process was killed.
+"""
 
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
@@ -150,7 +159,7 @@ def certain_at(pod: PodState) -> datetime | None:
     base = pod.base
     if base is None or base.finished_at is None or pod.phase in ("Succeeded", "Failed"):
         return None
-    if pod.disruption or pod.deletion_asked_at or base.reason == "OOMKilled":
+    if pod.disruption or pod.deletion_asked_at or _went_over_memory(base):
         return None
     if base.exit_code in KILLED:
         return base.finished_at + pod.grace + _KUBELET_SAYS_IN
@@ -204,11 +213,11 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
         return None
     if _is_unseen(base):
         return _lost_container(pod, base)
-    if base.reason == "OOMKilled":
+    if _went_over_memory(base):
         limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
         return PodOutOfMemory(
             f"Pod {pod.name}: the container was killed for going over its memory limit{limit}.",
-            "Raise the memory limit in container_resources; /dev/shm counts as the container's memory.",
+            f"{RAISE_MEMORY}.",
             pod=pod.name,
             memory_limit=pod.memory_limit,
         )
@@ -224,6 +233,10 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
         reason=base.reason,
         **({"without_log": f"Pod {pod.name}: container {base.name} {ended}."} if message and has_started else {}),
     )
+
+
+def _went_over_memory(base: ContainerState) -> bool:
+    return base.reason == OOM_KILLED and base.exit_code == _BY_SIGKILL
 
 
 def _was_cut_short(pod: PodState, base: ContainerState) -> bool:

@@ -69,6 +69,8 @@ _REPORTS = re.compile(
         )
     )
 )
+# But what SIGKILL ends, or a bus error, leaves no error of its own to look for.
+_LEFT_NO_ERROR = re.compile(r"by signal: (?:Killed|Bus error)|<Signals\.SIGKILL")
 
 # What a program prints that has survived an error: it counts on, or says so.
 _BAR = re.compile(r"^(?P<of>.{0,100}?)(?P<at>\d{1,3})%\|")  # tqdm
@@ -277,7 +279,8 @@ class _Log:
                 return True
             if before.is_warning and self._logs_an_error_after(failure):
                 return True
-        return all(_REPORTS.search(self.lines[at].text) for at in failure.named)
+        named = [self.lines[at].text for at in failure.named]
+        return all(_REPORTS.search(text) and not _LEFT_NO_ERROR.search(text) for text in named)
 
     def _logs_an_error_after(self, failure: _Failure) -> bool:
         """Return True if the program logs an error later: then what it logged as a warning before was not its end."""

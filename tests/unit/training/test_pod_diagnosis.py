@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
+from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuError, GpuOutOfMemory, PodFailed, PodOutOfMemory
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import end_of
 from tests.unit.pools.test_gke import pool as a_gke_pool
@@ -210,3 +210,41 @@ def test_the_error_that_ended_the_program_decides() -> None:
     later = ["Traceback (most recent call last):", '  File "train.py", line 1, in save', "ConnectionError: S3 is away"]
     assert type(diagnosis(*survived, *later)) is PodFailed
     assert diagnosis(*survived, *later).retryable
+
+
+TRACE = ("Traceback (most recent call last):", '  File "/app/train.py", line 9, in loop')
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("RuntimeError: DataLoader worker (pid 108439) is killed by signal: Killed. ", PodOutOfMemory),
+        ("RuntimeError: DataLoader worker (pid(s) 7, 8) is killed by signal: Killed. ", PodOutOfMemory),
+        ("joblib.externals.loky.process_executor.TerminatedWorkerError: it died. The exit codes of the workers are"
+         " {SIGKILL(-9), EXIT(0)}", PodOutOfMemory),
+        ("subprocess.CalledProcessError: Command '['python', 't.py']' died with <Signals.SIGKILL: 9>.", PodOutOfMemory),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", PodFailed),
+        ("RuntimeError: unable to write to file </torch_61_3>: No space left on device (28)", PodFailed),
+        ("RuntimeError: DataLoader worker (pid(s) 411948) exited unexpectedly", None),
+        ("RuntimeError: DataLoader worker (pid 25902) is killed by signal: Segmentation fault. ", None),
+        ("RuntimeError: triton: out of resource: shared memory, Required: 147456", None),
+        ("KeyError: 'label'", None),
+    ],
+)  # fmt: skip
+def test_a_process_that_was_killed_for_memory(last: str, kind: type[GpuError] | None) -> None:
+    for reason, wanted in {"OOMKilled": kind or PodFailed, "Error": PodFailed}.items():
+        ended_by = PodFailed("Pod x ended with exit code 1.", "Correct it.", exit_code=1, reason=reason)
+        error = diagnosis(*TRACE, last, error=ended_by)
+        assert type(error) is wanted
+        assert ("memory limit" in error.fix.partition(" Its last lines:")[0]) == (kind is not None)
+
+
+def test_words_of_a_shell_whose_program_was_killed() -> None:
+    for line in ("Killed", "/bin/sh: line 1:     7 Killed                  python train.py", "train.sh: 3: 12 Killed"):
+        assert "memory limit" in diagnosis("epoch 3", line).fix
+    assert "memory limit" not in diagnosis("Killed pods are counted.").fix
+
+
+def test_the_memory_of_a_gpu_comes_before_a_process_that_was_killed_after_it() -> None:
+    log = [*TRACE, "torch.OutOfMemoryError: CUDA out of memory.", "", "failed (exitcode: -9) local_rank: 0 (pid: 7)"]
+    assert type(diagnosis(*log)) is GpuOutOfMemory

@@ -102,6 +102,16 @@ def test_success_is_the_base_containers() -> None:
     assert error_of(pod(phase="Succeeded")) is None
 
 
+@pytest.mark.parametrize("exit_code", [1, 2, 134, 139, 143, 255])
+def test_a_killed_helper_s_reason_stays_with_an_end_that_it_was_not(exit_code: int) -> None:
+    error = error_of(pod(ended(exit_code, reason="OOMKilled")))
+    assert type(error) is PodFailed
+    assert error.details["exit_code"] == exit_code
+    believed_at = certain_at(pod(ended(exit_code, at=60, reason="OOMKilled")))
+    assert believed_at == certain_at(pod(ended(exit_code, at=60, reason="Error")))
+    assert believed_at is not None
+
+
 def test_exit_code_and_termination_message() -> None:
     error = error_of(pod(ended(3, message="loss is NaN")))
     assert type(error) is PodFailed
