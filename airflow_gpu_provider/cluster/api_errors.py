@@ -80,6 +80,7 @@ SIDECAR_SETTINGS = (
 )
 """Where its image, resources and security context are set."""
 _WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
+_CONFLICT = re.compile(r'^Operation cannot be fulfilled on (?P<kind>[a-z0-9]{1,63})[a-z0-9.-]{0,253} "')
 # A plugin whose own reads have failed refuses, too: apiserver/pkg/admission/initializer, plugin/pkg/admission.
 _UNDECIDED = re.compile(r"is forbidden: (?:not yet ready to handle request|error looking up service account)")
 _INTERNAL = re.compile(r"^Internal error occurred: ")
@@ -95,6 +96,13 @@ class ObjectNotFound(CloudError):
 
 class ObjectChanged(CloudError):
     """Somebody else created, changed or replaced the object first (409): read it and decide again."""
+
+
+class ThirdObjectChanged(ObjectChanged):
+    """Nothing was written, since an object that the request does not name has changed meanwhile (409).
+
+    Such as the namespace's ResourceQuota, which counts the new object: the same request works a moment later.
+    """
 
 
 @contextmanager
@@ -169,7 +177,8 @@ def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> G
     if 400 <= status < 500 and any(words in message for words in _DENIED):
         return _denied(message, verb, resource, details)
     if status == 409:
-        return ObjectChanged(cannot, **details)
+        is_third = _is_of_third(message, body, resource)
+        return (ThirdObjectChanged if is_third else ObjectChanged)(cannot, **details)
     if status == 403:
         return _forbidden(message, verb, resource, details)
     if status in (400, 413, 415, 422) and verb in _WRITES:
@@ -177,6 +186,15 @@ def refusal(status: int, body: Mapping[str, Any], verb: str, resource: str) -> G
     return CloudError(
         f"The Kubernetes API server rejected the request to {verb} {resource} ({status}): {message}", **details
     )
+
+
+def _is_of_third(message: str, body: Mapping[str, Any], resource: str) -> bool:
+    """Return True for a conflict with an object of another resource: its `details.kind` is a resource's plural."""
+    if body.get("reason") == "AlreadyExists":
+        return False
+    named = _CONFLICT.search(message)
+    kind = named["kind"] if named else str((body.get("details") or {}).get("kind") or "")
+    return kind not in ("", resource.partition("/")[0].partition(".")[0])
 
 
 def _invalid(

@@ -18,7 +18,7 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import ApiClient, V1Pod
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, ThirdObjectChanged
 from airflow_gpu_provider.cluster.autoscaler_status import API_VERSION, PLURAL
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.nodes import read_node
@@ -77,6 +77,7 @@ class TaskObjects:
 
         Raises:
             PodFailed: Another one has the name.
+            ThirdObjectChanged: For two minutes the namespace's quota, or another object, changed meanwhile.
             GpuError: It is refused, for example because the cluster does not know its kind.
         """
         name, namespace = request["metadata"]["name"], request["metadata"]["namespace"]
@@ -86,6 +87,8 @@ class TaskObjects:
             lambda: self.read(name, namespace, uid=None),
             is_own=lambda there: is_of_attempt(there, owner),
         )
+        if isinstance(made, ThirdObjectChanged):
+            raise made
         if isinstance(made, str):
             raise PodFailed(f"A {self.kind} named {name} already exists in {namespace}: {made}.", self._free_the_name)
         return made
@@ -239,11 +242,8 @@ class TaskGangs(TaskObjects):
     def reattach(self, there: Json) -> None:
         """Create the Job's headless Service and what asks for its nodes, unless they exist."""
         namespace = f"namespaces/{there['metadata']['namespace']}"
-        try:
-            path = f"/api/v1/{namespace}/services"
-            call(self._api, "create", path, resource="services", body=headless_service(there))
-        except ObjectChanged:
-            pass
+        path = f"/api/v1/{namespace}/services"
+        _created(lambda: call(self._api, "create", path, resource="services", body=headless_service(there)))
         if asked := node_request(there):
             template, request = asked
             self._create_own(f"/api/v1/{namespace}/podtemplates", template)
@@ -253,9 +253,7 @@ class TaskGangs(TaskObjects):
         """Create what a Job owns, unless it exists; what an earlier Job of the same name has left is deleted."""
         resource, meta = path.rpartition("/")[2], wanted["metadata"]
         own = f"{path}/{meta['name']}"
-        try:
-            call(self._api, "create", path, resource=resource, body=wanted)
-        except ObjectChanged:
+        if _created(lambda: call(self._api, "create", path, resource=resource, body=wanted)) is None:
             there = call(self._api, "get", own, resource=resource)["metadata"]
             if (there.get("ownerReferences") or [{}])[0].get("uid") != meta["ownerReferences"][0]["uid"]:
                 delete(self._api, own, resource=resource, uid=there["uid"])
@@ -339,19 +337,41 @@ def _name(there: Json) -> str:
     return str(there["metadata"]["name"])
 
 
-def create_once(
-    create: Callable[[], Json], read: Callable[[], Json | None], *, is_own: Callable[[Json], bool]
-) -> Json | str:
-    """Return the object, created now or earlier by the same attempt; if another one keeps the name, why, as text.
+def _created(create: Callable[[], Json]) -> Json | None:
+    """Return what was created, although third objects change meanwhile, such as a quota; None if its name is taken.
 
-    `create` raises ObjectChanged if its name is taken, and `read` returns what has the name then.
+    Raises:
+        ThirdObjectChanged: They did so for NAME_FREED_IN.
     """
     give_up_at = time.monotonic() + NAME_FREED_IN
     while True:
         try:
             return create()
+        except ThirdObjectChanged:
+            if time.monotonic() > give_up_at:
+                raise
         except ObjectChanged:
-            there = read()
+            return None
+        time.sleep(_LOOK_EVERY)
+
+
+def create_once(
+    create: Callable[[], Json], read: Callable[[], Json | None], *, is_own: Callable[[Json], bool]
+) -> Json | str | ThirdObjectChanged:
+    """Return the object, created now or earlier by the same attempt; if another one keeps the name, why, as text.
+
+    `create` raises ObjectChanged if its name is taken, and `read` returns what has the name then; ThirdObjectChanged,
+    which is returned if it lasts, says nothing of the name.
+    """
+    give_up_at = time.monotonic() + NAME_FREED_IN
+    while True:
+        try:
+            made = _created(create)
+        except ThirdObjectChanged as error:
+            return error
+        if made is not None:
+            return made
+        there = read()
         if there is not None and not is_going(there):
             return there if is_own(there) else "it belongs to another task"
         if time.monotonic() > give_up_at:
