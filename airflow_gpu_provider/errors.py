@@ -181,7 +181,7 @@ class ObjectRejected(CloudError):
 
 
 class ReferenceNotFound(CloudError):
-    """What an object names does not exist: its namespace, service account, PriorityClass or RuntimeClass."""
+    """What an object names does not exist: its namespace, service account, PriorityClass, RuntimeClass or queue."""
 
     retryable = False
     tolerated_for: ClassVar[timedelta | None] = _NOT_AT_ALL
@@ -253,7 +253,7 @@ class BudgetExceeded(GpuError):
 
 
 class OutOfStock(GpuError):
-    """No zone, instance type and capacity type of the pool had capacity in time."""
+    """No zone, instance type and capacity type of the pool had capacity in time, or a queue has given up on it."""
 
 
 class NodesNotReady(GpuError):

@@ -48,6 +48,7 @@ class Snapshot:
         gone: It no longer exists.
         is_unseen: It went while nobody watched it.
         queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
+        barred: Why its queue will never admit it, though it was not admitted yet.
         no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
         to_widen: What would let the pool have more machines; see `how_to_widen`.
         silence: For how long nothing was printed; None if unknown.
@@ -57,6 +58,7 @@ class Snapshot:
     gone: bool = False
     is_unseen: bool = False
     queued: str = ""
+    barred: GpuError | None = None
     no_capacity: NoCapacity | None = None
     to_widen: str = "Let the pool have more machines"
     silence: Silence | None = None

@@ -111,7 +111,13 @@ class GangWait(ObjectWait[int]):
             refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
             started_at, what = self._all_started_at(snapshot), f"No rank of {self.what} has printed anything"
             hung = self._silent_too_long(what, snapshot.silence, started_at, now)
-            error = refused_too_long or self._overdue(now, lines) or self._not_admitted(snapshot, now) or hung
+            error = (
+                snapshot.barred
+                or refused_too_long
+                or self._overdue(now, lines)
+                or self._not_admitted(snapshot, now)
+                or hung
+            )
         return Progress(error=error, lines=lines, result=look.result() if error else None)
 
     def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:

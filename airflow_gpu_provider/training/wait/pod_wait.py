@@ -132,7 +132,8 @@ class PodWait(AttemptWait):
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
             return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
         image = None if pod.started else cannot_start(pod, snapshot.events, now)
-        error = snapshot.too_large or image or self._late(pod, snapshot, now) or self._hung(pod, snapshot, now)
+        never = snapshot.too_large or snapshot.barred or image
+        error = never or self._late(pod, snapshot, now) or self._hung(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
         return self._over(PodEnd(error=error), snapshot, lines)

@@ -105,6 +105,8 @@ class WorkloadWait(ObjectWait[str]):
             return None if workload.end.succeeded else self._failed(workload, workload.end, snapshot, now)
         if deleted := self._deleted(snapshot):
             return deleted
+        if snapshot.barred:
+            return snapshot.barred
         if snapshot.evicted:
             what = f"{self.what} was evicted from its queue: {snapshot.evicted}."
             return PodPreempted(what, RETRY, workload=self.name)

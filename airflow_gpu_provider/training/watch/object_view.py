@@ -82,6 +82,7 @@ class ObjectView(View, Generic[R]):
             is_unseen=self._went_unseen(self._wait.uid),
             pods={rank: self._seen(uid, now) for rank, uid in self._newest().items()},
             queued=self._queue.in_words,
+            barred=self._barred(now),
             queued_at=self._queued_at,
             evicted=self._evicted,
             no_capacity=self.pool_updates.no_capacity,
@@ -179,6 +180,10 @@ class ObjectView(View, Generic[R]):
         """Whether it was seen unsuspended, or was suspended again by an eviction before this process watched it."""
         suspended_at, evicted_at = self._object and self._object.suspended_at, self._queue.evicted_at
         return self._was_admitted or bool(suspended_at and evicted_at and suspended_at >= evicted_at)
+
+    def _barred(self, now: datetime) -> GpuError | None:
+        waits = self.is_suspended and not self._has_been_admitted
+        return self._queue.barred(self._wait.what, now) if waits else None
 
     @property
     def _evicted(self) -> str:

@@ -121,9 +121,14 @@ class PodView(View):
             too_large=self._too_large() if self.waits_for_node else None,
             admitted_at=self._queue.admitted_at,
             queued=self._queue.in_words,
+            barred=self._barred(now),
             silence=self._silence(),
             notes=self._remarks,
         )
+
+    def _barred(self, now: datetime) -> GpuError | None:
+        waits = self._pod is not None and bool(self._pod.gates)
+        return self._queue.barred(f"Pod {self._wait.name}", now) if waits else None
 
     def _take(self, change: Change) -> None:
         super()._take(change)

@@ -4,13 +4,15 @@ NodesSeen: a pool's nodes, as their watches show them to one wait. DirectReads: 
 by labels says of an object that lost its label what it says of one that was deleted, and nothing of it after that; and
 a list says nothing of what came and went before it. Only a GET tells what is so.
 
-KueueQueue: what Kueue's Workload objects say about an object in a queue: its place, why it waits, and its evictions.
+KueueQueue: what Kueue's Workload objects say about an object in a queue: its place, why it waits or why nothing will
+admit it, and its evictions.
 Conditions, reasons and priorities are those of kueue.x-k8s.io/v1beta2 and v1beta1 (Kueue 0.6 and later), which say them
 alike.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,13 +26,19 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pool_nodes
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, OutOfStock, ReferenceNotFound
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import size_of
 
 NEW = timedelta(seconds=5)
 """How long after a node has become usable the pool is not called full: the scheduler may take the pod there."""
+
+
+# Kueue's workload controller says it of a LocalQueue, and of the ClusterQueue that this one names.
+_NO_QUEUE = re.compile(r"(?:LocalQueue|ClusterQueue) \S{1,253} doesn't exist")
+_QUEUE_COMES_IN = timedelta(minutes=1)
+"""How long a queue may be missing: it may be created together with what is to wait in it."""
 
 
 class NodesSeen:
@@ -191,6 +199,7 @@ class KueueQueue:
         self._workloads: dict[str, Json] = {}  # the whole queue's, by uid
         self._trouble: GpuError | None = None
         self._is_synced = False
+        self._missing_since: datetime | None = None
 
     def wants(self) -> dict[Resource, str]:
         return {self._resource: self._queue} if self._queue else {}
@@ -230,6 +239,34 @@ class KueueQueue:
     def is_absent(self) -> bool:
         """Whether the cluster has no Kueue that this package knows, so that normally nothing admits it."""
         return isinstance(self._trouble, ObjectNotFound)
+
+    def barred(self, what: str, now: datetime) -> GpuError | None:
+        """Return why Kueue will not admit `what` by itself; None while it may, or if unknown.
+
+        It has deactivated the Workload (`spec.active`: an admission check was rejected, or it was requeued too often),
+        or the queue has not been there for a minute.
+        """
+        found = _conditions(self._uid, self._workloads.values())
+        reserved = found.get("QuotaReserved")
+        why = reserved.message if reserved is not None and not reserved.is_true else ""
+        if any(is_of(each, self._uid) and not _is_active(each) for each in self._workloads.values()):
+            return OutOfStock(
+                f"{what} will not be admitted: its Workload in queue {self._queue} is deactivated"
+                f" ({evicted_in_words(self._uid, self._workloads.values()) or why or 'no reason given'}).",
+                "See the ClusterQueue's admission checks and quota, and retry the task: it gets a new Workload.",
+                queue=self._queue,
+            )
+        is_missing = _NO_QUEUE.search(why) is not None
+        self._missing_since = (self._missing_since or now) if is_missing else None
+        if self._missing_since is None or now < self._missing_since + _QUEUE_COMES_IN:
+            return None
+        return ReferenceNotFound(
+            f"{what} will not be admitted: {why.rstrip('.')}.",
+            "Create it, or correct queue_name: kubectl get localqueues names those of the namespace, and each one's"
+            " ClusterQueue.",
+            missing="queue",
+            name=self._queue,
+        )
 
     @property
     def admitted_at(self) -> datetime | None:
@@ -288,8 +325,12 @@ def _conditions(uid: str, workloads: Iterable[Json]) -> dict[str, Condition]:
     return next((conditions_of(each) for each in workloads if is_of(each, uid)), {})
 
 
+def _is_active(workload: Json) -> bool:
+    return bool((workload.get("spec") or {}).get("active", True))
+
+
 def _is_pending(workload: Json) -> bool:
-    if not (workload.get("spec") or {}).get("active", True):
+    if not _is_active(workload):
         return False
     conditions: Iterable[Json] = (workload.get("status") or {}).get("conditions") or ()
     return not {each["type"] for each in conditions if each["status"] == "True"} & {"QuotaReserved", "Finished"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,22 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
-from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.cluster.watched import gangs, kueue_workloads, pods
+from airflow_gpu_provider.errors import (
+    ClusterUnreachable,
+    GpuError,
+    OutOfStock,
+    PermissionDenied,
+    PoolSpecError,
+    ReferenceNotFound,
+)
 from airflow_gpu_provider.training.place.pod_placement import queue_of
+from airflow_gpu_provider.training.watch.gang_view import GangView
+from airflow_gpu_provider.training.watch.pod_view import PodView
 from airflow_gpu_provider.training.watch.surroundings import KueueQueue, evicted_in_words, queued_in_words
+from tests.unit.training import test_gang_wait, test_pod_wait, test_workload_wait
+from tests.unit.training.test_pod_end import START, stamp
+from tests.unit.training.test_pod_placement import a_pool
 
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 2 more"
 
@@ -111,3 +125,74 @@ def test_queue_of_something_is_its_argument_or_else_its_label() -> None:
     for rendered, labels in (("None", {}), ("", {}), ("team-a", label)):
         with pytest.raises(PoolSpecError, match="queue_name="):
             queue_of(rendered, labels)
+
+
+REJECTED = condition(
+    "Evicted", "True", "The workload is deactivated due to Admission check(s): dws, were rejected", "Deactivated"
+)
+NO_QUEUE = condition("QuotaReserved", "False", "LocalQueue team-a doesn't exist", "Inadmissible")
+NO_CLUSTER_QUEUE = condition("QuotaReserved", "False", "ClusterQueue all doesn't exist", "Inadmissible")
+CHECK_IS_TRIED_AGAIN = condition("Evicted", "True", "At least one admission check is false", "AdmissionCheck")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "active", "at_once", "later"),
+    [
+        ((PENDING,), True, None, None),
+        ((PENDING, CHECK_IS_TRIED_AGAIN), True, None, None),
+        ((condition("QuotaReserved", "False", "ClusterQueue all is inactive", "Inadmissible"),), True, None, None),
+        ((condition("QuotaReserved", "True", "It doesn't exist"),), True, None, None),
+        ((PENDING, REJECTED), False, OutOfStock, OutOfStock),
+        ((), False, OutOfStock, OutOfStock),
+        ((NO_QUEUE,), True, None, ReferenceNotFound),
+        ((NO_CLUSTER_QUEUE,), True, None, ReferenceNotFound),
+    ],
+)
+def test_a_queue_that_has_said_no_or_does_not_exist(
+    conditions: Any, active: bool, at_once: type[GpuError] | None, later: type[GpuError] | None
+) -> None:
+    mine, others = workload("mine", *conditions), workload("other", PENDING)
+    mine["spec"]["active"], others["spec"]["active"] = active, False
+    queue = KueueQueue("ml", "team-a", "mine")
+    queue.take([change("present", others), change("present", mine), change("synced")])
+    found = [queue.barred("Job train", START + timedelta(seconds=seconds)) for seconds in (0, 59, 60)]
+    assert [type(error) if error else None for error in found] == [at_once, at_once, later]
+    if later:
+        assert "Job train will not be admitted: " in str(found[-1])
+        assert (mine["status"]["conditions"] or [{"message": "no reason"}])[-1]["message"] in str(found[-1])
+
+
+def test_a_queue_that_has_come_may_go_for_another_minute() -> None:
+    queue = KueueQueue("ml", "team-a", "mine")
+    for seconds, said in ((0, NO_QUEUE), (50, PENDING), (70, NO_QUEUE)):
+        queue.take([change("present", workload("mine", said))])
+        assert queue.barred("Job train", START + timedelta(seconds=seconds)) is None
+    assert queue.barred("Job train", START + timedelta(seconds=130)) is not None
+
+
+def barred(view: GangView | PodView, resource: Any, raw: Any, now: datetime) -> GpuError | None:
+    mine = workload(raw["metadata"]["uid"], PENDING, REJECTED)
+    mine["spec"]["active"] = False
+    view.take([Change(resource=resource, kind="present", raw=raw), change("present", mine), change("synced")], now)
+    return view.look(now)[0].error
+
+
+def test_each_kind_of_wait_ends_when_its_workload_is_deactivated_before_it_was_admitted() -> None:
+    now = START + timedelta(hours=1)
+    later: Any = {"deadline": START + timedelta(hours=24), "queue": "team-a"}
+    meta = {"namespace": "ml", "creationTimestamp": stamp(0)}
+    gang = replace(test_gang_wait.WAIT, **later)
+    raw: Any = {"metadata": {**meta, "name": gang.name, "uid": gang.uid}, "spec": {"suspend": True}}
+    view = GangView(gang, a_pool(), cast("Any", None))
+    assert type(barred(view, gangs(gang.namespace), raw, now)) is OutOfStock
+    wait = replace(test_pod_wait.WAIT, **later)
+    spec: Any = {"containers": [], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    for gated in (True, False):
+        raw = {"metadata": {**meta, "name": wait.name, "uid": wait.uid}, "spec": spec if gated else {"containers": []}}
+        raw["status"] = {"phase": "Pending"}
+        found = barred(PodView(wait, a_pool(), cast("Any", None)), pods("ml"), raw, now)
+        assert (type(found) is OutOfStock) == gated
+    said = OutOfStock("No.")
+    suspended = replace(test_workload_wait.STATE, is_suspended=True)
+    seen = test_workload_wait.seen(suspended, barred=said, evicted="Deactivated: it was rejected")
+    assert test_workload_wait.WAIT.step(seen, test_workload_wait.at(20)).error is said
