@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from botocore import exceptions as boto
@@ -33,7 +33,9 @@ _BAD_CREDENTIALS = {
     "ExpiredTokenException",
     "IncompleteSignature",
     "InvalidAccessKeyId",
+    "InvalidClientException",
     "InvalidClientTokenId",
+    "InvalidGrantException",
     "InvalidSignatureException",
     "InvalidToken",
     "MissingAuthenticationToken",
@@ -77,6 +79,36 @@ _REJECTED = {
     "ValidationError",
     "ValidationException",
 }
+# By these botocore gets the credentials of whatever call comes first, which then raises their errors: the services'
+# models in botocore/data. Its reads of tokens and roles of the instance raise errors of their own.
+_FOR_CREDENTIALS: Mapping[str, str] = {
+    "AssumeRole": "sts",
+    "AssumeRoleWithSAML": "sts",
+    "AssumeRoleWithWebIdentity": "sts",
+    "AssumeRoot": "sts",
+    "GetFederationToken": "sts",
+    "GetSessionToken": "sts",
+    "GetRoleCredentials": "sso",
+    "CreateToken": "sso-oidc",
+    "CreateOAuth2Token": "signin",
+}
+# What only a new login, or another session or role in the connection, changes.
+_NO_SESSION: Mapping[str, set[str]] = {
+    "sso": {"UnauthorizedException", "ForbiddenException", "ResourceNotFoundException", "InvalidRequestException"},
+    "sso-oidc": {"AccessDeniedException", "InvalidRequestException", "UnauthorizedClientException"},
+    "signin": {"AccessDeniedException"},
+}
+_HOW_TO_BE_ACCEPTED = (
+    (
+        ("RegionDisabledException",),
+        "Activate STS in that region in IAM's account settings, or have the connection use another region's endpoint.",
+    ),
+    (
+        ("InvalidIdentityToken", "IDPRejectedClaim"),
+        "See that the role's account has an IAM OIDC provider for the issuer of the worker's token, with its audience,"
+        " and that the worker's token is renewed.",
+    ),
+)
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -86,6 +118,11 @@ _NO_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.SSOError,
     boto.InvalidConfigError,
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.RefreshWithMFAUnsupportedError,
+    boto.UnknownCredentialError,
+    *([boto.LoginError] if hasattr(boto, "LoginError") else []),  # of `aws login`, from botocore 1.41
 )
 _ACTION = re.compile(r"perform: ([a-z0-9-]+:[A-Za-z]+)")
 # EKS checks roles and launch templates in the caller's name, and tells of a refusal as an invalid request.
@@ -114,6 +151,11 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
             f"AWS ({service}) did not answer: {in_words(error)}.",
             "Check that the worker reaches the endpoint, and that the region is right.",
         ) from error
+    except OSError as error:  # botocore wraps those of connections, not that of a token's file
+        raise CredentialsError(
+            f"A file that {connection} names for AWS cannot be read: {error}.",
+            "Correct AWS_WEB_IDENTITY_TOKEN_FILE, or the path in the profile; in a pod, its projected volume.",
+        ) from error
     except boto.ParamValidationError as error:
         raise RequestRejected(
             f"The request to AWS ({service}) was not sent: {error}.", "Correct what the message names."
@@ -126,8 +168,23 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
     answer = error.response.get("Error", {})
     code, message = str(answer.get("Code", "")), str(answer.get("Message", "")).strip()
     details = {"code": code, "message": message, "operation": error.operation_name}
-    call = f"{service}:{error.operation_name}"
+    getter = _FOR_CREDENTIALS.get(error.operation_name)
+    call = f"{getter or service}:{error.operation_name}"
     reason = f"{code}: {message}" if message else code
+    if getter and code in _REJECTED | _NO_SESSION.get(getter, set()):
+        return CredentialsError(
+            f"AWS gives {connection} no credentials: {call} is refused ({reason}).",
+            "Correct the role or the session that it names, or log in again.",
+            **details,
+        )
+    if code in _DENIED and error.operation_name.startswith("AssumeRole"):
+        return PermissionDenied(
+            f"The role that {connection} names does not let it in ({call}: {reason}).",
+            f"Have the role's trust policy admit the worker's identity by {call}; one that is an IAM user's or role's"
+            " needs that permission in its own policy, too.",
+            action=call,
+            **details,
+        )
     action = _refused_action(code, message, call)
     if action:
         return PermissionDenied(
@@ -136,6 +193,8 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
             action=action,
             **details,
         )
+    if fix := next((fix for codes, fix in _HOW_TO_BE_ACCEPTED if code.startswith(codes)), ""):
+        return CredentialsError(f"STS does not accept the identity of {connection} ({reason}).", fix, **details)
     if code in _BAD_CREDENTIALS:
         return CredentialsError(
             f"AWS does not accept the credentials of {connection} ({reason}).",

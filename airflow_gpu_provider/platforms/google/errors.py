@@ -119,14 +119,9 @@ def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
         ) from error
     except api.GoogleAPICallError as error:
         raise _from_answer(error, call, connection) from error
-    except auth.TransportError as error:
-        raise _silent(error, call) from error
-    except (auth.DefaultCredentialsError, auth.RefreshError, auth.MalformedError) as error:
-        raise CredentialsError(
-            f"{connection} provides no Google Cloud credentials: {_first_line(error)}.",
-            "Put a service account's key into the connection, or give the worker a service account.",
-        ) from error
-    except (requests.RequestException, api.GoogleAPIError, auth.GoogleAuthError) as error:
+    except auth.GoogleAuthError as error:
+        raise _silent(error, call) if _may_pass(error) else _no_credentials(error, connection) from error
+    except (requests.RequestException, api.GoogleAPIError) as error:
         raise _silent(error, call) from error
 
 
@@ -253,6 +248,35 @@ def _body(error: api.GoogleAPICallError) -> Mapping[str, Any]:
         return {}
     found = body.get("error", {}) if isinstance(body, Mapping) else {}
     return found if isinstance(found, Mapping) else {}
+
+
+# RFC 6749's errors of a token server that fails itself, and Google's own; google.auth keeps no status.
+_TOKEN_SERVER_FAILS = re.compile(
+    r"\b(server_error|temporarily_unavailable|internal_failure|UNAVAILABLE|INTERNAL|DEADLINE_EXCEEDED)\b"
+    r"|\"code\": ?5\d\d\b"
+)
+
+
+def _may_pass(error: auth.GoogleAuthError) -> bool:
+    """Return True if nothing was decided on the credentials: no answer, or a server's own failure."""
+    is_silent = isinstance(error, auth.TransportError | auth.TimeoutError | auth.ResponseError)
+    return is_silent or error.retryable or _TOKEN_SERVER_FAILS.search(str(error)) is not None
+
+
+def _no_credentials(error: auth.GoogleAuthError, connection: str) -> CredentialsError:
+    if isinstance(error, auth.OAuthError):
+        return CredentialsError(
+            f"Google Cloud does not accept the token of {connection} ({_first_line(in_words(error))}).",
+            "See that its credential configuration names a workload identity pool and provider that exist, and that"
+            " the token that it exchanges is renewed; and check the worker's clock.",
+        )
+    fix = "Put a service account's key into the connection, or give the worker a service account."
+    if "iam.serviceAccounts.getAccessToken" in str(error):
+        fix = (
+            "Grant its identity iam.serviceAccounts.getAccessToken on the service account that it impersonates"
+            " (roles/iam.serviceAccountTokenCreator, or roles/iam.workloadIdentityUser for a federated one)."
+        )
+    return CredentialsError(f"{connection} provides no Google Cloud credentials: {_first_line(error)}.", fix)
 
 
 def _silent(error: Exception, call: str) -> CloudError:

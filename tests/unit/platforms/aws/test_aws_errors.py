@@ -97,6 +97,37 @@ def test_a_refusal_that_eks_tells_as_an_invalid_request(said: str, action: str) 
     assert error.details["action"] == action
 
 
+WEB = "AssumeRoleWithWebIdentity"
+
+
+@pytest.mark.parametrize(
+    ("operation", "code", "message", "kind", "says"),
+    [
+        (WEB, "InvalidIdentityToken", "No OpenIDConnect provider found", CredentialsError, "IAM OIDC provider"),
+        (WEB, "IDPRejectedClaim", "not allowed", CredentialsError, "IAM OIDC provider"),
+        (WEB, "ExpiredTokenException", "Token expired", CredentialsError, "clock"),
+        (WEB, "RegionDisabledException", "STS is not activated", CredentialsError, "Activate STS in that region"),
+        (WEB, "IDPCommunicationError", "no answer", CloudError, "sts:AssumeRoleWithWebIdentity failed"),
+        (WEB, "ValidationError", "Value at 'roleArn' failed", CredentialsError, "Correct the role"),
+        (WEB, "AccessDenied", f"Not authorized to perform sts:{WEB}", PermissionDenied, "trust policy"),
+        ("AssumeRole", "AccessDenied", "User: arn:aws:iam::1:user/x is not authorized to perform: sts:AssumeRole on",
+         PermissionDenied, "trust policy admit the worker's identity by sts:AssumeRole;"),
+        ("GetRoleCredentials", "UnauthorizedException", "Session token not found", CredentialsError, "log in again"),
+        ("GetRoleCredentials", "ForbiddenException", "No access", CredentialsError, "sso:GetRoleCredentials"),
+        ("CreateToken", "InvalidGrantException", "gone", CredentialsError, "Put valid ones"),
+        ("GetSessionToken", "Throttling", "slow down", CloudError, "sts:GetSessionToken"),
+    ],
+)  # fmt: skip
+def test_credentials_that_are_refused_by_their_own_call(
+    operation: str, code: str, message: str, kind: type[GpuError], says: str
+) -> None:
+    error = answer(code, message, operation)
+    assert type(error) is kind
+    assert says in str(error)
+    assert "eks:" not in str(error)
+    assert "docs/iam.md" not in str(error)
+
+
 def test_a_missing_cluster_and_a_missing_group() -> None:
     code = "ResourceNotFoundException"
     assert type(answer(code, "No cluster found for name: k8s-ml.")) is ClusterNotFound
@@ -115,6 +146,9 @@ def test_a_request_that_botocore_does_not_send() -> None:
         boto.ProfileNotFound(profile="x"),
         boto.UnauthorizedSSOTokenError(),
         boto.CredentialRetrievalError(provider="x", error_msg="y"),
+        boto.ConfigParseError(path="/home/airflow/.aws/config"),
+        boto.UnknownCredentialError(name="x"),
+        FileNotFoundError(2, "No such file or directory", "/var/run/secrets/eks.amazonaws.com/token"),
     ],
 )
 def test_no_credentials(error: Exception) -> None:
