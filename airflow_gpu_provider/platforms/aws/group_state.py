@@ -8,51 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import (
-    FailureKind,
     LaunchFailure,
     Machine,
     MachineEnd,
     MachineLife,
     MachineState,
 )
+from airflow_gpu_provider.platforms.ec2_launches import failure_kind
 
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]+\b")
 OVER = ("Successful", "Failed", "Cancelled")
 """The StatusCode of an activity that has ended."""
-
-# EC2's words for "no machine there now"; groups with a mixed instances policy put the code before the text, others
-# have the text alone.
-_OUT_OF_STOCK = (
-    "InsufficientInstanceCapacity",
-    "InsufficientCapacityOnHost",
-    "InsufficientHostCapacity",
-    "InsufficientReservedInstanceCapacity",
-    "ReservationCapacityExceeded",
-    "UnfulfillableCapacity",
-    "sufficient compatible and available capacity",
-    "no spot capacity available",
-    "do not have sufficient",
-    "is not supported in your requested Availability Zone",
-)
-
-# A limit of the account: another zone does not help against it, another market or type may.
-_OVER_QUOTA = (
-    "VcpuLimitExceeded",
-    "requested more vCPU capacity than your current vCPU limit",
-    "MaxSpotInstanceCountExceeded",
-    "Max spot instance count exceeded",
-    "InstanceLimitExceeded",
-)
-
-# Another try ends the same until a change of a permission, an image, a launch template or a key. An instance
-# profile is not among them: IAM takes a while to tell EC2 of a new one.
-_REFUSED = (
-    "UnauthorizedOperation",
-    "not authorized to perform",
-    "does not exist",
-    "InvalidKMSKey",
-    "OptInRequired",
-)
 
 _ENDING = ("shutting-down", "terminated", "stopping", "stopped")
 _TAKEN_BACK = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
@@ -146,18 +112,6 @@ def last_end(activities: Iterable[Mapping[str, Any]]) -> datetime | None:
     """Return when the group last ended a machine; EC2 counts it until then, in Terminating:Wait too."""
     ended = (a["EndTime"].astimezone(UTC) for a in activities if _is_end(a) and a["StatusCode"] == "Successful")
     return max(ended, default=None)
-
-
-def failure_kind(message: str) -> FailureKind:
-    """Return what EC2's words mean; see `LaunchFailure`."""
-    meanings: dict[FailureKind, Sequence[str]] = {
-        "out_of_stock": _OUT_OF_STOCK,
-        "quota": _OVER_QUOTA,
-        "refused": _REFUSED,
-    }
-    lowered = message.lower()
-    found = (kind for kind, words in meanings.items() if any(each.lower() in lowered for each in words))
-    return next(found, "other")
 
 
 def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:

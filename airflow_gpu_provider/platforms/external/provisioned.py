@@ -27,6 +27,7 @@ from airflow_gpu_provider.cluster.karpenter import (
 )
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL, ZONE_LABEL, Node, list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
+from airflow_gpu_provider.platforms import ec2_launches
 from airflow_gpu_provider.platforms.base import FailureKind, Group, LaunchFailure, Machine, MachineState, Plan, Report
 from airflow_gpu_provider.platforms.external.platform import ExternalMachinesPlatform
 from airflow_gpu_provider.pools.candidates import Candidate, Market
@@ -34,39 +35,27 @@ from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS, COMPUTE_CLASS_L
 
 # The AWS provider calls a quota, too, a want of capacity, with EC2's codes in the message (its pkg/errors/errors.go:
 # unfulfillableCapacityErrorCodes); other refusals are the reasons of claims' conditions (ToReasonMessage there).
-_KINDS: Mapping[FailureKind, Sequence[str]] = {
-    "out_of_stock": ("InsufficientInstanceCapacity", "UnfulfillableCapacity", "ReservationCapacityExceeded"),
-    "quota": (
-        "VcpuLimitExceeded",
-        "VCPULimitExceeded",
-        "MaxSpotInstanceCountExceeded",
-        "SpotQuotaExceeded",
-        "MaxFleetCountExceeded",
-        "FleetQuotaExceeded",
-    ),
-    "refused": (
-        "ServiceLinkedRoleCreationNotPermitted",
-        "SpotSLRCreationFailed",
-        "Unauthorized",
-        "AMIAuthorizationFailure",
-        "AMINotFound",
-        "InvalidAMIID",
-        "InstanceProfileNameInvalid",
-        "SecurityGroupSubnetVPCMismatch",
-        "UserDataSizeLimitExceeded",
-        "FreeTierIneligible",
-    ),
-    "other": ("InsufficientFreeAddressesInSubnet", "Unsupported"),
-}
+_REFUSED = (
+    "SpotSLRCreationFailed",
+    "AMIAuthorizationFailure",
+    "AMINotFound",
+    "InstanceProfileNameInvalid",
+    "SecurityGroupSubnetVPCMismatch",
+    "FreeTierIneligible",
+)
+_MAY_BE_THE_ZONE = ("InsufficientFreeAddressesInSubnet", "Unsupported")
 _MARKETS: Mapping[str, Market] = {"spot": "SPOT", "true": "SPOT"}
 _MARKET_LABELS = ("karpenter.sh/capacity-type", "cloud.google.com/gke-spot")
 
 
 def failure_kind(reason: str, message: str) -> FailureKind:
     """Return what a failed launch means; see `LaunchFailure`."""
-    text = f"{reason}: {message}"
-    found = (kind for kind, codes in _KINDS.items() if any(code in text for code in codes))
-    return next(found, "out_of_stock" if reason == NO_CAPACITY else "other")
+    if any(code in f"{reason}: {message}" for code in _REFUSED):
+        return "refused"
+    of_ec2 = message if reason == NO_CAPACITY else f"{reason}: {message}"
+    kind = ec2_launches.failure_kind(of_ec2)
+    is_unknown = kind == "other" and not any(code in message for code in _MAY_BE_THE_ZONE)
+    return "out_of_stock" if is_unknown and reason == NO_CAPACITY else kind
 
 
 def failures(launches: Iterable[Launch], claims: Iterable[NodeClaim]) -> tuple[LaunchFailure, ...]:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.aws.external_groups import candidate
-from airflow_gpu_provider.platforms.aws.group_state import failure_kind, instance_end
+from airflow_gpu_provider.platforms.aws.group_state import instance_end
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.reservations import SHORTEST, Reservation, judge, notes, read
 from airflow_gpu_provider.platforms.base import Group, Machine
+from airflow_gpu_provider.platforms.ec2_launches import failure_kind
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 NOW = datetime(2026, 11, 26, 11, 30, tzinfo=UTC)

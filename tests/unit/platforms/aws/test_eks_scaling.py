@@ -12,7 +12,6 @@ from airflow_gpu_provider.platforms.aws.autoscaling import _size_of_existing
 from airflow_gpu_provider.platforms.aws.group_state import (
     OVER,
     ending_cause,
-    failure_kind,
     failures,
     instance_end,
     is_launching,
@@ -22,6 +21,7 @@ from airflow_gpu_provider.platforms.aws.group_state import (
     machines,
 )
 from airflow_gpu_provider.platforms.base import Machine, MachineEnd
+from airflow_gpu_provider.platforms.ec2_launches import failure_kind
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STOCK_OUTS = [
@@ -32,6 +32,9 @@ STOCK_OUTS = [
     " configuration. Please adjust your request and try again. Launching EC2 instance failed.",
     "There is no Spot capacity available that matches your request. Launching EC2 instance failed.",
     "InsufficientHostCapacity - There is not enough capacity on the host.",
+    "The requested Availability Zone is no longer supported. Launching EC2 instance failed.",
+    "InsufficientVolumeCapacity - There is not enough capacity to fulfill your EBS volume request.",
+    "fleet error(s), InvalidParameterValue: no; InsufficientInstanceCapacity: We currently do not have",
     "Your requested instance type (g6.xlarge) is not supported in your requested Availability Zone (us-west-2d).",
 ]
 QUOTAS = [
@@ -40,8 +43,22 @@ QUOTAS = [
     "Could not launch Spot Instances. MaxSpotInstanceCountExceeded - Max spot instance count exceeded.",
     "You have requested more vCPU capacity than your current vCPU limit of 8 allows for the instance bucket that the"
     " specified instance type belongs to. Launching EC2 instance failed.",
+    "Instance became unhealthy while waiting for instance to be in InService state. Termination Reason:"
+    " Client.VolumeLimitExceeded: Volume limit exceeded",
+    "Could not launch On-Demand Instances. MaxIOPSLimitExceeded - You have exceeded your maximum io2 IOPS limit",
+    "You have requested more instances (3) than your current instance limit of 2 allows for the specified instance"
+    " type. Launching EC2 instance failed.",
+    "Your quota allows for 0 more running instance(s). You requested at least 1. Launching EC2 instance failed.",
 ]
 OTHERS = [
+    "Could not launch On-Demand Instances. RequestLimitExceeded - Request limit exceeded. Launching failed.",
+    "Value (eks-1) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name.",
+    "Invalid IamInstanceProfile: eks-0123. Launching EC2 instance failed.",
+    "Could not launch On-Demand Instances. InvalidFleetConfiguration - The fleet configuration contains duplicates",
+    "Could not launch On-Demand Instances. PendingVerification - Your request is being validated.",
+    "Could not launch On-Demand Instances. InvalidParameterValue - The Capacity Block is not active yet.",
+    "InvalidNetworkInterface.InUse - The network interface is in use.",
+    "Server.InternalError: Internal error on launch",
     "Access denied when attempting to assume role",
     "There are not enough free addresses in subnet 'subnet-0a' to satisfy the requested number of instances. Launching"
     " EC2 instance failed.",
@@ -52,6 +69,20 @@ REFUSED = [
     "The image id '[ami-1]' does not exist. Launching EC2 instance failed.",
     "Could not launch Spot Instances. UnauthorizedOperation - You are not authorized to perform this operation."
     " Encoded authorization failure message: 3o4q. Launching EC2 instance failed.",
+    "Could not launch Spot Instances. AuthFailure.ServiceLinkedRoleCreationNotPermitted - The provided credentials do"
+    " not have permission to create the service-linked role for EC2 Spot Instances..",
+    "InvalidBlockDeviceMapping - Volume of size 20GB is smaller than snapshot 'snap-0554', expect size>= 50GB.",
+    "Volume of size 20GB is smaller than snapshot 'snap-0554', expect size>= 50GB. Launching EC2 instance failed.",
+    "The architecture 'arm64' of the specified instance type does not match the architecture 'x86_64' of the AMI.",
+    "InvalidParameterCombination - Network interfaces and an instance-level subnet ID may not be specified on the same",
+    "OptInRequired - In order to use this AWS Marketplace product you need to accept terms and subscribe.",
+    "Could not launch On-Demand Instances. Blocked - Your account is currently blocked. Contact aws-verification.",
+    "InvalidAMIID.Unavailable - The image ID 'ami-1' is no longer available",
+    "creating instance, with fleet error(s), InvalidBlockDeviceMapping: Volume of size 2GB is smaller than snapshot"
+    " 'snap-0554', expect size>= 4GB; UnfulfillableCapacity: Unable to fulfill capacity due to your configuration.",
+    "Client.InternalError: Client error on launch",
+    "InvalidCapacityReservationId.NotFound - The capacity reservation 'cr-1' does not exist",
+    "The security group 'sg-1' does not exist. Launching EC2 instance failed.",
 ]
 
 
@@ -77,7 +108,7 @@ def test_launches_that_would_be_refused_again(message: str) -> None:
 
 
 def test_the_code_is_the_reason_in_short() -> None:
-    failed = launch_failure([activity(1, "Failed", StatusMessage=OTHERS[2])])
+    failed = launch_failure([activity(1, "Failed", StatusMessage=OTHERS[-1])])
     assert failed
     assert failed.reason == "Unsupported"
 

@@ -149,6 +149,8 @@ def test_a_claim_that_was_just_made_has_not_failed(cluster: Cluster) -> None:
         (f"{ICE}MaxFleetCountExceeded: too many fleets", "quota"),
         (f"{ICE}InsufficientFreeAddressesInSubnet: There are not enough free addresses", "other"),
         (f"{ICE}Unsupported: The requested configuration is currently not supported", "other"),
+        (f"{ICE}InvalidBlockDeviceMapping: Volume of size 2GB; UnfulfillableCapacity: Unable to", "refused"),
+        (f"{ICE}UnfulfillableCapacity: Unable to fulfill capacity", "out_of_stock"),
         (f"{ICE}AuthFailure.ServiceLinkedRoleCreationNotPermitted: The provided credentials", "refused"),
         (f"{VCPUS}; InsufficientInstanceCapacity: We currently do not have sufficient capacity", "out_of_stock"),
     ],
