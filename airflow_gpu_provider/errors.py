@@ -351,7 +351,7 @@ class PodUnschedulable(PodFailed):
 
 
 class PodImageError(PodFailed):
-    """The pod's image cannot be pulled."""
+    """The pod's image cannot be pulled, or has no code for the GPU or the processor of the pool's machines."""
 
     retryable = False
 

@@ -26,6 +26,7 @@ from airflow_gpu_provider.errors import (
     GpuError,
     GpuOutOfMemory,
     PodFailed,
+    PodImageError,
     PodOutOfMemory,
     PodPreempted,
 )
@@ -35,15 +36,8 @@ from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, OOM_KILLED, RETRY, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.object_wait import of_rank
-from airflow_gpu_provider.training.wait.signs import (
-    BROKEN,
-    HELPER_KILLED,
-    NO_DRIVER,
-    Advice,
-    Cause,
-    advice_on,
-    memory_advice_on,
-)
+from airflow_gpu_provider.training.wait.program_signs import HELPER_KILLED, lost_helper, program_advice_on
+from airflow_gpu_provider.training.wait.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.life.hook import PoolHook
@@ -75,7 +69,7 @@ class LastWord:
 
 
 def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord | None:
-    """Return the line of the program's last error that names the GPU, its driver or memory as the cause, or None.
+    """Return the line of the program's last error that names the GPU or its driver as the cause, or None.
 
     A missing nvidia-smi is a cause only if a missing command ended the container (`lacks_command`). What the kernel
     said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
@@ -85,11 +79,23 @@ def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord 
         if advice := _advice(line, lacks_command=lacks_command):
             return LastWord(advice=advice, line=line.strip())
     if any(_OF_GPU.search(line) for line in error_lines):
-        bad = next((line for line in lines[::-1] if _is_bad_xid(line)), None)
-        if bad is not None:
-            return LastWord(advice=BROKEN, line=shown(bad).strip())
-    of_memory = ((memory_advice_on(line), line.strip()) for line in error_lines)
-    return next((LastWord(advice=advice, line=line) for advice, line in of_memory if advice), None)
+        return next(
+            (LastWord(advice=BROKEN, line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
+        )
+    return None
+
+
+def _of_program(lines: Sequence[str], *, is_oom: bool = False) -> LastWord | None:
+    """Return the line of the program's last error that names the container's memory, or the image, as the cause.
+
+    Where the kernel has killed a process for memory (`is_oom`), a loss of one that ended the program was that.
+    """
+    error_lines = last_error(lines)
+    found = ((program_advice_on(line), line.strip()) for line in error_lines)
+    if word := next((LastWord(advice=advice, line=line) for advice, line in found if advice), None):
+        return word
+    lost = lost_helper(lines) if is_oom else None
+    return LastWord(advice=HELPER_KILLED, line=shown(lost).strip()) if lost else None
 
 
 def _advice(line: str, *, lacks_command: bool) -> Advice | None:
@@ -121,10 +127,16 @@ _LIBRARY_NOT_FOUND = re.compile(
 _TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
-def _type_of(word: LastWord, error: PodFailed) -> type[PodFailed]:
-    """Return the type for a last word; a process that was killed was so for memory if the container's end says so."""
+def _type_of(word: LastWord, error: PodFailed, pool: GpuPool) -> type[PodFailed]:
+    """Return the type for a last word.
+
+    A process that was killed was so for memory if the container's end says so. Another try helps an image that is not
+    for the machine only where the next one may be of another type.
+    """
     if word.advice is HELPER_KILLED and error.details.get("reason") == OOM_KILLED:
         return PodOutOfMemory
+    if word.cause == "image" and len(set(pool.gpu_products)) == 1:
+        return PodImageError
     return _TYPES.get(word.cause, PodFailed)
 
 
@@ -147,6 +159,9 @@ def diagnosed(
     is_explained = error.details.get("reason") == EVICTED
     word = None if is_explained else last_word(lines, lacks_command=lacks_command)
     word = word or last_word(lines_of(error.what), lacks_command=lacks_command)
+    if word is None and not is_explained:
+        is_oom = error.details.get("reason") == OOM_KILLED
+        word = _of_program(lines, is_oom=is_oom) or _of_program(lines_of(error.what))
     if bad_gpu and not is_explained and (word is None or word.cause == "driver"):
         word = LastWord(advice=BROKEN, line=bad_gpu)
     if word is not None:
@@ -156,7 +171,7 @@ def diagnosed(
         because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
         before = str(details.get("without_log") or error.what).partition("\n")[0].rstrip(".")
         details = {**details, "node": node, "without_log": f"{before}: {happened}."}
-        return _type_of(word, error)(f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
+        return _type_of(word, error, pool)(f"{first_line}: {happened}{because}.", _fix(word, pool), **details)
     return with_last_lines(PodFailed(error.what, error.fix, **details), lines) if lines else error
 
 

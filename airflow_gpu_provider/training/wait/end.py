@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.training.place.fit import amount
-from airflow_gpu_provider.training.wait.signs import RAISE_MEMORY
+from airflow_gpu_provider.training.wait.program_signs import RAISE_MEMORY
 
 EVICTED = "Evicted"
 """The reason of a pod that its kubelet evicts, and of its failure if it had used up itself what ran out."""

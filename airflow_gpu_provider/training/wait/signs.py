@@ -1,4 +1,4 @@
-"""What libraries, drivers and container runtimes say when the GPU, memory or the driver ended a program. Pure.
+"""What libraries, drivers and container runtimes say when the GPU, its memory or its driver ended a program. Pure.
 
 One table. Each row names its source: a file of the project that prints the words, or an issue that quotes them. Words
 change with each release, so GPU memory is also recognised by what a line means (`_MEANT`): an allocator of the GPU, and
@@ -14,10 +14,7 @@ from typing import Literal
 
 from airflow_gpu_provider.untrusted import LONGEST_TEXT
 
-Cause = Literal["gpu memory", "memory", "driver", "gpu"]
-
-RAISE_MEMORY = "Raise the memory limit in container_resources; /dev/shm counts as the container's memory"
-"""What to do about a container that needs more memory than its limit."""
+Cause = Literal["gpu memory", "driver", "gpu", "memory", "image"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +95,6 @@ TOOLKIT = Advice(
     fix="Retry the task. If it lasts, look at the toolkit's pod on that node, which installs the runtime and writes the"
     " list of devices (CDI).",
 )
-HELPER_KILLED = Advice(
-    cause="memory",
-    what="a process that it had started was killed, as the kernel does when memory is short",
-    fix=f"{RAISE_MEMORY}. Or start fewer processes (num_workers).",
-)
-SHM_FULL = Advice(
-    cause="memory",
-    what="its shared memory, /dev/shm, is full",
-    fix="Give it more by shm_size, and as much more memory limit in container_resources, as which it counts; or start"
-    " fewer processes (num_workers).",
-)
-
 # The first row that matches a line counts.
 _SIGNS = (
     # -- GPU memory ------------------------------------------------------------------------------------------
@@ -236,37 +221,7 @@ _SIGNS = (
         "pytorch: c10/cuda/CUDAFunctions.cpp (No CUDA GPUs are available), vllm#3019, and others in like words",
     ),
 )
-
-# The same of the container's memory, which says no more than another error does.
-_OF_MEMORY = (
-    Sign(
-        r"DataLoader worker \(pid.{1,60}\) is killed by signal: Killed",
-        HELPER_KILLED,
-        "pytorch: torch/csrc/DataLoader.cpp",
-    ),
-    Sign(r"exit codes of the workers are \{[^}]{0,200}SIGKILL", HELPER_KILLED, "loky: process_executor.py"),
-    Sign(r"died with <Signals\.SIGKILL", HELPER_KILLED, "Python: subprocess.py"),
-    Sign(r"\bfailed \(exitcode: -9\)", HELPER_KILLED, "pytorch: torch/distributed/elastic/multiprocessing/api.py"),
-    Sign(r"^(\S{1,100}: (line )?\d{1,6}: +\d{1,8} )?Killed( {2,}|$)", HELPER_KILLED, "bash, dash: jobs.c"),
-    Sign(r"\(pid:\d{1,10}\) was sent SIGKILL! Perhaps out of memory", HELPER_KILLED, "gunicorn: arbiter.py"),
-    Sign(
-        r"is killed by signal: Bus error|bus error encountered in worker|insufficient shared memory \(shm\)",
-        SHM_FULL,
-        "pytorch: torch/csrc/DataLoader.cpp, torch/utils/data/_utils/signal_handling.py",
-    ),
-    Sign(
-        r"</torch_[^>]{1,80}>.{0,100}(No space left|Cannot allocate memory)|unable to write to file </torch_",
-        SHM_FULL,
-        "pytorch: aten/src/ATen/MapAllocator.cpp",
-    ),
-    Sign(
-        r"failed to extend /dev/shm/nccl|shared memory segment /dev/shm/nccl|/dev/shm/.{0,200}No space left",
-        SHM_FULL,
-        "nccl: src/misc/shmutils.cc; errno",
-    ),
-)
 _ROWS = tuple((re.compile(sign.pattern, re.IGNORECASE), sign.advice) for sign in _SIGNS)
-_MEMORY_ROWS = tuple((re.compile(sign.pattern), sign.advice) for sign in _OF_MEMORY)
 
 # What an allocation on a GPU is called, and how it fails: nccl: src/include/checks.h (nccl#1235), LightGBM:
 # cuda/cuda_utils.hu, onnxruntime: cuda_call.cc, ggml: ggml-cuda.cu, TensorFlow: framework/op_kernel.cc, paddle:
@@ -312,9 +267,3 @@ def advice_on(line: str) -> Advice | None:
         meant = (advice for what, how, advice in _MEANT if what.search(line) and how.search(line))
         advice = next(meant, None)
     return None if advice is TOO_LARGE and _ELSEWHERE.search(line) else advice
-
-
-def memory_advice_on(line: str) -> Advice | None:
-    """Return what a line says about the container's memory; None if it says nothing of it."""
-    line = line[:LONGEST_TEXT]
-    return next((advice for pattern, advice in _MEMORY_ROWS if pattern.search(line)), None)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuError, GpuOutOfMemory, PodFailed, PodOutOfMemory
+from airflow_gpu_provider.errors import (
+    BadGpu,
+    DriverMissing,
+    GpuError,
+    GpuOutOfMemory,
+    PodFailed,
+    PodImageError,
+    PodOutOfMemory,
+)
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import end_of
 from tests.unit.pools.test_gke import pool as a_gke_pool
@@ -141,7 +149,7 @@ def not_started(said: str) -> PodFailed:
         ('while adding custom device "/dev/nvidia0": no such file or directory', DriverMissing, "no NVIDIA driver"),
         ("failed to apply OCI options: lstat /dev/nvidia-uvm: no such file or directory", DriverMissing, "no NVIDIA"),
         (f"{RUNC}detection error: nvml error: gpu is lost: unknown", BadGpu, "a GPU of node n1 is broken"),
-        ("runc create failed: exec /app/train: exec format error: unknown", PodFailed, "not be started"),
+        ("runc create failed: exec /app/train: exec format error: unknown", PodImageError, "another architecture"),
         (
             'OCI runtime create failed: exec: "nvidia-container-runtime": executable file not found in $PATH: unknown',
             DriverMissing,
@@ -225,7 +233,7 @@ TRACE = ("Traceback (most recent call last):", '  File "/app/train.py", line 9, 
         ("subprocess.CalledProcessError: Command '['python', 't.py']' died with <Signals.SIGKILL: 9>.", PodOutOfMemory),
         ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", PodFailed),
         ("RuntimeError: unable to write to file </torch_61_3>: No space left on device (28)", PodFailed),
-        ("RuntimeError: DataLoader worker (pid(s) 411948) exited unexpectedly", None),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", PodFailed),
         ("RuntimeError: DataLoader worker (pid 25902) is killed by signal: Segmentation fault. ", None),
         ("RuntimeError: triton: out of resource: shared memory, Required: 147456", None),
         ("KeyError: 'label'", None),
@@ -239,6 +247,19 @@ def test_a_process_that_was_killed_for_memory(last: str, kind: type[GpuError] | 
         assert ("memory limit" in error.fix.partition(" Its last lines:")[0]) == (kind is not None)
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        "RuntimeError: DataLoader worker (pid(s) 12, 13) exited unexpectedly",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+    ],
+)
+def test_a_lost_process_was_killed_for_memory_where_the_kernel_says_so(last: str) -> None:
+    for reason, kind in {"OOMKilled": PodOutOfMemory, "Error": PodFailed}.items():
+        ended_by = PodFailed("Pod x ended with exit code 1.", "Correct it.", exit_code=1, reason=reason)
+        assert type(diagnosis(*TRACE, last, error=ended_by)) is kind
+
+
 def test_words_of_a_shell_whose_program_was_killed() -> None:
     for line in ("Killed", "/bin/sh: line 1:     7 Killed                  python train.py", "train.sh: 3: 12 Killed"):
         assert "memory limit" in diagnosis("epoch 3", line).fix
@@ -248,3 +269,76 @@ def test_words_of_a_shell_whose_program_was_killed() -> None:
 def test_the_memory_of_a_gpu_comes_before_a_process_that_was_killed_after_it() -> None:
     log = [*TRACE, "torch.OutOfMemoryError: CUDA out of memory.", "", "failed (exitcode: -9) local_rank: 0 (pid: 7)"]
     assert type(diagnosis(*log)) is GpuOutOfMemory
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "onnxruntime.capi.Fail: CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available for execution",
+        "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image is available",
+        "RuntimeError: CUDA error: invalid device function",
+        "Error named symbol not found at line 233 in file /src/bitsandbytes/csrc/ops.cu",
+        "ValueError: Unsupported compute capability: 12.0",
+        "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
+        "RuntimeError: ptxas failed: ptxas /tmp/x.ptx, line 5; fatal : Value 'sm_120a' is not defined for option"
+        " 'gpu-name'",
+        "nvcc fatal   : Unsupported gpu architecture 'compute_120'",
+        "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your Tesla T4 GPU has"
+        " compute capability 7.5.",
+        "ValueError: The quantization method fp8 is not supported for the current GPU. Minimum capability: 89. Current"
+        " capability: 75.",
+        "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
+        "NotImplementedError: requires device with capability > (8, 0) but your GPU has capability (7, 5) (too old)",
+        "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9",
+        "triton.compiler.errors.CompilationError: type fp8e4nv not supported in this architecture.",
+        "ggml-cuda.cu:70: ERROR: CUDA kernel mul_mat has no device code compatible with CUDA arch 750.",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH",
+        "torch._inductor.exc.GPUTooOldForTriton: Found Tesla P100 which is too old to be supported by the triton GPU"
+        " compiler, which is used as the backend. Triton only supports devices of CUDA Capability >= 7.0",
+    ],
+)
+def test_an_image_without_code_for_this_gpu(last: str) -> None:
+    error = diagnosis(*TRACE, last, "For debugging consider passing CUDA_LAUNCH_BLOCKING=1")
+    assert type(error) is PodImageError
+    assert "no code for the GPU of node n1" in error.what
+    assert "another machine type" in error.fix
+    several = diagnosed(FAILED, [last], pool=a_pool(instance_types=["g4dn.xlarge", "g6.xlarge"]), node="n1", bad_gpu="")
+    assert type(several) is PodFailed
+    assert several.retryable
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ("exec /usr/bin/python3: exec format error", "another architecture"),
+        ("standard_init_linux.go:228: exec user process caused: exec format error", "another architecture"),
+        ("exec container process `/app/train`: Exec format error", "another architecture"),
+        ("/bin/sh: 1: /opt/conda/bin/python: Exec format error", "another architecture"),
+        ("/run.sh: line 3: ./train: cannot execute binary file: Exec format error", "another architecture"),
+        ("OSError: [Errno 8] Exec format error: './tool'", None),
+        ("AssertionError: Torch not compiled with CUDA enabled", "built without CUDA"),
+        ("xgboost.core.XGBoostError: XGBoost version not compiled with GPU support.", "built without CUDA"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", None),
+        ("RuntimeError: CUDA error: device-side assert triggered", None),
+        ("ValueError: this model supports only one architecture", None),
+        ("KeyError: 'label'", None),
+    ],
+)
+def test_an_image_for_other_machines(last: str, says: str | None) -> None:
+    error = diagnosis(*TRACE, last)
+    assert type(error) is (PodImageError if says else PodFailed)
+    assert (says or "exit code 1.") in error.what
+
+
+def test_a_command_that_its_runtime_could_not_start_for_its_architecture() -> None:
+    said = 'OCI runtime create failed: exec: "/train": exec format error: unknown'
+    failed = end_of(pod(ended(128, reason="StartError", message=said), phase="Failed"))
+    assert failed is not None
+    assert isinstance(failed.error, PodFailed)
+    assert type(diagnosis(error=failed.error)) is PodImageError
+
+
+def test_what_a_program_warned_of_was_not_its_end() -> None:
+    warned = "x.py:235: UserWarning: NVIDIA B200 with CUDA capability sm_100 is not compatible with PyTorch."
+    assert type(diagnosis(warned, "INFO on the CPU", *TRACE, "KeyError: 'label'")) is PodFailed
