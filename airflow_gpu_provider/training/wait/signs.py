@@ -56,6 +56,12 @@ BROKEN = Advice(
     what="a GPU of node {node} is broken",
     fix="Retry the task: the next try goes to another node.",
 )
+MAY_BE_BROKEN = Advice(
+    cause="gpu",
+    what="a GPU of node {node}, or the way to its peers (NVLink), may be at fault: to CUDA it may also be the program",
+    fix="Retry the task: the next try goes to another node. If it fails there too, correct the program by what its log"
+    " says.",
+)
 NO_DRIVER = Advice(
     cause="driver",
     what="node {node} has no NVIDIA driver that it can use",
@@ -135,8 +141,16 @@ _SIGNS = (
     Sign(r"uncorrectable (double[- ]bit )?ECC error", BROKEN, "CUDA runtime API: error 214"),
     Sign(r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE", BROKEN, "CUDA runtime and driver API: error 214"),
     Sign(r"uncorrectable NVLink error", BROKEN, "CUDA runtime API: error 220"),
+    Sign(r"cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE", BROKEN, "CUDA: error 220"),
     Sign(r"GPU has fallen off the bus|GPU is lost|GPU requires reset", BROKEN, "NVIDIA: XID 79; NVML: errors 15, 16"),
     Sign(r"device error: GPU-[\da-f-]+: unknown device", BROKEN, "libnvidia-container: src/cli/configure.c"),
+    # "There is a hardware error, or the program ..."; the process ends, and the GPU may be used again (XID 94).
+    Sign(r"over nvlink or a hardware error", MAY_BE_BROKEN, "CUDA runtime API: error 721; ultralytics#24536"),
+    Sign(r"cudaErrorContained|CUDA_ERROR_CONTAINED", MAY_BE_BROKEN, "CUDA runtime and driver API: error 721"),
+    Sign(r"hardware stack error|cudaErrorHardwareStack|CUDA_ERROR_HARDWARE_STACK", MAY_BE_BROKEN, "CUDA: error 714"),
+    Sign(r"in external entity outside of CUDA", MAY_BE_BROKEN, "CUDA runtime API: error 911"),
+    Sign(r"cudaErrorExternalDevice|CUDA_ERROR_EXTERNAL_DEVICE", MAY_BE_BROKEN, "CUDA: error 911"),
+    Sign(r"\bcuda (failure|error|err):? \(?(714|721|911)\b", MAY_BE_BROKEN, "nccl: src/include/checks.h"),
     # -- the driver, at the start of a container -------------------------------------------------------------
     Sign(
         r"nvidia-container-cli(\.real)?: requirement error",
@@ -154,6 +168,15 @@ _SIGNS = (
         "libnvidia-container: src/cli/configure.c; k8s-device-plugin#324, #1400",
     ),
     Sign(r"invoking the NVIDIA Container Runtime Hook directly", TOOLKIT, "toolkit: cmd/nvidia-container-runtime-hook"),
+    Sign(
+        r"nvidia-(container-(cli|toolkit|runtime)|cdi-hook|ctk)\S{0,100}: (\S{1,200}: )?(no such file"
+        r"|executable file not found|permission denied|exec format error|input/output error|text file busy"
+        r"|version .{1,80} not found|error while loading shared libraries|symbol lookup error|undefined symbol"
+        r"|cannot open shared object|error relocating)"
+        r"|error loading shared librar.{0,200}libnvidia-container",
+        TOOLKIT,
+        "runc: hooks; glibc and musl: their loaders; dandi-hub#248",
+    ),
     Sign(
         r"nvidia-(cdi-hook|ctk)\S{0,100}: (no such file|executable file not found)"
         r"|executing hook \S{0,100}nvidia-(cdi-hook|ctk)",

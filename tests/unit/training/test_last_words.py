@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.training.life.diagnosis import last_word
-from airflow_gpu_provider.training.wait.signs import BUSY, LOST_GPU, NO_DRIVER, NO_FABRIC, NO_GPU, OLD_DRIVER, Advice
+from airflow_gpu_provider.training.wait.signs import (
+    BROKEN,
+    BUSY,
+    LOST_GPU,
+    MAY_BE_BROKEN,
+    NO_DRIVER,
+    NO_FABRIC,
+    NO_GPU,
+    OLD_DRIVER,
+    Advice,
+)
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 21.96 GiB "
@@ -175,6 +185,26 @@ def test_other_memory(line: str) -> None:
 )
 def test_a_programs_own_fault(line: str) -> None:
     assert last_word([line]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+         MAY_BE_BROKEN),
+        ("CUDARuntimeError: cudaErrorContained: it is contained", MAY_BE_BROKEN),
+        ("train:7:9 [5] enqueue.cc:1402 NCCL WARN Cuda failure 721 'unrecognized error code'", MAY_BE_BROKEN),
+        ("RuntimeError: CUDA error: hardware stack error", MAY_BE_BROKEN),
+        ("CUDA_ERROR_EXTERNAL_DEVICE: An async error has occurred in external entity outside of CUDA", MAY_BE_BROKEN),
+        ("jaxlib.XlaRuntimeError: INTERNAL: CUDA_ERROR_NVLINK_UNCORRECTABLE", BROKEN),
+        ("RuntimeError: CUDA error: peer access is not supported between these two devices", None),
+        ("RuntimeError: CUDA error: unspecified launch failure", None),
+        ("train:7:9 [5] enqueue.cc:1402 NCCL WARN Cuda failure 719 'unspecified launch failure'", None),
+    ],
+)  # fmt: skip
+def test_errors_that_nvidia_s_words_leave_open(line: str, advice: Advice | None) -> None:
+    word = last_word(["[rank5]: Traceback (most recent call last):", f"[rank5]: {line}"])
+    assert (word.advice if word else None) is advice
 
 
 def test_the_last_cause_counts() -> None:

@@ -160,6 +160,28 @@ def not_started(said: str) -> PodFailed:
             DriverMissing,
             "no NVIDIA driver",
         ),
+        (
+            "hook #0: exit status 1, stderr: /usr/local/nvidia/toolkit/nvidia-container-cli.real: /lib64/libc.so.6:"
+            " version `GLIBC_2.27' not found (required by /usr/local/nvidia/toolkit/libnvidia-container.so.1): unknown",
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            "hook #0: exit status 127, stderr: nvidia-container-cli: error while loading shared libraries:"
+            " libnvidia-container.so.1: cannot open shared object file: No such file or directory: unknown",
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            "prestart hook #0: fork/exec /usr/bin/nvidia-container-toolkit: exec format error: unknown",
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            "hook #0: exit status 1, stderr: /opt/falco/hook: version `GLIBC_2.34' not found: unknown",
+            PodFailed,
+            "not be started",
+        ),
         ('runc create failed: exec: "/no/such": stat /no/such: no such file: unknown', PodFailed, "not be started"),
     ],
 )
