@@ -88,6 +88,26 @@ def _kubelet_message(pod: PodState) -> str:
 # "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
 _TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", EVICTED})
 
+# And of a pod that a kubelet has not admitted although the scheduler has placed it there, where that is by its count of
+# what others have, or by a change of the node since: pkg/kubelet/lifecycle/predicate.go, "OutOf" and the resource.
+_LOST_ITS_PLACE = (
+    "OutOf",
+    "NodePorts",
+    "NodeName",
+    "NodeUnschedulable",
+    "TaintToleration",
+    "InvalidNodeInfo",
+    "VolumeAttachmentLimitExceeded",
+)
+
+_NOT_ADMITTED = {
+    "UnexpectedAdmissionError": "Retry the task: the next try may get another node. If it lasts, look at the device"
+    " plugin's pod on that node.",
+    "TopologyAffinityError": "Retry the task: the next try may get a node with more room on one NUMA node. If it lasts,"
+    " ask for fewer CPUs, or have the kubelet's Topology Manager ask for less.",
+}
+"""What to do about a pod that a kubelet has not admitted for its devices: pkg/kubelet/cm."""
+
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
 
@@ -246,13 +266,17 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
     because wrongly retrying a training costs less than wrongly counting it as finished. So is an end of which no time
     is known.
     """
-    if pod.reason in _TAKEN_AWAY:
+    if _is_taken_away(pod):
         return True
     moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
     stop_asked_at = min((moment for moment in moments if moment), default=None)
     if stop_asked_at is None:
         return False
     return base.finished_at is None or base.finished_at >= stop_asked_at
+
+
+def _is_taken_away(pod: PodState) -> bool:
+    return pod.reason in _TAKEN_AWAY or pod.reason.startswith(_LOST_ITS_PLACE)
 
 
 def _is_unseen(container: ContainerState) -> bool:
@@ -290,7 +314,7 @@ def _pod_error(pod: PodState) -> GpuError:
         return _deadline(pod)
     if use := own_use(pod):
         return _evicted(pod, use)
-    if pod.reason in _TAKEN_AWAY or pod.disruption:
+    if _is_taken_away(pod) or pod.disruption:
         return _preempted(pod)
     for container in pod.others:
         if container.status == "terminated" and container.exit_code:
@@ -305,9 +329,11 @@ def _pod_error(pod: PodState) -> GpuError:
                 exit_code=container.exit_code,
                 without_log=f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}.",
             )
+    fix = "See the pod's events; on_finish_action='keep_pod' keeps it, but no longer than its node stays."
     return PodFailed(
-        f"Pod {pod.name} failed before its container started{_because(pod.reason, pod.message)}.",
-        "See the pod's events; on_finish_action='keep_pod' keeps it, but no longer than its node stays.",
+        f"Pod {pod.name} failed{'' if pod.started else ' before its container started'}"
+        f"{_because(pod.reason, pod.message)}.",
+        _NOT_ADMITTED.get(pod.reason, fix),
         pod=pod.name,
         reason=pod.reason,
     )
@@ -354,7 +380,7 @@ def why_disrupted(pod: PodState) -> str:
     """Return Kubernetes' reason why the pod is disrupted, or an empty string."""
     if pod.disruption:
         return f"{pod.disruption.reason}: {pod.disruption.message}".strip(": ")
-    if pod.reason in _TAKEN_AWAY:
+    if _is_taken_away(pod):
         return f"{pod.reason}: {pod.message}".strip(": ")
     return ""
 

@@ -346,6 +346,24 @@ def test_an_end_without_a_time_may_still_be_the_program_s_or_the_deadline_s() ->
     assert type(error_of(pod(ended(255), phase="Failed"))) is PodFailed
 
 
+@pytest.mark.parametrize(
+    "reason",
+    ["OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfnvidia.com/gpu", "NodePorts", "TaintToleration", "NodeAffinity"],
+)
+def test_pod_whose_place_on_its_node_was_gone_is_nobody_s_failed_training(reason: str) -> None:
+    message = "Pod was rejected: Node didn't have enough resource: requested: 1, used: 1, capacity: 1"
+    error = error_of(pod(phase="Failed", reason=reason, message=message))
+    assert type(error) is PodPreempted
+    assert f"{reason}: {message}" in str(error)
+
+
+@pytest.mark.parametrize("reason", ["TopologyAffinityError", "UnexpectedAdmissionError"])
+def test_pod_whose_node_could_not_give_it_its_devices_may_get_another_node(reason: str) -> None:
+    error = error_of(pod(phase="Failed", reason=reason, message="Pod was rejected: not now"))
+    assert type(error) is PodFailed
+    assert error.fix.startswith("Retry the task: the next try may get ")
+
+
 def test_pod_refused_by_its_node() -> None:
     message = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
     error = error_of(pod(phase="Failed", reason="UnexpectedAdmissionError", message=message))
