@@ -28,6 +28,14 @@ _LONGEST_SHOWN = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAG = 1
 _FRACTION = re.compile(r"\.(\d{1,9})")
+# What the kubelet answers in place of a log, or at its end, where it cannot read it, with status 200 and no time
+# (kubernetes: pkg/kubelet/kuberuntime/kuberuntime_container.go, logs/logs.go; tektoncd/dashboard#3562).
+_OF_KUBELET = re.compile(
+    r"(?:unable to retrieve container logs for|error grabbing logs:|rpc error: code = \w{1,40} desc ="
+    r"|failed to (?:try resolving symlinks in path|(?:open|read|tail|seek|stat) (?:container )?log"
+    r"|create fsnotify watcher|watch (?:file|directory)))",
+    re.IGNORECASE,
+)
 _LEVEL = re.compile(r"^\s*\[?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
 _LEVELS = {**logging.getLevelNamesMapping(), "FATAL": logging.CRITICAL}
 
@@ -162,6 +170,15 @@ def text_of(line: bytes) -> str:
     """Return a log's line as plain text; bytes that are no UTF-8 show as escapes."""
     text = line.decode(errors="backslashreplace")
     return plain(text, len(text))
+
+
+def printed(line: bytes) -> str | None:
+    """Return the text of a line that was asked for with its time; None for the kubelet's own words, which have none."""
+    stamp, _, text = text_of(line).partition(" ")
+    if _nanoseconds(stamp) is not None:
+        return text
+    whole = text_of(line)  # the end of a long line, whose beginning has the time
+    return None if _OF_KUBELET.match(whole) else whole
 
 
 def lines_of(text: str) -> list[str]:

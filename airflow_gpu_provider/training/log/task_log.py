@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     log_line,
     positions_from_record,
     positions_to_record,
-    text_of,
+    printed,
 )
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import TIMEOUT
@@ -220,13 +220,14 @@ def _lines(api: ApiClient, pod: PodState, container: str, parameters: Mapping[st
 
 
 def last_lines(client: CoreV1Api, pod: PodState, container: str) -> list[str]:
-    """Return the container's last log lines without blank ones; none if they cannot be read."""
+    """Return the container's last log lines without blank ones; none if they cannot be read, by the kubelet either."""
     try:
         answer = client.read_namespaced_pod_log(
             pod.name,
             pod.namespace,
             container=container,
             tail_lines=LAST_LINES,
+            timestamps=True,
             _preload_content=False,
         )
         splitter, lines = LineSplitter(), deque[bytes](maxlen=LAST_LINES)
@@ -236,4 +237,7 @@ def last_lines(client: CoreV1Api, pod: PodState, container: str) -> list[str]:
     except (ApiException, HTTPError) as failure:
         _log.debug("No last lines of pod %s: %s", pod.name, failure)
         return []
-    return lines_of("\n".join(map(text_of, lines)))
+    texts = [printed(line) for line in lines]
+    if None in texts:
+        _log.info("The log of container %s of pod %s is not whole: its kubelet cannot read it.", container, pod.name)
+    return lines_of("\n".join(text for text in texts if text is not None))

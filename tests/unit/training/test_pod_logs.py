@@ -53,10 +53,33 @@ def test_what_is_written_without_a_pause_is_short(lengths: list[int]) -> None:
     assert all(len(bunch) <= 50 for bunch in bunches)
 
 
+def last_of(*pieces: bytes) -> list[str]:
+    def read(*_: Any, timestamps: bool = False, **__: Any) -> Any:
+        assert timestamps
+        return SimpleNamespace(stream=lambda _size: iter(pieces))
+
+    client = cast(CoreV1Api, SimpleNamespace(read_namespaced_pod_log=read))
+    return last_lines(client, cast(PodState, SimpleNamespace(name="p", namespace="n")), "base")
+
+
 def test_the_last_lines_of_a_flood_are_kept_and_no_others() -> None:
-    pieces = [b"x" * 2**16] * 40 + [b"\n"] + [b"y\n" * 2**15] * 4 + [b"the \x1b[31mend\x1b[0m\x00"]
-    client = SimpleNamespace(
-        read_namespaced_pod_log=lambda *_, **__: SimpleNamespace(stream=lambda _size: iter(pieces))
-    )
-    lines = last_lines(cast(CoreV1Api, client), cast(PodState, SimpleNamespace(name="p", namespace="n")), "base")
+    flood = [b"x" * 2**16] * 40 + [b"\n"] + [b"y\n" * 2**15] * 4
+    lines = last_of(*flood, b"2026-01-01T02:00:00.5Z the \x1b[31mend\x1b[0m\x00")
     assert lines == [*["y"] * 199, "the end"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unable to retrieve container logs for containerd://468b6c1362d9",
+        'failed to try resolving symlinks in path "/var/log/pods/ml_x_u1/base/0.log": lstat /var/log: no such file',
+        'failed to open log file "/var/log/pods/ml_x_u1/base/0.log": open /var/log/pods: no such file or directory',
+        "failed to create fsnotify watcher: too many open files",
+        'failed to watch file "/var/log/pods/ml_x_u1/base/0.log": no space left on device',
+        "rpc error: code = NotFound desc = an error occurred when try to find container",
+    ],
+)
+def test_the_kubelet_s_own_words_are_no_line_of_the_program_s(words: str) -> None:
+    assert last_of(words.encode()) == []
+    stamped = [b"2026-01-01T02:00:00.123456789Z KeyError: 'label'\n", f"2026-01-01T02:00:01Z {words}\n".encode()]
+    assert last_of(*stamped, words.encode()) == ["KeyError: 'label'", words]
