@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
     RequestRejected,
     ServiceDisabled,
 )
-from airflow_gpu_provider.platforms.google.launch_errors import is_out_of_stock
+from airflow_gpu_provider.platforms.google.launch_errors import is_out_of_stock, names_nothing, of_reservation
 
 _PERMISSION = re.compile(r"""required ["']([a-z]+\.[A-Za-z.]+)["']""", re.IGNORECASE)
 _PASSING = (
@@ -128,6 +128,14 @@ def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
 def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
     """Return the typed error for an operation that is done and has an error; `doing` is what it was to do."""
     details = {"status": code, "message": message}
+    if names_nothing(message):
+        return _nothing_of_that_name(doing, message, details)
+    if of_reservation(message):
+        return OutOfStock(
+            f"Google Cloud has too few free machines in the reservation to {doing}: {message}",
+            "Try again when others have ended, have the reservation grow, or name another one.",
+            **details,
+        )
     if is_out_of_stock(f"{code} {message}"):
         return OutOfStock(
             f"Google Cloud has no capacity to {doing}: {message}",
@@ -192,7 +200,7 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
             permission=permission,
             **details,
         )
-    if is_out_of_stock(answer):
+    if is_out_of_stock(answer) or names_nothing(message):
         return error_of_operation(status, message, doing=f"do {call}")
     if status == "RESOURCE_EXHAUSTED":
         return _throttled(call, answer, details)
@@ -201,6 +209,14 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
             f"Google Cloud rejected {call} as invalid ({answer}).", "Correct what the message names.", **details
         )
     return CloudError(f"{call} failed ({answer}).", **details)
+
+
+def _nothing_of_that_name(doing: str, message: str, details: Mapping[str, Any]) -> RequestRejected:
+    return RequestRejected(
+        f"Google Cloud cannot {doing}: what it names is not there ({message}).",
+        "Correct the name, or its project and zone, in the pool's spec, or create it.",
+        **details,
+    )
 
 
 def _throttled(call: str, answer: str, details: Mapping[str, Any]) -> CloudError:

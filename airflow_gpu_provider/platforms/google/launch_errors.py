@@ -23,6 +23,7 @@ _OUT_OF_STOCK = re.compile(
 _RESERVATION_IS_FULL = re.compile(
     r"RESERVATION_CAPACITY_EXCEEDED|RESERVATION_NOT_READY"
     r"|reservation\b.* to be in (?:the )?READY"
+    r"|reservations?\b.*\b(?:is insufficient|short of \d|not enough|does not have enough)\b"
     r"|reservations?\b.*\b(?:fully (?:consumed|used|utilized)|exhausted|in use|no (?:more |remaining |available )\w+)"
     r"|\bno (?:more |remaining |available )\w+ in .*reservation",
     re.IGNORECASE,
@@ -33,6 +34,10 @@ _RESERVATION_IS_WRONG = re.compile(
     r"|(?:could not find|no automatic|must use|please target an?|incompatible|compatible with|not supported for)\b"
     r".*reservation",
     re.IGNORECASE,
+)
+# GKE passes on what Compute Engine says of what a node pool names: xpk#476, cluster-toolkit#5043, gsutil#1000.
+_IS_NOT_THERE = re.compile(
+    r"^Google Compute Engine: .*\b(?:not found|not exist)\b|\breservation\b.*\b(?:not found|not exist)\b", re.IGNORECASE
 )
 _REFUSED = ("PERMISSIONS_ERROR", "CONDITION_NOT_MET", "VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT")
 """Codes of launches that end the same in each zone until something changes; cluster-autoscaler's GCE client
@@ -45,6 +50,16 @@ def is_out_of_stock(text: str) -> bool:
     A reservation whose machines are all in use, or that is not READY, has none now either.
     """
     return _OUT_OF_STOCK.search(text) is not None or _RESERVATION_IS_FULL.search(text) is not None
+
+
+def names_nothing(message: str) -> bool:
+    """Return True if Google Cloud's words mean that what a node pool's spec names does not exist, a reservation say."""
+    return _IS_NOT_THERE.search(message) is not None
+
+
+def of_reservation(message: str) -> bool:
+    """Return True if words for a stock-out are about a reservation alone."""
+    return _RESERVATION_IS_FULL.search(message) is not None
 
 
 def kind_of(code: str, message: str, *, over_quota: bool) -> FailureKind:

@@ -80,6 +80,24 @@ def mapped(error: Exception) -> GpuError:
         ),
         (answer(429, "slow down", "RESOURCE_EXHAUSTED"), CloudError, "throttled"),
         (
+            answer(
+                429,
+                'Reservation does not have enough resources for the request: specific reservation "h100"'
+                ' is insufficient for node pool "a": required 1 and short of 1 VM count.',
+                "RESOURCE_EXHAUSTED",
+            ),
+            OutOfStock,
+            "name another one",
+        ),
+        (answer(429, 'reservation "a" is fully used', "RESOURCE_EXHAUSTED"), OutOfStock, "in the reservation"),
+        (answer(404, 'Google Compute Engine: reservation "h100" not found for node pool "a"'), RequestRejected, "h100"),
+        (
+            answer(404, "Google Compute Engine: The resource 'projects/p/global/networks/x' was not found"),
+            RequestRejected,
+            "what it names is not there",
+        ),
+        (answer(404, "Not found: projects/p/locations/us-central1/clusters/ml."), CloudError, "failed"),
+        (
             answer(403, "Quota exceeded for quota group 'ReadGroup'", reason="rateLimitExceeded"),
             CloudError,
             "throttled",
