@@ -73,7 +73,7 @@ def test_a_success_whose_worker_was_killed_is_collected_by_the_next_try(airflow:
     assert finished.states == {"train": "success"}
     assert finished.task("train").try_number == 2
     assert training.pods == {first}
-    assert "trained" in airflow.log(training.run, "train")
+    assert "[base] trained" in airflow.log(training.run, "train", try_number=2)
     training.loses_its_pod()
 
 
