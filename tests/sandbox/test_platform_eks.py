@@ -25,6 +25,7 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
     PoolSpecError,
     QuotaExceeded,
+    RequestRejected,
 )
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
 from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG, SWITCH
@@ -723,9 +724,9 @@ class TestWhere:
         with pytest.raises(PoolSpecError, match="node_role is not set"):
             pools.platform(node_role=None).plan(1)
 
-    def test_what_eks_refuses_is_the_specs_fault(self, pools: Pools) -> None:
-        platform = pools.platform(node_role="arn:aws:iam::123456789012:role/gone")
-        with pytest.raises(PoolSpecError, match="The role with name gone cannot be found"):
+    def test_a_role_that_eks_does_not_find_may_be_new(self, pools: Pools) -> None:
+        platform = pools.platform(node_role="arn:aws:iam::123456789012:role/new")
+        with pytest.raises(RequestRejected, match=r"The role with name new cannot be found\. Where it names what was"):
             platform.apply(platform.plan(1), print)
 
 

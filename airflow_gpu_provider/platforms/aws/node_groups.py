@@ -27,12 +27,12 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.group_state import OVER
+from airflow_gpu_provider.platforms.aws.refused_groups import WRONG, RefusedGroups
 from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, UPDATE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import EksGpuPool
 
 _BROKEN = ("CREATE_FAILED", *GONE_SOON)
-_REFUSED = ("InvalidParameterException", "InvalidRequestException")
 
 
 class NodeGroups:
@@ -40,12 +40,14 @@ class NodeGroups:
 
     Attributes:
         last_look: What was last seen of them; those that are written to are forgotten.
+        refused: Those that EKS refused to create.
     """
 
     def __init__(self, eks: AwsService, pool: EksGpuPool) -> None:
         self._eks = eks
         self._pool = pool
         self.last_look = LastLook()
+        self.refused = RefusedGroups(pool)
 
     def cluster(self) -> Mapping[str, Any]:
         """Return DescribeCluster's answer.
@@ -135,34 +137,50 @@ class NodeGroups:
 
         Raises:
             QuotaExceeded: The cluster has as many groups as EKS allows: ResourceLimitExceededException.
-            PoolSpecError: EKS refuses what the spec asks for.
+            CloudError: EKS refuses it, maybe for now: see `RefusedGroups.judge`.
         """
         name = spec.candidate.group
-        with unless_answered("ResourceInUseException"), refusals_of("EKS", self._pool, f"create {name}", *_REFUSED):
+        try:
             self._eks.call("create_nodegroup", **spec.create_request(template))
-            report(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
+        except CloudError as error:
+            if has_code(error, *WRONG):
+                raise self.refused.error(name, error, self.cluster()["status"]) from error
+            if not has_code(error, "ResourceInUseException"):
+                raise
+            report(f"{name} exists already, or is being created by another run")
             return
-        report(f"{name} exists already, or is being created by another run")
+        report(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
 
     def update(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> None:
-        """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""
+        """Bring the mutable fields and the tags in line; where EKS updates nothing now, the next run does.
+
+        Raises:
+            PoolSpecError: EKS refuses what the spec asks for.
+        """
         name = spec.candidate.group
         self.last_look.forget(name)
         request = spec.update_request(group)
         try:
-            with refusals_of("EKS", self._pool, f"update {name}", *_REFUSED):
-                if request:
-                    self._eks.call("update_nodegroup_config", **request)
+            if request:
+                self._eks.call("update_nodegroup_config", **request)
         except CloudError as error:
-            if not has_code(error, "ResourceInUseException"):
+            if why := self._why_not_now(error):
+                report(f"{name} {why}; the next run applies the spec")
+                return
+            with refusals_of("EKS", self._pool, f"update {name}", *WRONG):
                 raise
-            report(f"{name} is already being updated; the next run applies the spec")
-            return
         # The tags come last: until then the group still says that it has the old spec.
         tags = spec.missing_tags(group)
         if tags:
             self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tags)
         report(f"updating {name}")
+
+    def _why_not_now(self, error: CloudError) -> str:
+        """Return what keeps EKS from an update that it has refused; empty where that may be the spec."""
+        if has_code(error, "ResourceInUseException"):
+            return "is already being updated"
+        busy = has_code(error, "InvalidRequestException") and (status := self.cluster()["status"]) != "ACTIVE"
+        return f"cannot be updated while the cluster is {status}" if busy else ""
 
     def upgrade(self, group: Mapping[str, Any], request: Mapping[str, Any], report: Report) -> bool:
         """Start UpdateNodegroupVersion; return False where EKS refuses it, or the account may not.

@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
-from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
 from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.group_changes import GroupChanges, no_usable
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
 from airflow_gpu_provider.platforms.aws.instance_types import (
     Fabric,
@@ -29,13 +28,13 @@ from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
 from airflow_gpu_provider.platforms.aws.owned_candidates import OwnedCandidates, ReservedNow
 from airflow_gpu_provider.platforms.aws.reservations import market_of, reservation_of, types_of
-from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.aws.template_data import template_data
 from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Change, Group, Plan, Report
-from airflow_gpu_provider.platforms.group_checks import by_reason, ordered
+from airflow_gpu_provider.platforms.group_checks import ordered
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
     "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
@@ -130,77 +129,7 @@ class OwnedGroups(GroupSource):
         if not wanted:
             return
         groups = self._eks.groups.read()
-        failed: dict[str, str] = {}
-        without: list[Candidate] = []
-        specs = self._specs(self.candidates(), groups)
-        for spec in specs:
-            if spec.candidate.group not in wanted:
-                continue
-            try:
-                failed |= self._apply_one(spec, groups.get(spec.candidate.group), report)
-            except QuotaExceeded as error:
-                if not has_code(error, "ResourceLimitExceededException"):
-                    raise
-                without.append(spec.candidate)
-        if without:
-            report(
-                f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
-                f" without {', '.join(map(str, without))}"
-            )
-        usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
-        if not usable - failed.keys() - {candidate.group for candidate in without}:
-            raise _no_usable(self._pool, failed)
-
-    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, report: Report) -> dict[str, str]:
-        """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
-        name = spec.candidate.group
-        if group is None:
-            self._eks.groups.create(spec, report, self._eks.templates.ensure(spec, report))
-            return {}
-        if group["status"] in ("CREATE_FAILED", "DEGRADED"):
-            return self._replace(spec, group, report)
-        if group["status"] == "DELETE_FAILED":
-            why = eks_spec.trouble(group)
-            report(f"EKS could not delete {name}: {why}")
-            self._eks.groups.delete(name, report)
-            return {name: f"EKS could not delete it: {why}; deleting it again"}
-        if group["status"] in eks_spec.GONE_SOON:
-            report(f"{name} is still being deleted")
-            return {name: "is still being deleted"}
-        self._update(spec, group, report)
-        return {}
-
-    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> dict[str, str]:
-        """Delete a group that EKS does not update, where its fields need one and it has no machine.
-
-        EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
-        size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
-        """
-        name, why = spec.candidate.group, eks_spec.trouble(group)
-        if group["status"] == "CREATE_FAILED":
-            report(f"EKS could not create {name}: {why}")
-        elif not (spec.update_request(group) or self._is_to_be_recreated(spec, group)):
-            self._update(spec, group, report)
-            return {}
-        elif self._has_machines(group):
-            report(f"{name} is DEGRADED ({why}). EKS cannot update it; it will be recreated once it is empty")
-            return {}
-        else:
-            report(f"{name} is DEGRADED ({why}). EKS cannot update it; it is recreated")
-        self._eks.groups.delete(name, report)
-        return {name: why}
-
-    def _is_to_be_recreated(self, spec: GroupSpec, group: Mapping[str, Any]) -> bool:
-        is_old = node_versions.is_to_be_recreated(group, self._eks.description["version"])
-        return is_old or bool(self._eks.templates.differences([(spec, group)]))
-
-    def _has_machines(self, group: Mapping[str, Any]) -> bool:
-        return has_machines(self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {})
-
-    def _update(self, spec: GroupSpec, group: Mapping[str, Any], report: Report) -> None:
-        self._eks.groups.update(spec, group, report)
-        if asg := asg_name(group):
-            self._eks.write_autoscaler_tags(asg, spec.candidate.instance_type)
+        GroupChanges(self._eks).make(self._specs(self.candidates(), groups), groups, wanted, report)
 
     def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)
@@ -269,7 +198,7 @@ class OwnedGroups(GroupSource):
                 begun.append(name)
         usable = [each for each in existing if groups[each.group]["status"] not in eks_spec.GONE_SOON]
         if recreated and all(each.group in recreated for each in usable):
-            raise _no_usable(self._pool, recreated)
+            raise no_usable(self._pool, recreated)
         return tuple(begun)
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -325,20 +254,3 @@ class OwnedGroups(GroupSource):
 
     def delete_remains(self, report: Report) -> None:
         self._eks.templates.delete_all_but(self._eks.groups.owned(), report)
-
-
-def _no_usable(pool: EksGpuPool, failed: Mapping[str, str]) -> GpuError:
-    if failed:
-        return GroupFailed(
-            f"Pool {pool.name} has no usable node group: {by_reason(failed)}.",
-            "Correct what EKS reports. The groups are being deleted; the next retry recreates them.",
-            groups=sorted(failed),
-        )
-    return QuotaExceeded(
-        f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
-        f" {GROUP_QUOTA}).",
-        "Request a higher quota in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
-        f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete unused groups.",
-        pool=pool.name,
-        quota=GROUP_QUOTA,
-    )

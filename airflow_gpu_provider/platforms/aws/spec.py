@@ -285,6 +285,8 @@ _GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Re
 _LAST_WITH_AL2 = (1, 32)  # "EKS AL2 & AL2-Accelerated AMIs transition guide" in EKS's user guide
 
 GONE_SOON = ("DELETING", "DELETE_FAILED")
+READY = ("ACTIVE", "DEGRADED", "UPDATING")
+"""The states in which a group can have machines."""
 
 
 def changes(

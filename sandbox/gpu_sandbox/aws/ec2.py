@@ -65,6 +65,12 @@ class Ec2Backend(EC2Backend):
             filters = {**filters, "instance-type": meant}
         return super().describe_instances(filters)
 
+    def create_launch_template(self, *args: Any, **kwargs: Any) -> LaunchTemplate:
+        """As moto's, which dates it by this machine's clock."""
+        template = super().create_launch_template(*args, **kwargs)
+        template.create_time = self.clock.utc_now()
+        return template
+
     def describe_launch_template_versions(
         self,
         template_name: str,

@@ -58,7 +58,10 @@ class NodeGroupCreation:
             if request.get("capacity_type") == "CAPACITY_BLOCK":
                 raise rules.refuse("A launch template is required for capacity type CAPACITY_BLOCK")
             return
-        data = self.launch_template_data(request["launch_template"])
+        version, replicas = self._template_version(request["launch_template"]), self._ec2.replicas
+        if replicas is not None and not replicas.knows("eks", version.template.create_time):
+            raise rules.refuse(f"Launch template {version.template.id} with version {version.number} was not found.")
+        data = version.data
         rules.check_launch_template(
             disk_size=request.get("disk_size"),
             remote_access=request.get("remote_access"),

@@ -8,7 +8,8 @@ in a row (`ContinuousTargetOccurence`). EKS says the same of what it keeps besid
 several seconds", in the chapters on access entries and Pod Identity) and nothing of node groups: here they
 are no better.
 
-What is written is written at once, and writes find what is there: only reads are old.
+What is written is written at once, and writes find what is there, but for one that names what another service keeps:
+EKS may not know a launch template that EC2 has just made. Else only reads are old.
 """
 
 from __future__ import annotations
@@ -107,6 +108,10 @@ class Replicas:
                 seen.reservations[id_] = copy(reservation)
                 seen.reservations[id_].instances = known
         return seen
+
+    def knows(self, service: str, made_at: datetime) -> bool:
+        """Whether a service knows in this call what another one made then."""
+        return made_at <= self._clock.utc_now() - timedelta(seconds=self._staleness.age(f"{service}:others"))
 
     def _moment(self, service: str, operation: str, key: str, stale: frozenset[str]) -> datetime | None:
         """How things stood when the call sees them; None for now."""
