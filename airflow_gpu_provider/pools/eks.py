@@ -14,7 +14,12 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
-from airflow_gpu_provider.pools.eks_machines import IN_TEMPLATES, reservation_problems, template_problems
+from airflow_gpu_provider.pools.eks_machines import (
+    IN_TEMPLATES,
+    release_problems,
+    reservation_problems,
+    template_problems,
+)
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, as_whole, is_template
 
@@ -39,6 +44,7 @@ SHAPE = (
     "subnets",
     "disk_size",
     *IN_TEMPLATES,
+    "ami_release",
     "node_role",
     "launch_template",
     "tags",
@@ -117,6 +123,8 @@ class EksGpuPool(GpuPool):
             container toolkit, no device plugin. EKS offers AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
             labels and taints only after a node has joined: have the kubelet register with them in the template's
             user data.
+        ami_release: The image's release, like "1.36.3-20260827": new groups are made from it, and those without
+            machines brought to it (docs/node-images.md). Default: the newest that is a week old.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default. It has to
             exist when a group is created, must name no instance type, and an image only with "CUSTOM". Groups without
@@ -149,6 +157,7 @@ class EksGpuPool(GpuPool):
     fast_start: bool = False
     user_data: dict[str, object] | str | None = None
     ami_type: str = "AL2023_x86_64_NVIDIA"
+    ami_release: str | None = None
     node_role: str | None = None
     launch_template: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
@@ -225,7 +234,7 @@ class EksGpuPool(GpuPool):
 
     def _group_fields(self) -> dict[str, Any]:
         """Leave out what an earlier release had not, where it is not set: its groups have the hash without."""
-        unset = {name for name in (*IN_TEMPLATES, "reservations") if not getattr(self, name)}
+        unset = {name for name in (*IN_TEMPLATES, "reservations", "ami_release") if not getattr(self, name)}
         return {name: value for name, value in super()._group_fields().items() if name not in unset}
 
     def _coerce(self) -> None:
@@ -266,6 +275,8 @@ class EksGpuPool(GpuPool):
             [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
         ):
             self._refuse(template_problems(self))
+        if self.ami_release is not None and not is_template([self.ami_release, self.ami_type]):
+            self._refuse(release_problems(self))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 

@@ -70,6 +70,25 @@ def _volume_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
         )
 
 
+_RELEASES = {  # EKS user guide, "Retrieve Amazon Linux AMI version information"; the Bottlerocket image's version
+    "AL": (re.compile(r"\d+\.\d+\.\d+-\d{8}"), "1.36.3-20260827"),
+    "BOTTLEROCKET": (re.compile(r"\d+\.\d+\.\d+-[0-9a-f]{8}"), "1.64.0-7c4f0d2b"),
+}
+
+
+def release_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what cannot work of a rendered pool's ami_release, each with its fix."""
+    if pool.ami_type == "CUSTOM":
+        yield "ami_release and ami_type CUSTOM exclude each other: the launch template names the image", "Leave it out."
+        return
+    form, example = _RELEASES["BOTTLEROCKET" if pool.has_image_volume else "AL"]
+    if not form.fullmatch(pool.ami_release or ""):
+        yield (
+            f"ami_release={pool.ami_release!r} is no release of an image of ami_type {pool.ami_type}",
+            f"It is a node group's releaseVersion, like {example} (aws eks describe-nodegroup).",
+        )
+
+
 # -- EFA: which types have it, and which pools can -----------------------------------------------------------
 
 EFA_RESOURCE = "vpc.amazonaws.com/efa"

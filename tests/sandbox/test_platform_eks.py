@@ -276,6 +276,31 @@ class TestUpgrades:
         (detail,) = self.brought(account, pools.platform(ami_type=ami_type))
         assert detail.startswith("image release is 1.")
 
+    def test_a_new_image_comes_when_it_has_been_out_for_a_week(self, account: Account, pools: Pools) -> None:
+        """Images of a day have kept each GPU pod from starting: awslabs/amazon-eks-ami#2165, #2706, #2790."""
+        pools.ready()
+        account.cloud.publish_node_images(f"{account.now:%Y%m%d}")
+        plan = pools.platform().plan(0)
+        assert plan.is_empty
+        assert "is new, and groups of AL2023_x86_64_NVIDIA get it from" in plan.notes[0]
+        pools.ready(name="other")
+        assert account.describe("other-a-g6-xlarge")["releaseVersion"] == "1.36.0-20260101"
+
+    def test_a_pool_holds_an_image_and_goes_back_to_it(self, account: Account, pools: Pools) -> None:
+        account.cloud.publish_node_images("20260827")
+        account.cloud.publish_node_images("20260910")
+        pools.ready()
+        assert account.describe(GROUP_A)["releaseVersion"] == "1.36.0-20260910"
+        held = pools.platform(ami_release="1.36.0-20260827")
+        held.apply(held.plan(0), print)
+        assert held.plan(0).changes[0].detail.endswith("EKS takes no group back to an earlier release: recreated")
+        with pytest.raises(GroupFailed, match=r"image release is 1\.36\.0-20260910, wanted 1\.36\.0-20260827"):
+            held.upgrade(print, lambda: None)
+        account.advance(TIMINGS.nodegroup_delete)
+        pools.applied(held)
+        assert account.describe(GROUP_A)["releaseVersion"] == "1.36.0-20260827"
+        assert held.plan(0).is_empty
+
     @pytest.mark.parametrize(
         ("before", "after", "number"),
         [

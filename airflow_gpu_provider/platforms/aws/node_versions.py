@@ -9,31 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, QuotaExceeded
+from airflow_gpu_provider.platforms.aws import node_releases
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 from airflow_gpu_provider.platforms.aws.launch_templates import wanted_version
+from airflow_gpu_provider.platforms.aws.node_releases import fits, held, numbers
 from airflow_gpu_provider.platforms.aws.spec import UPDATE_STRATEGY, is_of_template, launch_template
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.group_checks import Difference
 from airflow_gpu_provider.pools import EksGpuPool
 
-# EKS user guide, "Retrieve recommended Amazon Linux AMI IDs", and "... Bottlerocket AMI IDs".
-_AMAZON_LINUX = "/aws/service/eks/optimized-ami/{kubernetes}/%s/recommended/release_version"
-_BOTTLEROCKET = "/aws/service/bottlerocket/aws-k8s-{kubernetes}-%s/latest/image_version"
-_RELEASES = {
-    "AL2023_x86_64_NVIDIA": _AMAZON_LINUX % "amazon-linux-2023/x86_64/nvidia",
-    "AL2023_ARM_64_NVIDIA": _AMAZON_LINUX % "amazon-linux-2023/arm64/nvidia",
-    "AL2_x86_64_GPU": _AMAZON_LINUX % "amazon-linux-2-gpu",
-    "BOTTLEROCKET_x86_64_NVIDIA": _BOTTLEROCKET % "nvidia/x86_64",
-    "BOTTLEROCKET_ARM_64_NVIDIA": _BOTTLEROCKET % "nvidia/arm64",
-    "BOTTLEROCKET_x86_64_NVIDIA_FIPS": _BOTTLEROCKET % "nvidia-fips/x86_64",
-    "BOTTLEROCKET_ARM_64_NVIDIA_FIPS": _BOTTLEROCKET % "nvidia-fips/arm64",
-}
-"""The parameters of Parameter Store that hold the newest releases, by ami_type."""
 _CANNOT = "is DEGRADED, and EKS cannot update it"
 _NO_OTHER = "EKS takes no other for a group that is there"
+_NOT_BACK = "EKS takes no group back to an earlier release"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +33,8 @@ class Newest:
 
     Attributes:
         kubernetes: The cluster's version, like "1.36".
-        releases: Of the image, by ami_type; those that could be read.
+        releases: The release that the image is to have, by ami_type; where EKS is to take its newest, there is none.
+        coming: The newest release where that is too young, by ami_type, and from when on groups get it.
         template: The number of the version of the pool's launch template; None where there is none, or it may not be
             read.
         own: In what the launch templates of ours that groups were made from differ from what they are to say, by group.
@@ -51,6 +43,7 @@ class Newest:
 
     kubernetes: str
     releases: Mapping[str, str] = field(default_factory=dict)
+    coming: Mapping[str, tuple[str, datetime]] = field(default_factory=dict)
     template: str | None = None
     own: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -59,22 +52,29 @@ class Newest:
 def read_newest(
     pool: EksGpuPool, kubernetes: str, groups: Iterable[Mapping[str, Any]], *, ssm: AwsService, ec2: AwsService
 ) -> Newest:
-    """Read what such groups (DescribeNodegroup's answers) would be made from; one call for each kind of image."""
-    releases, unread = dict[str, str](), list[str]()
+    """Read what such groups (DescribeNodegroup's answers) would be made from; few calls for each kind of image."""
+    releases, coming, unread = dict[str, str](), dict[str, tuple[str, datetime]](), list[str]()
     groups = tuple(groups)
     for ami_type in dict.fromkeys(str(group.get("amiType")) for group in groups):
-        if ami_type not in _RELEASES:
+        if ami_type not in node_releases.PARAMETERS:
+            continue
+        if release := node_releases.held(pool, ami_type, kubernetes):
+            releases[ami_type] = release
             continue
         try:
-            answer = ssm.call("get_parameter", Name=_RELEASES[ami_type].format(kubernetes=kubernetes))
-            releases[ami_type] = str(answer["Parameter"]["Value"])
+            found = node_releases.read(ssm, ami_type, kubernetes)
         except PermissionDenied as error:
             denied = f"{error.details.get('action', 'ssm:GetParameter')} is not allowed"
             unread.append(f"node groups are not compared with the newest image of {ami_type}: {denied}")
         except (CloudError, QuotaExceeded) as error:
             unread.append(f"node groups are not compared with the newest image of {ami_type}: {error.what}")
+        else:
+            if found.adopted:
+                releases[ami_type] = found.adopted
+            if found.adopted != found.newest:
+                coming[ami_type] = found.newest, found.adopted_at
     template = wanted_version(ec2, pool) if pool.launch_template and groups else None
-    return Newest(kubernetes=kubernetes, releases=releases, template=template, unread=tuple(unread))
+    return Newest(kubernetes=kubernetes, releases=releases, coming=coming, template=template, unread=tuple(unread))
 
 
 def behind(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> list[Difference]:
@@ -83,12 +83,15 @@ def behind(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> list[D
     An image that is the template's own follows the template alone: EKS accepts no version with it.
     """
     kubernetes, release = str(group.get("version")), str(group.get("releaseVersion"))
-    newest_release = newest.releases.get(str(group.get("amiType")))
+    ami_type = str(group.get("amiType"))
+    wanted = newest.releases.get(ami_type)
     found = []
     if not _has_own_image(group) and _is_older(group, newest.kubernetes):
         found.append(_difference("Kubernetes", kubernetes, newest.kubernetes, version=newest.kubernetes))
-    if newest_release and _numbers(newest_release) > _numbers(release):
-        found.append(_difference("image release", release, newest_release, releaseVersion=newest_release))
+    if wanted and numbers(wanted) > numbers(release):
+        found.append(_difference("image release", release, wanted, releaseVersion=wanted))
+    elif wanted and numbers(wanted) < numbers(release) and wanted == held(pool, ami_type, newest.kubernetes):
+        found.append(Difference(field="image release", found=release, wanted=wanted))
     template = _template(pool, group, newest)
     if template and template != group["launchTemplate"]["version"]:
         number = str(group["launchTemplate"]["version"])
@@ -100,14 +103,16 @@ def update_request(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -
     """Return UpdateNodegroupVersion's parameters for what is behind; {} where nothing is. Pure.
 
     The version of the template is always named where there is one: EKS would take the default one. Of a template of
-    ours it is the present one, and its next has still to be made.
+    ours it is the present one, and its next has still to be made. So is the image's release: EKS would take the newest.
     """
     differences = behind(pool, group, newest)
     if not differences:
         return {}
     request: dict[str, Any] = {"clusterName": pool.cluster_name, "nodegroupName": group["nodegroupName"]}
     if not _has_own_image(group):
-        request["version"] = max(newest.kubernetes, str(group.get("version")), key=_numbers)
+        request["version"] = max(newest.kubernetes, str(group.get("version")), key=numbers)
+        if str(group.get("amiType")) in {*newest.releases, *newest.coming} and not _is_older(group, newest.kubernetes):
+            request["releaseVersion"] = str(group.get("releaseVersion"))
     for difference in differences:
         request.update(difference.update or {})
     if found := group.get("launchTemplate"):
@@ -130,8 +135,8 @@ def changes(
     for group in groups:
         differences, name = behind(pool, group, newest), str(group["nodegroupName"])
         detail = "; ".join(map(str, differences))
-        if group["status"] == "ACTIVE" and lacks_template(group, newest):
-            found.append(Change(action="upgrade", group=name, detail=f"{detail}; {_NO_OTHER}: recreated"))
+        if group["status"] == "ACTIVE" and (why := why_recreated(pool, group, newest)):
+            found.append(Change(action="upgrade", group=name, detail=f"{detail}; {why}: recreated"))
         elif group["status"] == "ACTIVE" and differences:
             last = f"; EKS could not, the last time: {failed[name]}" if name in failed else ""
             found.append(Change(action="upgrade", group=name, detail=f"{detail}{last}"))
@@ -147,7 +152,17 @@ def notes(
     pool: EksGpuPool, groups: Iterable[Mapping[str, Any]], newest: Newest, with_machines: Collection[str]
 ) -> tuple[str, ...]:
     """Return which groups stay behind for now, and what to do about it; those `with_machines`, by name. Pure."""
-    found = []
+    groups = tuple(groups)
+    found = [
+        f"image release {release} is new, and groups of {ami_type} get it from {at:%Y-%m-%d} on, or by ami_release"
+        for ami_type, (release, at) in newest.coming.items()
+        if any(ami_type == each.get("amiType") and numbers(release) > _release(each) for each in groups)
+    ]
+    if not fits(pool, newest.kubernetes):
+        found.append(
+            f"ami_release {pool.ami_release} is an image for another Kubernetes than the cluster's {newest.kubernetes},"
+            " and holds nothing: name one for that, or none"
+        )
     for group in groups:
         name, differences = str(group["nodegroupName"]), behind(pool, group, newest)
         if differences and name in with_machines:
@@ -156,8 +171,8 @@ def notes(
                 f". At once, by draining them: aws eks update-nodegroup-version --cluster-name {pool.cluster_name}"
                 f" --nodegroup-name {name}{_arguments(update_request(pool, group, newest))}"
             )
-            if lacks_template(group, newest):
-                found.append(f"{stays}. {_NO_OTHER}: when its runs have ended, the next one recreates it")
+            if why := why_recreated(pool, group, newest):
+                found.append(f"{stays}. {why}: when its runs have ended, the next one recreates it")
             else:
                 found.append(stays if name in newest.own else stays + command)
         if _has_own_image(group) and _is_older(group, newest.kubernetes):
@@ -173,12 +188,16 @@ def is_to_be_recreated(group: Mapping[str, Any], kubernetes: str) -> bool:
     return group["status"] == "DEGRADED" and not _has_own_image(group) and _is_older(group, kubernetes)
 
 
-def lacks_template(group: Mapping[str, Any], newest: Newest) -> bool:
-    """Return True if the launch template of ours that a group was made from is gone.
+def why_recreated(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> str:
+    """Return why no update brings a group to what it is to be made from; empty where one does.
 
-    EKS updates the group to no other: "the launch template ID or name must match" (botocore, UpdateNodegroupVersion).
+    "The launch template ID or name must match" that of its creation, and "you cannot roll back a node group to an
+    earlier Kubernetes version or AMI version" (botocore, UpdateNodegroupVersion).
     """
-    return any(each.update is None for each in newest.own.get(str(group["nodegroupName"]), ()))
+    fixed = [each.field for each in behind(pool, group, newest) if each.update is None]
+    if not fixed:
+        return ""
+    return _NOT_BACK if fixed == ["image release"] else _NO_OTHER
 
 
 def can_be_updated(group: Mapping[str, Any]) -> bool:
@@ -194,8 +213,12 @@ def _has_own_image(group: Mapping[str, Any]) -> bool:
     return group.get("amiType") == "CUSTOM"
 
 
+def _release(group: Mapping[str, Any]) -> tuple[int, ...]:
+    return numbers(str(group.get("releaseVersion")))
+
+
 def _is_older(group: Mapping[str, Any], kubernetes: str) -> bool:
-    return _numbers(kubernetes) > _numbers(str(group.get("version")))
+    return numbers(kubernetes) > numbers(str(group.get("version")))
 
 
 def _arguments(request: Mapping[str, Any]) -> str:
@@ -213,10 +236,3 @@ def _template(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> str
 
 def _difference(name: str, found: str, wanted: str, **update: str) -> Difference:
     return Difference(field=name, found=found, wanted=wanted, update=update)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return "1.36", "1.36.3-20260827" or "1.64.0-7c4f0d2b" as numbers, to compare; a hash tells no order."""
-    version, _, build = text.partition("-")
-    numbers = [*version.split("."), *([build] if len(build) == len("20260827") else [])]
-    return tuple(int(each) for each in numbers if each.isdigit())

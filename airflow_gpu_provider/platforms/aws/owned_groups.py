@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import node_versions
+from airflow_gpu_provider.platforms.aws import node_releases, node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -134,6 +134,7 @@ class OwnedGroups(GroupSource):
     def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)
         role = self._eks.groups.node_role() if to_create else None
+        release = self._release_of_new() if to_create else ""
         return tuple(
             GroupSpec(
                 pool=self._pool,
@@ -141,11 +142,15 @@ class OwnedGroups(GroupSource):
                 candidate=candidate,
                 subnet=self._places.subnets[candidate.zone].id,
                 node_role=role,
+                release=release,
                 fabric=self._fabric,
                 min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
             )
             for candidate in candidates
         )
+
+    def _release_of_new(self) -> str:
+        return node_releases.of_new_groups(self._eks.clients.ssm, self._pool, self._eks.description["version"])
 
     def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
         to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
@@ -181,9 +186,9 @@ class OwnedGroups(GroupSource):
             request = node_versions.update_request(self._pool, raw, newest)
             if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
-            if node_versions.lacks_template(raw, newest):
-                recreated[name] = f"its launch template {raw['launchTemplate']['name']} is gone"
-                report(f"{name}: {recreated[name]}, and EKS takes no other for it; it is recreated")
+            if why := node_versions.why_recreated(self._pool, raw, newest):
+                recreated[name] = f"{'; '.join(map(str, node_versions.behind(self._pool, raw, newest)))}; {why}"
+                report(f"{name}: {recreated[name]}; it is recreated")
                 check()
                 self._eks.groups.delete(name, report)
                 continue

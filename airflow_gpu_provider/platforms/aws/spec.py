@@ -49,8 +49,8 @@ class GroupSpec:
     """One node group of a pool, as it should be.
 
     `subnet` and `node_role` are None where they were not resolved: what the spec leaves to a default is only
-    needed to create a group, and never a difference of one that exists. `min_size` is for an autoscaler to keep, and
-    `fabric` the nodes' network.
+    needed to create a group, and never a difference of one that exists. `release` is the image's, empty where EKS is to
+    take the newest, `min_size` is for an autoscaler to keep, and `fabric` the nodes' network.
     """
 
     pool: EksGpuPool
@@ -58,6 +58,7 @@ class GroupSpec:
     candidate: Candidate
     subnet: str | None = None
     node_role: str | None = None
+    release: str = ""
     min_size: int = 0
     fabric: Fabric | None = None
 
@@ -118,6 +119,8 @@ class GroupSpec:
             request["instanceTypes"] = [self.candidate.instance_type]
         if pool.ami_type != "CUSTOM":  # EKS refuses the word next to a template that names the AMI
             request["amiType"] = pool.ami_type
+        if self.release:
+            request["releaseVersion"] = self.release
         if template:
             request["launchTemplate"] = dict(template)
         elif pool.launch_template:

@@ -7,6 +7,7 @@ releaseVersion, eksctl and the Terraform modules for EKS rely on.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from zlib import crc32
 
 from moto.core.responses import ActionResult
@@ -34,13 +35,18 @@ class NodeReleases:
     def has(self, ami_type: str, version: str, release: str) -> bool:
         return release in [self._release(ami_type, version, number) for number in range(len(self._days))]
 
-    def parameter(self, name: str) -> str | None:
-        """Return the value of a public parameter; None if it is none of a newest release."""
+    def parameter(self, name: str, version: str = "") -> tuple[str, int, datetime] | None:
+        """Return a public parameter's value, its version and when that came; None if it is none of a newest release.
+
+        Each release is a version of it, and an earlier one is had by its number ("Working with parameter versions").
+        """
+        number = int(version or len(self._days))
         for ami_type in AMI_TYPES:
             before, after = _parameter_name(ami_type)
-            version = name.removeprefix(before).removesuffix(after)
-            if name == f"{before}{version}{after}" and version.count(".") == 1 and "/" not in version:
-                return self.newest(ami_type, version)
+            of = name.removeprefix(before).removesuffix(after)
+            if name == f"{before}{of}{after}" and of.count(".") == 1 and "/" not in of and number <= len(self._days):
+                day = datetime.strptime(self._days[number - 1], "%Y%m%d").replace(tzinfo=UTC)
+                return self._release(ami_type, of, number - 1), number, day
         return None
 
     def _release(self, ami_type: str, version: str, number: int) -> str:
@@ -71,10 +77,11 @@ class SsmApi(SimpleSystemManagerResponse):
         self._releases = releases
 
     def get_parameter(self) -> ActionResult:
-        name = self._get_param("Name")
-        value = self._releases.parameter(name)
-        if value is None:
+        name, _, wanted = self._get_param("Name").partition(":")
+        found = self._releases.parameter(name, wanted)
+        if found is None:
             return super().get_parameter()
+        value, version, at = found
         arn = f"arn:aws:ssm:{self.region}::parameter{name}"
-        about = {"Type": "String", "Version": 1, "ARN": arn, "DataType": "text"}
+        about = {"Type": "String", "Version": version, "LastModifiedDate": at, "ARN": arn, "DataType": "text"}
         return ActionResult({"Parameter": {"Name": name, "Value": value, **about}})

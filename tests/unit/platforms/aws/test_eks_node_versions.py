@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from airflow_gpu_provider.platforms.aws.node_versions import (
     behind,
     can_be_updated,
     changes,
-    lacks_template,
     notes,
     read_newest,
     update_request,
+    why_recreated,
 )
 from airflow_gpu_provider.platforms.group_checks import Difference
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
@@ -59,8 +60,40 @@ def test_an_image_is_compared_only_where_the_newest_is_known() -> None:
     assert said(group(release="1.36.0-20250101"), Newest(kubernetes="1.36")) == []
 
 
+def test_a_release_that_the_pool_names_is_gone_to_and_back_to() -> None:
+    """EKS rolls no group back: it is recreated, and made from what the pool names."""
+    wanted = "1.36.3-20260801"
+    pool: dict[str, Any] = {"ami_release": wanted}
+    newest = replace(NEWEST, releases={AMI: wanted})
+    assert said(group(release="1.36.2-20260701"), newest, **pool) == [
+        f"image release is 1.36.2-20260701, wanted {wanted}"
+    ]
+    later = group(release="1.36.3-20260827")
+    assert said(later, newest, **pool) == [f"image release is 1.36.3-20260827, wanted {wanted}"]
+    (change,) = changes(spec(**pool).pool, [later], newest, {})
+    assert (change.action, change.detail.endswith("EKS takes no group back to an earlier release: recreated")) == (
+        "upgrade",
+        True,
+    )
+    assert spec(**pool).create_request().get("releaseVersion") is None, "the platform resolves it"
+    assert said(group(release=wanted), newest, **pool) == []
+    (note,) = notes(spec(**pool).pool, [], replace(NEWEST, kubernetes="1.37"), ())
+    assert note.startswith(f"ami_release {wanted} is an image for another Kubernetes than the cluster's 1.37")
+
+
+def test_one_that_is_too_young_is_told_to_whom_it_will_come() -> None:
+    coming = {AMI: ("1.36.4-20261126", datetime(2026, 12, 3, tzinfo=UTC))}
+    newest = replace(NEWEST, releases={}, coming=coming)
+    assert said(group(), newest) == []
+    (note,) = notes(spec().pool, [group()], newest, ())
+    assert "1.36.4-20261126 is new, and groups of AL2023_x86_64_NVIDIA get it from 2026-12-03 on" in note
+    assert notes(spec().pool, [group(release="1.36.4-20261126")], newest, ()) == ()
+    moved = replace(newest, own={NAME: [Difference(field="x", found="1", wanted="2", update={})]})
+    assert update_request(spec().pool, group(), moved)["releaseVersion"] == "1.36.3-20260827"
+
+
 def test_bottlerocket_s_release_has_a_hash() -> None:
-    pool = {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}
+    pool: dict[str, Any] = {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}
     assert said(group(release="1.64.0-ffffffff", pool=pool), **pool) == []
     assert said(group(release="1.63.9-7c4f0d2b", pool=pool), **pool) == [
         "image release is 1.63.9-7c4f0d2b, wanted 1.64.0-7c4f0d2b"
@@ -91,6 +124,7 @@ def test_the_request_names_what_is_wanted_and_nothing_older() -> None:
     assert update_request(spec(**pool).pool, newer, replace(NEWEST, template="2")) == {
         **which,
         "version": "1.36",
+        "releaseVersion": "1.36.4-20260901",  # EKS would take the newest, held or too young
         "launchTemplate": {"name": "gpu", "version": "2"},
     }
 
@@ -109,7 +143,7 @@ def test_an_image_of_the_template_s_own_is_changed_by_the_template_alone() -> No
 
 
 def test_a_group_of_an_earlier_spec_keeps_its_own_template() -> None:
-    pool = {"launch_template": "gpu:2"}
+    pool: dict[str, Any] = {"launch_template": "gpu:2"}
     found = group("1.35", "1.35.6-20260301", pool=pool, launchTemplate={**TEMPLATE, "id": "lt-9", "name": "old"})
     request = update_request(spec(**pool).pool, found, replace(NEWEST, template="2"))
     assert request["launchTemplate"] == {"id": "lt-9", "version": "1"}
@@ -117,12 +151,12 @@ def test_a_group_of_an_earlier_spec_keeps_its_own_template() -> None:
 
 @pytest.mark.parametrize("status", ["ACTIVE", "DEGRADED"])
 def test_a_group_whose_own_template_is_gone_is_recreated_once_it_is_empty(status: str) -> None:
-    pool = {"disk_throughput": 600}
+    pool: dict[str, Any] = {"disk_throughput": 600}
     template = {"id": "lt-1", "name": f"k8s-ml/{NAME}", "version": "1"}
     found = group(pool=pool, launchTemplate=template, status=status)
     gone = Difference(field="launch template", found="gone", wanted=template["name"])
     newest = replace(NEWEST, own={NAME: [gone]})
-    assert lacks_template(found, newest)
+    assert why_recreated(spec(**pool).pool, found, newest)
     (change,) = changes(spec(**pool).pool, [found], newest, {})
     assert change.detail.endswith("recreated")
     assert change.action == ("upgrade" if status == "ACTIVE" else "update")
@@ -131,7 +165,7 @@ def test_a_group_whose_own_template_is_gone_is_recreated_once_it_is_empty(status
         "EKS takes no other for a group that is there: when its runs have ended, the next one recreates it"
     )
     another = [Difference(field="/dev/xvda Iops", found="3000", wanted="6000", update={})]
-    assert not lacks_template(found, replace(NEWEST, own={NAME: another}))
+    assert not why_recreated(spec(**pool).pool, found, replace(NEWEST, own={NAME: another}))
 
 
 def test_the_plan_says_what_ensure_will_do_and_what_went_wrong_before() -> None:
@@ -179,6 +213,9 @@ class Ssm:
         if isinstance(self.answer, Exception):
             raise self.answer
         return {"Parameter": {"Value": self.answer}}
+
+    def now(self) -> datetime:
+        return datetime(2026, 11, 29, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
