@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ClientError
 
+from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
+from airflow_gpu_provider.platforms.aws import vpc_cni
 from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from gpu_sandbox.sandbox import Sandbox
 from tests.airflow.chaos.clouds import Eks, Made
@@ -22,6 +24,15 @@ from tests.sandbox.test_platform_eks import pools as pools
 GROUP = "train-a-p4d-24xlarge"
 NAME = f"{CLUSTER}/{GROUP}"
 EFA: dict[str, Any] = {"instance_types": ["p4d.24xlarge"], "network": "efa"}
+
+
+CHECK = vpc_cni.check
+
+
+@pytest.fixture(autouse=True)
+def no_vpc_cni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the account's cluster is no API server to ask for it: tests/unit/platforms/aws/test_vpc_cni.py."""
+    monkeypatch.setattr(vpc_cni, "check", lambda *_: ())
 
 
 def placement_groups(account: Account) -> list[str]:
@@ -132,6 +143,16 @@ def test_a_security_group_that_stops_efa_is_told_by_day(account: Account, pools:
     account.ec2.revoke_security_group_egress(GroupId=group["GroupId"], IpPermissions=itself)
     with pytest.raises(PoolSpecError, match="does not let all traffic out to itself, and EFA needs that"):
         pools.platform(**EFA).plan(1)
+
+
+def test_an_old_vpc_cni_is_told_by_day(account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"containers": [{"image": "602401143452.dkr.ecr.us-west-2.amazonaws.com/amazon-k8s-cni:v1.16.0-eksbuild.1"}]}
+    monkeypatch.setattr(vpc_cni, "check", CHECK)
+    monkeypatch.setattr(vpc_cni, "list_items", lambda *_, **__: [{"spec": {"template": {"spec": old}}}])
+    monkeypatch.setattr(ClusterAccess, "api_client", lambda _: None)
+    with pytest.raises(PoolSpecError, match=r"the VPC CNI knows since 1\.18\.5, and cluster k8s-ml has 1\.16\.0"):
+        pools.platform(**EFA).plan(1)
+    assert placement_groups(account) == []
 
 
 def test_a_pool_that_no_longer_asks_for_it_has_plain_nodes_again(account: Account, pools: Pools) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import node_releases, node_versions
+from airflow_gpu_provider.platforms.aws import node_releases, node_versions, vpc_cni
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -160,6 +160,7 @@ class OwnedGroups(GroupSource):
             *self._security_notes(),
             *self._places.notes,
             *type_notes(self._pool),
+            *(vpc_cni.check(self._eks.access, self._pool, self._fabric) if self._fabric else ()),
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
             *self._disk_notes(candidates),
         )
