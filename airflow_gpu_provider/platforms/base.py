@@ -202,7 +202,7 @@ class Group:
 class Change:
     """One thing that a run would do to a group: `apply`, or `Platform.upgrade`. `detail` is for people."""
 
-    action: Literal["create", "update", "upgrade"]
+    action: Literal["create", "update", "upgrade", "delete"]
     group: str
     detail: str
 
@@ -240,7 +240,8 @@ class Plan:
         notes += [f"  ! {note}" for note in (*self.brought, *too_dear_lines(self.too_dear), *self.notes)]
         if self.is_empty:
             return [f"Plan for {self.pool}: no changes.", *notes]
-        rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]
+        signs = {"create": "+", "delete": "-"}
+        rows = [f"  {signs.get(c.action, '~')} {c.group}: {c.detail}" for c in self.changes]
         return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow), *notes]
 
 

@@ -12,6 +12,7 @@ from airflow_gpu_provider.platforms.aws import node_versions
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 from airflow_gpu_provider.platforms.aws.group_state import has_machines
+from airflow_gpu_provider.platforms.aws.leftover_groups import LeftoverGroups
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.refused_groups import WRONG
 from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, GroupSpec
@@ -36,9 +37,10 @@ class _Useless:
 class GroupChanges:
     """Of one pool."""
 
-    def __init__(self, eks: EksCluster) -> None:
+    def __init__(self, eks: EksCluster, left_over: LeftoverGroups) -> None:
         self._eks = eks
         self._pool = eks.pool
+        self._left_over = left_over
 
     def make(
         self,
@@ -55,6 +57,7 @@ class GroupChanges:
 
         Raises:
             GroupFailed, QuotaExceeded: No group is usable.
+            CloudError: There is no room for one yet; see `LeftoverGroups.make_room`.
             CloudError, RequestRejected, PoolSpecError: EKS refuses one; see `RefusedGroups.judge`.
         """
         useless = _Useless()
@@ -62,6 +65,7 @@ class GroupChanges:
             if spec.candidate.group in wanted:
                 self._try(spec, groups.get(spec.candidate.group), report, useless)
         if useless.without:
+            self._left_over.make_room(len(useless.without), groups, report)
             report(
                 f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
                 f" without {', '.join(map(str, useless.without))}"

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import node_releases, node_versions, vpc_cni
+from airflow_gpu_provider.platforms.aws import leftover_groups, node_releases, node_versions, vpc_cni
 from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import reported, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
@@ -23,6 +23,7 @@ from airflow_gpu_provider.platforms.aws.instance_types import (
     require_visible_gpus,
     type_notes,
 )
+from airflow_gpu_provider.platforms.aws.leftover_groups import LeftoverGroups
 from airflow_gpu_provider.platforms.aws.network import security_notes, subnet_notes
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.platforms.aws.node_versions import Newest
@@ -78,10 +79,13 @@ class OwnedGroups(GroupSource):
         changes = eks_spec.changes(specs, groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, reserved.open(candidates), observed, datetime.now(UTC))
-        newest, upgrades, behind = self._compare_versions(specs, groups, observed)
+        left_over = self._left_over(observed, groups, changes)
+        going = {change.group for change in left_over}
+        staying = [group for group in observed if group.name not in going]
+        newest, upgrades, behind = self._compare_versions(specs, groups, staying)
         return Plan(
             pool=self._pool.name,
-            changes=(*changes, *upgrades),
+            changes=(*left_over, *(change for change in changes if change.group not in going), *upgrades),
             grow=grow,
             notes=(
                 *reserved.notes,
@@ -94,6 +98,14 @@ class OwnedGroups(GroupSource):
             order=reserved.order(candidates, observed),
             read_at=reserved.at,
         )
+
+    def _left_over(
+        self, observed: Sequence[Group], groups: Mapping[str, Mapping[str, Any]], changes: Sequence[Change]
+    ) -> tuple[Change, ...]:
+        """Return which groups go; none where the pool has no other: by them a run tells why it has no node."""
+        found = leftover_groups.changes(self._pool, self._owner, observed, groups, self._eks.clients.eks.now())
+        stays = len(found) < len(observed) or any(change.action == "create" for change in changes)
+        return found if stays else ()
 
     def _compare_versions(
         self, specs: Sequence[GroupSpec], groups: Mapping[str, Mapping[str, Any]], observed: Sequence[Group]
@@ -124,12 +136,18 @@ class OwnedGroups(GroupSource):
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
-        changes = [each for each in plan.changes if each.action != "upgrade"]
+        changes = [each for each in plan.changes if each.action in ("create", "update")]
         wanted = {each.group for each in changes if each.action != "create" or each.group not in over_quota}
-        if not wanted:
+        doomed = {each.group for each in plan.changes if each.action == "delete"}
+        if not (wanted or doomed):
             return
         groups = self._eks.groups.read()
-        GroupChanges(self._eks).make(self._specs(self.candidates(), groups), groups, wanted, report)
+        left_over = LeftoverGroups(self._eks, self.observe)
+        if doomed:
+            left_over.delete(doomed, groups, report)
+        if wanted:
+            changed = GroupChanges(self._eks, left_over)
+            changed.make(self._specs(self.candidates(), groups), groups, wanted, report)
 
     def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)
@@ -185,7 +203,7 @@ class OwnedGroups(GroupSource):
         begun, recreated = list[str](), dict[str, str]()
         for name, raw in groups.items():
             request = node_versions.update_request(self._pool, raw, newest)
-            if not request or has_machines(asgs.get(asg_name(raw) or "", {})):
+            if not request or raw["status"] in eks_spec.GONE_SOON or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
             if why := node_versions.why_recreated(self._pool, raw, newest):
                 recreated[name] = f"{'; '.join(map(str, node_versions.behind(self._pool, raw, newest)))}; {why}"
