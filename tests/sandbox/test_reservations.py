@@ -263,3 +263,32 @@ def test_a_pool_of_reservations_alone_that_fit_nowhere_is_refused(account: Accou
     of = Owned(account, capacity_types=["RESERVED"], instance_types=["p4d.24xlarge"])
     with pytest.raises(PoolSpecError, match=r"its type p5\.48xlarge is not one of the pool's"):
         of.platform.plan(1)
+
+
+def test_one_of_a_placement_group_is_used_from_there(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 launches into it from that group alone (awslabs/awsome-distributed-ai#1258)."""
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
+    account.ec2.create_placement_group(GroupName="trainings", Strategy="cluster")
+    arn = "arn:aws:ec2:us-west-2:210987654321:placement-group/trainings"
+    id_ = account.cloud.reserve("default", TYPE, ZONE, count=1, PlacementGroupArn=arn)
+    pool = EksGpuPool(
+        name="train",
+        cluster_name=CLUSTER,
+        region="us-west-2",
+        instance_types=[TYPE],
+        capacity_types=["RESERVED"],
+        reservations=[id_],
+        subnets=[*account.network.subnets.values()],
+        node_role=account.network.node_role_arn,
+        max_nodes=1,
+    )
+    platform = EksPlatform(pool, "prod/dag")
+    platform.apply(platform.plan(1), print)
+    account.advance(account.cloud.timings.nodegroup_create)
+    platform.grow({f"train-a-p5-48xlarge-{id_}": 1})
+    account.advance(LAUNCH)
+    (group,) = platform.observe()
+    assert (len(group.live), group.launch_failure) == (1, None)
+    platform.delete(print)
+    platform.delete_remains(print)
+    assert [each["GroupName"] for each in account.ec2.describe_placement_groups()["PlacementGroups"]] == ["trainings"]

@@ -20,6 +20,9 @@ from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.platforms.group_checks import by_reason
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
+_READY = ("ACTIVE", "DEGRADED", "UPDATING")
+"""The states in which a group can have machines."""
+
 
 @dataclass
 class _Useless:
@@ -95,7 +98,7 @@ class GroupChanges:
         usable: Collection[str],
         report: Report,
     ) -> None:
-        ready = [name for name in usable if name in groups and groups[name]["status"] in eks_spec.READY]
+        ready = [name for name in usable if name in groups and groups[name]["status"] in _READY]
         self._eks.groups.refused.judge(refused, self._eks.clients.eks.now(), ready=ready, usable=usable)
         for name, error in refused.items():
             report(f"the pool does without {name}: {error.what}")

@@ -193,7 +193,7 @@ class OwnedTemplates:
         name = template_name(self._pool, spec.candidate.group)
         ours = {POOL_TAG: self._pool.name, CLUSTER_TAG: self._pool.cluster_name, GROUP_TAG: spec.candidate.group}
         tags = [{"Key": key, "Value": value} for key, value in {**self._pool.tags, **ours}.items()]
-        if "Placement" in data:
+        if data.get("Placement") == {"GroupName": name}:  # another is the reservation's
             self._ensure_placement_group(name, tags, report)
         found, content = self._find(name), {"VersionDescription": mark(data), "LaunchTemplateData": data}
         if found is None:

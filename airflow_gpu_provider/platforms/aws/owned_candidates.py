@@ -141,4 +141,11 @@ class OwnedCandidates:
     def _why_not(self, reservation: Reservation) -> str:
         if reservation.instance_type not in self._pool.instance_types:
             return f"its type {reservation.instance_type} is not one of the pool's"
-        return "" if reservation.zone in self.subnets else f"the pool has no subnet in its zone {reservation.zone}"
+        if reservation.zone not in self.subnets:
+            return f"the pool has no subnet in its zone {reservation.zone}"
+        return reservation.mismatch
+
+    def placement_group(self, candidate: Candidate) -> str:
+        """Return the placement group in which a candidate's reservation was made; empty for none."""
+        reservation = self._known.get(candidate.reservation) if candidate.reservation else None
+        return reservation.placement_group if reservation else ""

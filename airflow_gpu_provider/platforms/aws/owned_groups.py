@@ -162,6 +162,7 @@ class OwnedGroups(GroupSource):
                 node_role=role,
                 release=release,
                 fabric=self._fabric,
+                placement_group=self._places.placement_group(candidate),
                 min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
             )
             for candidate in candidates

@@ -38,6 +38,9 @@ BEGINS_WITHIN = timedelta(minutes=10)
 """How long beyond its start EC2 may take to show a reservation as active; "View the state of a Capacity Reservation"
 has five minutes for a new one."""
 
+_PLATFORM, _TENANCY = "Linux/UNIX", "default"
+"""What EKS's nodes are."""
+
 _NOT_FOUND = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
 _TO_COME = ("pending", "payment-pending", "assessing", "delayed", "scheduled")
 """The states from which a reservation may become active."""
@@ -45,7 +48,10 @@ _TO_COME = ("pending", "payment-pending", "assessing", "delayed", "scheduled")
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """One reservation as EC2 describes it; `free` is how many more instances it takes now."""
+    """One reservation as EC2 describes it; `free` is how many more instances it takes now.
+
+    `placement_group` is the one that it was made in, by name, `is_launchable` False while EC2 launches nothing into it.
+    """
 
     id: str
     is_block: bool
@@ -56,6 +62,11 @@ class Reservation:
     free: int
     start: datetime | None = None
     end: datetime | None = None
+    platform: str = _PLATFORM
+    tenancy: str = _TENANCY
+    interruptible: bool = False
+    placement_group: str = ""
+    is_launchable: bool = True
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -70,7 +81,26 @@ class Reservation:
             free=int(raw.get("AvailableInstanceCount", 0)),
             start=_utc(raw.get("StartDate")),
             end=_utc(raw.get("EndDate")),
+            platform=raw.get("InstancePlatform") or _PLATFORM,
+            tenancy=raw.get("Tenancy") or _TENANCY,
+            interruptible=bool(raw.get("Interruptible")),
+            placement_group=str(raw.get("PlacementGroupArn") or "").rpartition("placement-group/")[2],
+            is_launchable=raw.get("LaunchStatus") != "unlaunchable",
         )
+
+    @property
+    def mismatch(self) -> str:
+        """Why it takes no node of an EKS group, whatever the group's type and zone, for people; empty where it does.
+
+        "You can only launch an instance into a Capacity Reservation that has matching attributes (instance type,
+        platform, Availability Zone, and tenancy)" (EC2 user guide, "Launch instances into an existing Capacity
+        Reservation"); an interruptible one takes a market that no managed node group has.
+        """
+        if self.platform != _PLATFORM:
+            return f"its platform is {self.platform}, and nodes are {_PLATFORM}"
+        if self.tenancy != _TENANCY:
+            return f"its tenancy is {self.tenancy}, and nodes have the default one"
+        return "it is interruptible, and node groups have no such market" if self.interruptible else ""
 
     @property
     def market(self) -> Market:
@@ -108,6 +138,8 @@ class Reservation:
                 True,
             )
         if self.state == "active":
+            if not self.is_launchable:
+                return "is active, and EC2 launches nothing into it now (LaunchStatus unlaunchable)", None, False
             return (f"is full: 0 of {self.total} free" if self.free < 1 else ""), None, False
         if self.state == "scheduled" and self.start is not None and now < self.start + BEGINS_WITHIN:
             return f"begins at {_clock(self.start)}", self.start, False

@@ -50,7 +50,8 @@ class GroupSpec:
 
     `subnet` and `node_role` are None where they were not resolved: what the spec leaves to a default is only
     needed to create a group, and never a difference of one that exists. `release` is the image's, empty where EKS is to
-    take the newest, `min_size` is for an autoscaler to keep, and `fabric` the nodes' network.
+    take the newest, `min_size` is for an autoscaler to keep, `fabric` the nodes' network, and `placement_group` its
+    reservation's.
     """
 
     pool: EksGpuPool
@@ -61,6 +62,7 @@ class GroupSpec:
     release: str = ""
     min_size: int = 0
     fabric: Fabric | None = None
+    placement_group: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -90,7 +92,8 @@ class GroupSpec:
         `group` is DescribeNodegroup's answer where it exists: one that was made with such a template keeps it.
         """
         has_one = group is not None and self.has_own_template(group)
-        return template_data(self.pool, self.candidate, has_one=has_one, fabric=self.fabric)
+        made_in = self.placement_group
+        return template_data(self.pool, self.candidate, has_one=has_one, fabric=self.fabric, made_in=made_in)
 
     def has_own_template(self, group: Mapping[str, Any]) -> bool:
         """Return True if a group was made with a launch template of ours."""
@@ -288,8 +291,6 @@ _GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Re
 _LAST_WITH_AL2 = (1, 32)  # "EKS AL2 & AL2-Accelerated AMIs transition guide" in EKS's user guide
 
 GONE_SOON = ("DELETING", "DELETE_FAILED")
-READY = ("ACTIVE", "DEGRADED", "UPDATING")
-"""The states in which a group can have machines."""
 
 
 def changes(

@@ -79,7 +79,12 @@ _EC2_S_OWN = ("State",)
 
 
 def template_data(
-    pool: EksGpuPool, candidate: Candidate, *, has_one: bool = False, fabric: Fabric | None = None
+    pool: EksGpuPool,
+    candidate: Candidate,
+    *,
+    has_one: bool = False,
+    fabric: Fabric | None = None,
+    made_in: str = "",
 ) -> dict[str, Any] | None:
     """Return what a group's launch template of ours is to say; None where the group needs none.
 
@@ -90,6 +95,7 @@ def template_data(
     Args:
         has_one: The group was made with one. EKS takes it from no group, so it then says what EKS itself would.
         fabric: The nodes' network, where it is not one plain interface.
+        made_in: The placement group of the candidate's reservation; EC2 launches into it from that group alone.
     """
     if pool.manage != "full" or not (has_one or needs(pool) or candidate.reservation):
         return None
@@ -101,9 +107,10 @@ def template_data(
         data["UserData"] = b64encode(as_text(pool.user_data, pool.ami_type).encode()).decode()
     if fabric:
         data["NetworkInterfaces"] = fabric.interfaces(candidate.instance_type)
-        # A block's machines are close together by themselves, and a reservation is of one placement group, or of none.
-        if not candidate.reservation:
-            data["Placement"] = {"GroupName": template_name(pool, candidate.group)}
+    # A block's machines are close together by themselves, and a reservation is of one placement group, or of none.
+    own = template_name(pool, candidate.group) if fabric and not candidate.reservation else ""
+    if made_in or own:
+        data["Placement"] = {"GroupName": made_in or own}
     return data
 
 

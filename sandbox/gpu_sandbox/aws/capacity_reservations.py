@@ -7,6 +7,8 @@ The fields and states are botocore's `CapacityReservation`. The rest is of EC2's
   and that of an on-demand one must not (awslabs/awsome-distributed-ai#1263);
 - an instance takes one of the count until it is terminated, not until it shuts down;
 - the instances of a block are ended from 30 minutes before it ends, those of an on-demand reservation run on;
+- one that was made in a placement group takes launches into that group alone (awslabs/awsome-distributed-ai#1258), one
+  of another platform or tenancy, or an interruptible one, none of a plain launch;
 - neither counts against the quotas of running instances when it is launched: the reservation itself has.
 
 Reservations that are open to launches which do not target them are not played.
@@ -15,7 +17,7 @@ Reservations that are open to launches which do not target them are not played.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -53,6 +55,8 @@ class CapacityReservation:
     start: datetime
     end: datetime | None = None
     held: str = ""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """More of botocore's fields, or others than those of a plain one."""
 
     def state(self, now: datetime) -> str:
         if self.held:
@@ -60,6 +64,14 @@ class CapacityReservation:
         if now < self.start:
             return "scheduled"
         return "active" if self.end is None or now < self.end else "expired"
+
+    def takes(self, placement_group: str) -> bool:
+        """Whether it takes a plain Linux machine that is launched into this placement group, or into none."""
+        made_in = str(self.also.get("PlacementGroupArn", "")).rpartition("/")[2]
+        plain = {"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "Interruptible": False}
+        is_plain = all(self.also.get(name, value) == value for name, value in plain.items())
+        is_launchable = self.also.get("LaunchStatus") != "unlaunchable"
+        return is_plain and is_launchable and (not made_in or made_in == placement_group)
 
     @property
     def instances_end_at(self) -> datetime | None:
@@ -88,6 +100,7 @@ class CapacityReservation:
             "CreateDate": self.created,
             "ReservationType": self.kind,
             "Tags": [],
+            **self.also,
         }
 
 
@@ -116,7 +129,9 @@ class CapacityReservations:
     def used(self, id_: str) -> int:
         return sum(instance.state != "terminated" for instance in self._of(id_))
 
-    def refusal(self, id_: str, *, zone: str, instance_type: str, market: str) -> Refusal | None:
+    def refusal(
+        self, id_: str, *, zone: str, instance_type: str, market: str, placement_group: str = ""
+    ) -> Refusal | None:
         """Return why EC2 launches nothing into it: the error's code and message; None if it would.
 
         The message of one that is full is of scylladb/scylla-cluster-tests#8839, the others are the sandbox's own.
@@ -132,7 +147,8 @@ class CapacityReservations:
             until = f", until {found.end:%Y-%m-%d %H:%MZ}" if found.end else ""
             text = f"The Capacity Reservation {id_} takes no instances: it is {state}{until}."
             return "InvalidCapacityReservationState", text
-        if (found.zone, found.instance_type) != (zone, instance_type) or self.used(id_) >= found.total:
+        fits = (found.zone, found.instance_type) == (zone, instance_type) and found.takes(placement_group)
+        if not fits or self.used(id_) >= found.total:
             return "ReservationCapacityExceeded", (
                 "The requested reservation does not have sufficient compatible and available capacity for this request."
             )

@@ -422,10 +422,12 @@ class AwsCloud:
         starts_in: timedelta = timedelta(0),
         lasts: timedelta | None = None,
         state: str = "",
+        **fields: object,
     ) -> str:
         """Have a Capacity Reservation there, on demand ("default") or a Capacity Block; return its id.
 
-        It goes from scheduled to active to expired by the clock, unless `state` says another.
+        It goes from scheduled to active to expired by the clock, unless `state` says another. `fields` are more of
+        botocore's CapacityReservation: PlacementGroupArn, say.
         """
         with self._lock:
             now = self.clock.utc_now()
@@ -439,6 +441,7 @@ class AwsCloud:
                 start=now + starts_in,
                 end=None if lasts is None else now + starts_in + lasts,
                 held=state,
+                also=fields,
             )
             self._ec2.capacity_reservations.put(reservation)
             return reservation.id

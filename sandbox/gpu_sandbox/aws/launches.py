@@ -156,17 +156,18 @@ class Ec2Capacity:
                 f"There are not enough free addresses in subnet '{pool.subnet_id}' to satisfy the requested number of "
                 "instances."
             )
-        if refusal := self._reserved(pool) if pool.reservation else self._unreserved(pool, plan):
+        if refusal := self._reserved(pool, plan) if pool.reservation else self._unreserved(pool, plan):
             return refusal
         error = self.faults.launch_error(zone=pool.zone, instance_type=pool.instance_type, market=pool.market)
         return (error, _ERRORS.get(error, "The launch failed.").format(subnet=pool.subnet_id)) if error else None
 
-    def _reserved(self, pool: CapacityPool) -> tuple[str, str] | None:
+    def _reserved(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str] | None:
         return self.ec2.capacity_reservations.refusal(
             pool.reservation,
             zone=pool.zone,
             instance_type=pool.instance_type,
             market=pool.market,
+            placement_group=plan.placement_group,
         )
 
     def _unreserved(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str] | None:

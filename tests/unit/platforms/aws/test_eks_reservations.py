@@ -77,6 +77,12 @@ def test_one_that_is_full_gives_none_now_and_may_later() -> None:
     assert (found.max_size, found.has_room) == (1, False)
 
 
+def test_one_into_which_ec2_launches_nothing_now_gives_none() -> None:
+    found = block(LaunchStatus="unlaunchable").reserved(NOW)
+    assert found.why_not.endswith("is active, and EC2 launches nothing into it now (LaunchStatus unlaunchable)")
+    assert not found.is_over
+
+
 def test_one_that_is_to_begin_says_when() -> None:
     start = NOW + 2 * HOUR
     found = judged(block(State="scheduled", AvailableInstanceCount=0, StartDate=start)).reserved

@@ -101,6 +101,37 @@ def test_one_of_another_type_or_zone_is_left_out_and_the_plan_says_why(kind: str
         only.all()
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"InstancePlatform": "Windows"}, "its platform is Windows, and nodes are Linux/UNIX"),
+        ({"InstancePlatform": "Red Hat Enterprise Linux"}, "its platform is Red Hat Enterprise Linux, and nodes are"),
+        ({"Tenancy": "dedicated"}, "its tenancy is dedicated, and nodes have the default one"),
+        ({"Interruptible": True}, "it is interruptible, and node groups have no such market"),
+        ({"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "Interruptible": False}, ""),
+    ],
+)
+def test_one_into_which_ec2_launches_no_node_is_left_out(fields: dict[str, Any], why: str) -> None:
+    """Each launch would be refused, and tried again, before the next candidate."""
+    usual = {"CapacityReservationId": RESERVED, "InstanceType": P5, "AvailabilityZone": A, "State": "active"}
+    found = places(pool(), Reservation.parse({**usual, **fields}))
+    assert [each.reservation for each in found.all() if each.reservation] == ([] if why else [RESERVED])
+    assert found.notes == ((f"{RESERVED} is left out: {why}",) if why.endswith("one") else found.notes)
+    assert all(why in note for note in found.notes)
+
+
+def test_one_that_was_made_in_a_placement_group_is_launched_into_from_there() -> None:
+    arn = "arn:aws:ec2:us-west-2:1:placement-group/trainings"
+    usual = {"CapacityReservationId": RESERVED, "InstanceType": P5, "AvailabilityZone": A, "State": "active"}
+    found = places(pool(), Reservation.parse({**usual, "PlacementGroupArn": arn}))
+    (first, *others) = found.all()
+    assert [found.placement_group(each) for each in (first, others[0])] == ["trainings", ""]
+    data = template_data(pool(), first, made_in="trainings")
+    assert data is not None
+    assert data["Placement"] == {"GroupName": "trainings"}
+    assert "Placement" not in (template_data(pool(), first) or {})
+
+
 def test_of_one_that_is_over_no_group_is_made_and_one_that_exists_stays() -> None:
     found = places(pool(), reservation(BLOCK), reservation(RESERVED))
     over = reservation(BLOCK, state="expired")
