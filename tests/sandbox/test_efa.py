@@ -145,6 +145,19 @@ def test_a_security_group_that_stops_efa_is_told_by_day(account: Account, pools:
         pools.platform(**EFA).plan(1)
 
 
+def test_a_type_that_the_region_lacks_is_left_out(account: Account, pools: Pools) -> None:
+    """EC2's DescribeInstanceTypes refuses its name (scylladb/scylla-cluster-tests#12419)."""
+    for zone in "abcd":
+        account.cloud.set_offered("p5en.48xlarge", f"us-west-2{zone}", offered=False)
+    with pytest.raises(ClientError, match="InvalidInstanceType"):
+        account.ec2.describe_instance_types(InstanceTypes=["p5en.48xlarge"])
+    plan = pools.platform(**{**EFA, "instance_types": ["p5en.48xlarge", "p4d.24xlarge"]}).plan(1)
+    assert [change.group for change in plan.changes] == [GROUP]
+    assert "p5en.48xlarge is left out in us-west-2a: EC2 does not offer it there" in plan.notes
+    with pytest.raises(PoolSpecError, match=r"EC2 offers p5en\.48xlarge in none of us-west-2a"):
+        pools.platform(**{**EFA, "instance_types": ["p5en.48xlarge"]}).plan(1)
+
+
 def test_an_old_vpc_cni_is_told_by_day(account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     old = {"containers": [{"image": "602401143452.dkr.ecr.us-west-2.amazonaws.com/amazon-k8s-cni:v1.16.0-eksbuild.1"}]}
     monkeypatch.setattr(vpc_cni, "check", CHECK)

@@ -67,12 +67,16 @@ class Fabric:
 def read_fabric(ec2: AwsService, pool: EksGpuPool, cluster: Mapping[str, Any]) -> Fabric | None:
     """Read what the nodes' network is made of; None where the pool asks for none.
 
+    Types that the region lacks are left out, by a filter: EC2 refuses their names (InvalidInstanceType; scylladb/
+    scylla-cluster-tests#12419). That they are not offered is said where candidates are compared.
+
     Raises:
         PoolSpecError: A type has no EFA interface, or the cluster security group does not let EFA pass.
     """
     if pool.network != "efa":
         return None
-    types = ec2.call("describe_instance_types", InstanceTypes=list(pool.instance_types))["InstanceTypes"]
+    named = [{"Name": "instance-type", "Values": list(pool.instance_types)}]
+    types = ec2.items("describe_instance_types", "InstanceTypes", Filters=named)
     cards = {each["InstanceType"]: _cards(each["NetworkInfo"]) for each in types}
     if without := [name for name, has in cards.items() if not has.efa]:
         raise PoolSpecError(

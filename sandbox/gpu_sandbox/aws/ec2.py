@@ -49,7 +49,8 @@ class Ec2Backend(EC2Backend):
         """None of moto's 1300 AMIs: reading them takes longer than all else that AWS does to start."""
 
     def describe_instance_types(self, instance_types: list[str] | None = None, filters: Any = None) -> Any:
-        return self.catalogue.describe_types(instance_types or [], filters)
+        zones = [zone.name for zone in self.describe_availability_zones()]
+        return self.catalogue.describe_types(instance_types or [], filters, zones)
 
     def describe_instance_type_offerings(
         self, location_type: str | None = None, filters: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 from moto.ec2.exceptions import InvalidInstanceTypeError
@@ -109,11 +110,13 @@ class InstanceTypeCatalogue:
 
     # The two API calls
 
-    def describe_types(self, names: list[str], filters: Any) -> list[InstanceType]:
-        unknown = set(names) - self._types.keys()
+    def describe_types(self, names: list[str], filters: Any, zones: Collection[str]) -> list[InstanceType]:
+        """A type that no zone offers is none of the region's: EC2 does not know its name."""
+        absent = {name for name, _ in self._not_offered if not any(self.offered(name, zone) for zone in zones)}
+        unknown = {name for name in names if name in absent or name not in self._types}
         if unknown:
             raise InvalidInstanceTypeError(unknown, error_type="InvalidInstanceType")
-        matches = [self._types[name] for name in names] if names else list(self._types.values())
+        matches = [self._types[name] for name in names or self._types if name not in absent]
         return list(generic_filter(filters, matches)) if filters else matches
 
     def describe_offerings(
