@@ -116,7 +116,7 @@ class EksGpuPool(GpuPool):
         network: "efa": nodes have all EFA interfaces of their type, and those of a group are near each other, for
             trainings on several of them (docs/multi-node.md). Default: one network interface.
         fast_start: Have images there sooner: on the type's local NVMe disks, pulled and unpacked in parallel, or on a
-            volume of 600 MiB/s if it has none or is smaller than 2xlarge (docs/fast-start.md). Default False.
+            volume of 600 MiB/s if it has none (docs/fast-start.md). Default False.
         user_data: What nodes read at boot: with AL2023_* nodeadm's NodeConfig, as a dict or in YAML; with
             BOTTLEROCKET_* its settings in TOML. EKS adds its own.
         ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and

@@ -55,9 +55,10 @@ FAST = {"instance": {"localStorage": {"strategy": "RAID0"}}, "featureGates": {"F
     [
         (["g6.4xlarge"], [(None, FAST)]),
         (["g6.2xlarge"], [(None, FAST)]),
-        (["g6.xlarge"], [(600, {})]),
+        *[([f"{family}.xlarge"], [(None, FAST)]) for family in ("g4dn", "g5", "g6", "g6e")],
+        (["g6f.large"], [(None, {"instance": FAST["instance"]})]),  # 2 vCPUs
         (["p3.2xlarge"], [(600, {})]),
-        (["g6.xlarge", "g6.4xlarge", "p3.8xlarge"], [(600, {}), (None, FAST), (600, {})]),
+        (["g6.xlarge", "g6.4xlarge", "p3.8xlarge"], [(None, FAST), (None, FAST), (600, {})]),
     ],
 )
 def test_each_group_says_what_its_type_can_do(types: list[str], expected: Any) -> None:
@@ -68,7 +69,7 @@ def test_what_the_spec_says_itself_counts() -> None:
     ((throughput, spec),) = said(pool(user_data=OWN, disk_throughput=250))
     assert throughput == 250
     assert spec == {**FAST, "kubelet": {"flags": ["--v=4"]}, "instance": {"localStorage": {"strategy": "Mount"}}}
-    ((throughput, _),) = said(pool("g6.xlarge", disk_throughput=250))
+    ((throughput, _),) = said(pool("p3.2xlarge", disk_throughput=250))
     assert throughput == 250
 
 
