@@ -265,12 +265,8 @@ def test_a_pool_of_reservations_alone_that_fit_nowhere_is_refused(account: Accou
         of.platform.plan(1)
 
 
-def test_one_of_a_placement_group_is_used_from_there(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EC2 launches into it from that group alone (awslabs/awsome-distributed-ai#1258)."""
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
-    account.ec2.create_placement_group(GroupName="trainings", Strategy="cluster")
-    arn = "arn:aws:ec2:us-west-2:210987654321:placement-group/trainings"
-    id_ = account.cloud.reserve("default", TYPE, ZONE, count=1, PlacementGroupArn=arn)
+def owned(account: Account, id_: str) -> EksPlatform:
+    """Of a pool of this reservation alone, whose group is there."""
     pool = EksGpuPool(
         name="train",
         cluster_name=CLUSTER,
@@ -285,6 +281,37 @@ def test_one_of_a_placement_group_is_used_from_there(account: Account, monkeypat
     platform = EksPlatform(pool, "prod/dag")
     platform.apply(platform.plan(1), print)
     account.advance(account.cloud.timings.nodegroup_create)
+    return platform
+
+
+def test_a_block_s_switch_leaves_the_minute_of_eks_s_own_action_free(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EKS user guide, managed node groups with Capacity Blocks: it is 40 minutes before the end, as ours would be."""
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
+    platform = owned(account, account.cloud.reserve("capacity-block", TYPE, ZONE, lasts=24 * HOUR))
+    (group,) = platform.observe()
+    assert group.reserved is not None
+    assert group.reserved.ends_at is not None
+    empty_at = group.reserved.ends_at.replace(second=0)
+    actions = account.asg.describe_scheduled_actions(AutoScalingGroupName=group.autoscaler_name)
+    (of_eks,) = actions["ScheduledUpdateGroupActions"]
+    assert of_eks["StartTime"].replace(second=0) == empty_at
+    before = account.cloud.calls["autoscaling:PutScheduledUpdateGroupAction"]
+    platform.schedule_scale_to_zero([group.name], empty_at)
+    assert account.cloud.calls["autoscaling:PutScheduledUpdateGroupAction"] == before + 1, "none was refused"
+    assert platform.observe()[0].switch_at == empty_at + MINUTE
+    platform.schedule_scale_to_zero([group.name], empty_at + MINUTE)  # its own is no other's
+    assert platform.observe()[0].switch_at == empty_at + MINUTE
+
+
+def test_one_of_a_placement_group_is_used_from_there(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 launches into it from that group alone (awslabs/awsome-distributed-ai#1258)."""
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
+    account.ec2.create_placement_group(GroupName="trainings", Strategy="cluster")
+    arn = "arn:aws:ec2:us-west-2:210987654321:placement-group/trainings"
+    id_ = account.cloud.reserve("default", TYPE, ZONE, count=1, PlacementGroupArn=arn)
+    platform = owned(account, id_)
     platform.grow({f"train-a-p5-48xlarge-{id_}": 1})
     account.advance(LAUNCH)
     (group,) = platform.observe()

@@ -25,6 +25,7 @@ _STALE_SUSPENSION = timedelta(minutes=1)
 _SHRINK_SECONDS = 10.0
 _LOOK_AGAIN = 0.5  # seconds
 _NAMES_PER_CALL = 50
+_MOST_LATE = 5  # minutes: what the switch may be late (scaling.decide.decisions.SWITCH_SLACK)
 _NEWEST_ACTIVITIES = 100
 
 
@@ -222,21 +223,28 @@ class AutoScaling:
     # -- the switch ------------------------------------------------------------------------------------------
 
     def schedule_scale_to_zero(self, name: str, at: datetime, *, size: int = 0) -> None:
-        """Set the group to zero, or another size, at `at`, in place of an earlier time for it."""
-        for attempt in range(3):
-            try:
-                self._service.call(
-                    "put_scheduled_update_group_action",
-                    AutoScalingGroupName=name,
-                    ScheduledActionName=SWITCH,
-                    StartTime=_whole_second(at) + timedelta(minutes=attempt),
-                    DesiredCapacity=size,
-                )
-                return
-            except CloudError as error:
-                # Two actions of one group may not start at the same time; the other one is not ours.
-                if not has_code(error, "AlreadyExists", "AlreadyExistsFault") or attempt == 2:
-                    raise
+        """Set the group to zero, or another size, at `at`, in place of an earlier time for it.
+
+        Two actions of one group may not start at the same time, so it is the first minute from there on in which no
+        other action does. EKS has one for a Capacity Block's group, 40 minutes before the block ends, which is not to
+        be edited ("Create a managed node group with Capacity Blocks" in its user guide).
+        """
+        taken = self._minutes_of_others(name)
+        free = (at + timedelta(minutes=late) for late in range(_MOST_LATE))
+        start = next((each for each in free if _minute(each) not in taken), at)
+        self._service.call(
+            "put_scheduled_update_group_action",
+            AutoScalingGroupName=name,
+            ScheduledActionName=SWITCH,
+            StartTime=_whole_second(start),
+            DesiredCapacity=size,
+        )
+
+    def _minutes_of_others(self, name: str) -> set[datetime]:
+        actions = self._service.items(
+            "describe_scheduled_actions", "ScheduledUpdateGroupActions", AutoScalingGroupName=name
+        )
+        return {_minute(a["StartTime"]) for a in actions if a["ScheduledActionName"] != SWITCH and a.get("StartTime")}
 
     def cancel_scale_to_zero(self, name: str) -> None:
         """Take the switch off; fine where there is none."""
@@ -267,6 +275,10 @@ def _is_not_found(error: GpuError) -> bool:
 
 def _tag(name: str, key: str) -> dict[str, str]:
     return {"ResourceId": name, "ResourceType": "auto-scaling-group", "Key": key}
+
+
+def _minute(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(second=0, microsecond=0)
 
 
 def _whole_second(at: datetime) -> datetime:

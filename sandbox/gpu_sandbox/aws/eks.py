@@ -336,6 +336,7 @@ class Eks(EKSBackend):
                 group.status, group.health = "CREATE_FAILED", {"issues": issues}
                 return
             self._creation.create_auto_scaling_group(group)
+            self._creation.schedule_the_end_of_its_block(group)
         asg = self._asg(group)
         is_settled, is_given_up = self.clock.reached(group.settles_at), self.clock.reached(group.gives_up_at)
         if asg is not None and asg.satisfied and not asg.unjoined() and is_settled:

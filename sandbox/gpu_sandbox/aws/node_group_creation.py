@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -13,6 +14,7 @@ from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws import node_group_rules as rules
 from gpu_sandbox.aws.auto_scaling import AutoScaling
+from gpu_sandbox.aws.capacity_reservations import target_of
 from gpu_sandbox.aws.ec2 import Ec2Backend, check_version
 from gpu_sandbox.aws.groups import AutoScalingGroup
 from gpu_sandbox.aws.node_groups import NodeGroup
@@ -208,6 +210,24 @@ class NodeGroupCreation:
         self._auto_scaling.create_lifecycle_hook(
             DRAIN_HOOK, group.asg_name, "autoscaling:EC2_INSTANCE_TERMINATING", 1800, "CONTINUE"
         )
+
+    def schedule_the_end_of_its_block(self, group: NodeGroup) -> None:
+        """EKS's own scheduled action on a block's group: "Create a managed node group with Capacity Blocks"."""
+        data = self.launch_template_data(group.launch_template) if group.launch_template else {}
+        block = self._ec2.capacity_reservations.find(target_of(data))
+        at = block.end - timedelta(minutes=40) if block is not None and block.end is not None else None
+        if group.capacity_type == "CAPACITY_BLOCK" and at is not None and at > self._ec2.clock.utc_now():
+            self._auto_scaling.put_scheduled_update_group_action(
+                group.asg_name,
+                scheduled_action_name="Amazon EKS Node Group Capacity Scaledown Before Reservation End",
+                desired_capacity=0,
+                max_size=None,
+                min_size=0,
+                start_time=at,
+                end_time=None,
+                recurrence=None,
+                timezone=None,
+            )
 
     def use_version(self, group: NodeGroup, asg: AutoScalingGroup, template: Mapping[str, str] | None) -> None:
         """Have a group's next machines made from another version of its template: the user's, or EKS's own."""
