@@ -162,11 +162,15 @@ class TooDear:
 
 
 def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooDear, ...]:
-    """Return the candidates that cost more than the pool pays; one whose price is unknown is kept."""
+    """Return the candidates that cost more than the pool pays; one whose price is unknown is kept.
+
+    So is what is reserved: it is paid for whether a run uses it or not, and another machine would be paid for besides.
+    """
     pool, limit = record.pool, record.pool.max_price_per_hour
     found: list[TooDear] = []
     for each in candidates if limit is not None else ():
-        price = record.price(each.group, each.market)
+        is_reserved = each.market in ("RESERVED", "CAPACITY_BLOCK")
+        price = None if is_reserved else record.price(each.group, each.market)
         if limit is not None and price is not None and price > limit:
             why = f"{money(pool, price)} an hour is more than max_price_per_hour={limit:g}"
             found.append(TooDear(candidate=each, price=price, why=why))

@@ -180,3 +180,24 @@ class TestLimit:
     def test_without_list_and_limit_nothing_is_said(self) -> None:
         record = PriceRecord.of(pool(price_per_hour=2.0), [])
         assert price_lines(record, [candidate("a")]) == too_dear(record, [candidate("a")]) == ()
+
+
+@pytest.mark.parametrize("market", ["RESERVED", "CAPACITY_BLOCK"])
+def test_what_is_reserved_is_never_too_dear(market: Any) -> None:
+    """It is paid for whether a run uses it or not: spot machines beside it would be paid for twice."""
+    spec = EksGpuPool(
+        name="train",
+        cluster_name="c",
+        region="us-west-2",
+        max_nodes=2,
+        instance_types=["p5.48xlarge"],
+        capacity_types=["RESERVED", "SPOT"],
+        reservations=["cr-0a1b2c3d4e5f67890"],
+        price_per_hour="list",
+        max_price_per_hour=40,
+    )
+    reserved = spec.reserved_candidate("cr-0a1b2c3d4e5f67890", "us-west-2a", "p5.48xlarge", market)
+    (spot,) = spec.candidates(["us-west-2a"])
+    read = ListPrices(at=datetime.now(UTC), per_hour={reserved.group: 55.04, spot.group: 41.0})
+    found = too_dear(PriceRecord.of(spec, [read]), [reserved, spot])
+    assert [each.candidate for each in found] == [spot]
