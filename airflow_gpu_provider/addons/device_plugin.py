@@ -195,7 +195,7 @@ class DevicePlugin:
             "name": CONTAINER,
             "image": self.image or f"{IMAGE}:{self.version}{_DIGESTS.get(self.version, '')}",
             "env": [{"name": name, "value": value} for name, value in sorted(self._environment().items())],
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "securityContext": self._security_context(),
             "volumeMounts": [{"name": "device-plugins", "mountPath": PLUGIN_FOLDER}],
         }
         if self.config:
@@ -204,9 +204,28 @@ class DevicePlugin:
             container["resources"] = dict(self.resources)
         return container
 
+    def _security_context(self) -> Manifest:
+        """Return no capability but where the plugin ends without SYS_ADMIN, as NVIDIA's chart has it (_helpers.tpl).
+
+        To see MIG devices, or GPUs by volume mounts rather than by a variable, a container needs it
+        (NVIDIA/nvidia-container-toolkit#1740).
+        """
+        if self._needs_sys_admin:
+            return {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}
+        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+    @property
+    def _needs_sys_admin(self) -> bool:
+        flags = (self.config or {}).get("flags") or {}
+        options = self.options or {}
+        strategy = options.get("MIG_STRATEGY", flags.get("migStrategy", "none"))
+        lists = options.get("DEVICE_LIST_STRATEGY", (flags.get("plugin") or {}).get("deviceListStrategy", ""))
+        return strategy != "none" or "volume-mounts" in lists
+
     def _environment(self) -> dict[str, str]:
         file = {"CONFIG_FILE": f"{CONFIG_FOLDER}/{CONFIG_FILE}"} if self.config else {}
-        options = {**_OPTIONS, **file, **(self.options or {})}
+        mig = {"NVIDIA_MIG_MONITOR_DEVICES": "all"} if self._needs_sys_admin else {}
+        options = {**_OPTIONS, **mig, **file, **(self.options or {})}
         for name, value in options.items():
             if not isinstance(value, str):
                 raise PoolSpecError(
@@ -290,7 +309,9 @@ def _installer(system: str, image: str | None) -> Manifest:
 
 # EKS's images bring the driver and no plugin ("Manage EFA devices on Amazon EKS" in EKS's user guide).
 
-# As in aws/eks-charts, stable/aws-efa-k8s-device-plugin, which pulls from this one registry in all regions of AWS.
+# From the one registry from which aws/eks-charts, stable/aws-efa-k8s-device-plugin, pulls in all regions of AWS. The chart
+# is privileged since v0.5.4, for hints of which GPU and interface are near each other; without, it hands out the
+# interfaces as well (NVIDIA/aicr#872).
 EFA_IMAGE = "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v0.5.22-eksbuild.9"
 _EFA_NAME = "aws-efa-k8s-device-plugin"
 _EFA_MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}

@@ -36,12 +36,14 @@ _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
     "InvalidLaunchTemplateName.MalformedException",
     "InvalidLaunchTemplateName.NotFoundException",
 )
-# botocore's eks, LaunchTemplateSpecification: what a template of a node group must not have.
+# What a template of a node group must not have: botocore's eks, LaunchTemplateSpecification; EKS's user guide,
+# "Customize managed nodes with launch templates", which names the shutdown behaviour besides.
 _NEVER_TAKEN: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "an IamInstanceProfile": lambda data: bool(data.get("IamInstanceProfile")),
     "a subnet": lambda data: any(each.get("SubnetId") for each in data.get("NetworkInterfaces") or ()),
     "a request for spot instances": lambda data: (data.get("InstanceMarketOptions") or {}).get("MarketType") == "spot",
     "HibernationOptions": lambda data: bool((data.get("HibernationOptions") or {}).get("Configured")),
+    "an InstanceInitiatedShutdownBehavior": lambda data: bool(data.get("InstanceInitiatedShutdownBehavior")),
 }
 
 

@@ -66,6 +66,29 @@ def test_options() -> None:
         environment(options={"FAIL_ON_INIT_ERROR": False})
 
 
+@pytest.mark.parametrize(
+    ("fields", "needs_it"),
+    [
+        ({"options": {"MIG_STRATEGY": "mixed"}}, True),
+        ({"options": {"MIG_STRATEGY": "single"}}, True),
+        ({"options": {"DEVICE_LIST_STRATEGY": "volume-mounts"}}, True),
+        ({"config": {"flags": {"migStrategy": "mixed"}}}, True),
+        ({"config": {"flags": {"plugin": {"deviceListStrategy": ["envvar", "volume-mounts"]}}}}, True),
+        ({"options": {"MIG_STRATEGY": "none"}, "config": {"flags": {"migStrategy": "mixed"}}}, False),
+        ({"options": {"DEVICE_LIST_STRATEGY": "envvar"}}, False),
+        ({}, False),
+    ],
+)
+def test_it_has_the_capability_without_which_it_would_end_and_else_none(fields: dict[str, Any], needs_it: bool) -> None:
+    """NVIDIA's chart, v0.20.0, _helpers.tpl."""
+    (container,) = pod_spec(**{"pool": a_pool(), **fields})["containers"]
+    context = container["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], **({"add": ["SYS_ADMIN"]} if needs_it else {})}
+    assert ("allowPrivilegeEscalation" in context) != needs_it, "the API server takes not both"
+    monitor = {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}
+    assert (monitor in container["env"]) == needs_it
+
+
 SLICED = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}
 
 

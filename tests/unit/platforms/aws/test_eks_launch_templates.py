@@ -29,6 +29,11 @@ from tests.unit.platforms.aws.test_eks_spec import spec
         ("AL2023_x86_64_NVIDIA", {"InstanceMarketOptions": {"MarketType": "capacity-block"}}, None),
         ("AL2023_x86_64_NVIDIA", {"HibernationOptions": {"Configured": True}}, "has HibernationOptions"),
         ("AL2023_x86_64_NVIDIA", {"HibernationOptions": {"Configured": False}}, None),
+        (
+            "AL2023_x86_64_NVIDIA",
+            {"InstanceInitiatedShutdownBehavior": "terminate"},
+            "has an InstanceInitiatedShutdownBehavior, and EKS takes no",
+        ),
         ("AL2023_x86_64_NVIDIA", {"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-1"}]}, "has a subnet"),
         ("AL2023_x86_64_NVIDIA", {"NetworkInterfaces": [{"DeviceIndex": 0, "InterfaceType": "efa"}]}, None),
     ],
