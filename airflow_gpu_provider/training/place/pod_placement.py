@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE
+from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE, huge_pages_of_a_pod
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_template
@@ -41,7 +41,7 @@ _STAYS = {_SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
 _NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", COMPUTE_CLASS_LABEL)
 
 
-_HUGE_PAGES, _OF_THEM = "hugepages-2Mi", "5120Mi"
+_HUGE_PAGES = "hugepages-2Mi"
 _OVER_EFA = {"FI_PROVIDER": "efa"}
 """libfabric's choice of network, by which NCCL's plugin for it sends."""
 
@@ -97,7 +97,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _require(pod.spec, (*_of_types(placement.pool), *placement.avoid))
     _give_gpus(pod.spec, base, placement)
     if placement.efa:
-        _give_interfaces(base, placement.efa)
+        _give_interfaces(base, placement.efa, huge_pages_of_a_pod(placement.pool))
     if placement.pool.needs_host_ipc:
         check_shm(placement.pool, placement.shm_size)
         pod.spec.host_ipc = True
@@ -242,13 +242,10 @@ def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement)
     base.resources = resources
 
 
-def _give_interfaces(base: k8s.V1Container, count: int) -> None:
-    """Ask for EFA interfaces and huge pages, unless the user has; Kubernetes takes those beside CPU or memory only.
-
-    "Run machine learning training with EFA" of EKS's user guide: the driver sets 5128 pages of 2 MiB aside.
-    """
+def _give_interfaces(base: k8s.V1Container, count: int, huge_pages: str) -> None:
+    """Ask for EFA interfaces and huge pages, unless the user has; Kubernetes takes those beside CPU or memory only."""
     resources = base.resources
-    for name, value in ((EFA_RESOURCE, str(count)), (_HUGE_PAGES, _OF_THEM)):
+    for name, value in ((EFA_RESOURCE, str(count)), (_HUGE_PAGES, huge_pages)):
         asked = {**(resources.limits or {}), **(resources.requests or {})}.get(name, value)
         resources.limits = {**(resources.limits or {}), name: asked}
         resources.requests = {**(resources.requests or {}), name: asked}

@@ -12,6 +12,7 @@ from kubernetes.client import models as k8s
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools.eks_machines import huge_pages_of_a_pod
 from airflow_gpu_provider.pools.workload_placement import placement
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
 from tests.unit.pools.test_gke import pool as a_gke_pool
@@ -238,6 +239,19 @@ def test_a_rank_asks_for_its_interfaces_and_huge_pages() -> None:
         assert base["resources"][part]["hugepages-2Mi"] == "5120Mi"
     assert base["resources"]["requests"]["cpu"] == "1", "Kubernetes takes huge pages beside CPU or memory only"
     assert {"name": "FI_PROVIDER", "value": "efa"} in base["env"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"instance_types": ["p5.4xlarge"], "ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}, "3520Mi"),
+        ({"instance_types": ["p5.4xlarge", "p4d.24xlarge"], "ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}, "3520Mi"),
+        ({"instance_types": ["g6.8xlarge"], "ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}, "5120Mi"),
+        ({"instance_types": ["p5.4xlarge"]}, "5120Mi"),
+    ],
+)
+def test_a_rank_asks_for_no_more_huge_pages_than_its_node_sets_aside(fields: dict[str, Any], asked: str) -> None:
+    assert huge_pages_of_a_pod(a_pool(**fields, network="efa")) == asked
 
 
 def test_and_for_what_its_user_says_instead() -> None:
