@@ -54,12 +54,9 @@ def read(clients: AwsClients, pool: EksGpuPool, candidates: Sequence[Candidate])
 
 
 def currency_notes(pool: EksGpuPool) -> tuple[str, ...]:
-    """Return that AWS lists no price in the pool's currency, and what to do, if so.
-
-    In which the European Sovereign Cloud's are, no document says.
-    """
+    """Return that AWS lists no price in the pool's currency, and what to do, if so."""
     own = currency_of(pool.region)
-    if not pool.has_list_prices or pool.currency == own or pool.region.startswith("eusc-"):
+    if not pool.has_list_prices or own in (None, pool.currency):
         return ()
     what = f'price_per_hour="list" finds no price in {pool.currency}: AWS lists those of {pool.region} in {own}'
     return (f'{what}; set currency="{own}", or give the prices as numbers',)
@@ -74,6 +71,8 @@ def _on_demand(clients: AwsClients, pool: EksGpuPool, types: Sequence[str]) -> M
 
 def _spot(clients: AwsClients, pool: EksGpuPool, types: Sequence[str]) -> Mapping[tuple[str, str], float] | Unknown:
     currency = currency_of(pool.region)
+    if currency is None:
+        return Unknown(why=f"no document says in which currency EC2 tells spot prices in {pool.region}")
     if currency != pool.currency:
         return Unknown(why=f"EC2 tells spot prices in {currency}, not in {pool.currency}")
     return SPOT.get((pool.aws_conn_id, pool.region, *types), lambda: spot_prices(clients.ec2_once, types))
@@ -124,8 +123,10 @@ def _per_hour(product: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
                 yield rate.get("pricePerUnit", {})
 
 
-def currency_of(region: str) -> str:
-    """Return the currency of a region's spot prices."""
+def currency_of(region: str) -> str | None:
+    """Return the currency of a region's spot prices; None for the European Sovereign Cloud: no document says it."""
+    if region.startswith("eusc-"):
+        return None
     return "CNY" if region.startswith("cn-") else "USD"
 
 

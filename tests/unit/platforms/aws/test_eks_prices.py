@@ -204,3 +204,13 @@ def test_a_partition_without_an_endpoint_is_not_asked() -> None:
     found = read(aws, spec, ("us-gov-west-1a",))
     assert set(found.unknown.values()) == {"the AWS Price List has no endpoint for us-gov-west-1"}
     assert aws.asked == []
+
+
+def test_spot_prices_of_the_european_cloud_are_taken_for_no_currency() -> None:
+    """No document says in which they are; EC2's answer has a number alone."""
+    aws = Aws()
+    for currency in ("USD", "EUR"):
+        spec = pool(region="eusc-de-east-1", capacity_types=["SPOT"], currency=currency)
+        found = read(aws, spec, ("eusc-de-east-1a",))
+        assert (found.per_hour, aws.asked) == ({}, [])
+        assert "no document says in which currency" in next(iter(found.unknown.values()))
