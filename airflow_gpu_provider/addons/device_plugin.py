@@ -309,9 +309,9 @@ def _installer(system: str, image: str | None) -> Manifest:
 
 # EKS's images bring the driver and no plugin ("Manage EFA devices on Amazon EKS" in EKS's user guide).
 
-# From the one registry from which aws/eks-charts, stable/aws-efa-k8s-device-plugin, pulls in all regions of AWS. The chart
-# is privileged since v0.5.4, for hints of which GPU and interface are near each other; without, it hands out the
-# interfaces as well (NVIDIA/aicr#872).
+# From the one registry from which aws/eks-charts, stable/aws-efa-k8s-device-plugin, pulls in all regions of AWS. That
+# chart is privileged since v0.5.4, for hints of which GPU and interface are near each other; without, the plugin hands
+# out the interfaces as well (NVIDIA/aicr#872).
 EFA_IMAGE = "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v0.5.22-eksbuild.9"
 _EFA_NAME = "aws-efa-k8s-device-plugin"
 _EFA_MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}

@@ -326,6 +326,8 @@ def _warnings(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> I
             f"it is in {len(zones)} zones, and AWS ends machines with running pods to keep them even"
             " (aws/containers-roadmap#1453); one group for each zone is safe"
         )
+    if node_group is None and (operator := asg.get("Operator")):
+        yield f"{operator} operates it, and EC2 Auto Scaling takes changes of its size from no other (AccessDenied)"
     if "Launch" in suspended:
         yield "its launches are suspended, so it cannot grow"
     if asg.get("NewInstancesProtectedFromScaleIn"):

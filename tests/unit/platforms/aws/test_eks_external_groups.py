@@ -11,7 +11,7 @@ from botocore.session import get_session
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import QuotaExceeded
-from airflow_gpu_provider.platforms.aws.external_groups import candidate
+from airflow_gpu_provider.platforms.aws.external_groups import candidate, read_group
 from airflow_gpu_provider.platforms.aws.node_groups import LastLook
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.quota import judge, quota_code
@@ -100,6 +100,16 @@ def test_a_group_of_reserved_machines_is_judged_by_no_quota(market_type: str, ma
         return
     with pytest.raises(QuotaExceeded):
         judge(POOL, 2, [found], quotas, vcpus)
+
+
+def test_a_group_that_another_service_operates_is_told_by_day() -> None:
+    """Botocore, autoscaling: only the designated operator can change it. EKS's own groups are not known to have one."""
+    shape = get_session().get_service_model("autoscaling").shape_for("AutoScalingGroup")
+    assert "Operator" in shape.members
+    operated = {**asg("own"), "Operator": "ecs.amazonaws.com", "MinSize": 0, "MaxSize": 3}
+    (warning,) = read_group("own", operated, None, {}).warnings
+    assert warning.startswith("ecs.amazonaws.com operates it, and EC2 Auto Scaling takes changes of its size from no")
+    assert read_group("own", operated, NODE_GROUP, {}).warnings == ()
 
 
 def test_every_market_of_a_launch_template_has_its_place() -> None:
