@@ -57,6 +57,7 @@ class NodeSize:
     gpus: int | None = None
 
 
+_PRO = "NVIDIA-RTX-PRO-%s-Blackwell-Server-Edition"
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
@@ -81,12 +82,8 @@ GPUS: dict[str, Gpu] = {
         Gpu(name="B200", product="NVIDIA-B200", accelerator="nvidia-b200", memory_gib=180),
         Gpu(name="B300", product="NVIDIA-B300-SXM6-AC", accelerator="nvidia-b300", memory_gib=268),
         Gpu(name="GB200", product="NVIDIA-GB200", accelerator="nvidia-gb200", memory_gib=186),
-        Gpu(
-            name="RTX-PRO-6000",
-            product="NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
-            accelerator="nvidia-rtx-pro-6000",
-            memory_gib=96,
-        ),
+        Gpu(name="RTX-PRO-4500", product=_PRO % 4500, accelerator="nvidia-rtx-pro-4500", memory_gib=32),
+        Gpu(name="RTX-PRO-6000", product=_PRO % 6000, accelerator="nvidia-rtx-pro-6000", memory_gib=96),
     )
 }
 
@@ -151,6 +148,10 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
     "g6e.16xlarge": ("L40S", 1, 64, 512),
     "g6e.24xlarge": ("L40S", 4, 96, 768),
     "g6e.48xlarge": ("L40S", 8, 192, 1536),
+    **{
+        f"g7.{size}xlarge": ("RTX-PRO-4500", gpus, 4 * size, 16 * size)
+        for size, gpus in ((2, 1), (4, 1), (8, 1), (12, 2), (24, 4), (48, 8))
+    },
     "g7e.2xlarge": ("RTX-PRO-6000", 1, 8, 64),
     "g7e.4xlarge": ("RTX-PRO-6000", 1, 16, 128),
     "g7e.8xlarge": ("RTX-PRO-6000", 1, 32, 256),

@@ -108,6 +108,8 @@ EFA_INTERFACES: Mapping[str, int] = {
     **_of("g6e", "8xlarge 12xlarge 16xlarge", 1),
     **_of("g6e", "24xlarge", 2),
     **_of("g6e", "48xlarge", 4),
+    **_of("g7", "8xlarge 12xlarge 24xlarge", 1),
+    **_of("g7", "48xlarge", 2),
     **_of("g7e", "8xlarge 12xlarge", 1),
     **_of("g7e", "24xlarge", 2),
     **_of("g7e", "48xlarge", 4),

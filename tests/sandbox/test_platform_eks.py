@@ -1260,7 +1260,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     # Of a type that the catalogue does not have, it counts against the same quota.
     account.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType="vt1.3xlarge")
     started = account.now
-    pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).groups_over_quota(1, print)
+    pools.platform(**spec, instance_types=["g6.xlarge", "g8.xlarge"]).groups_over_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
     for day in ("20260827", "20260910"):
