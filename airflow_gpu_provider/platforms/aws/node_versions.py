@@ -200,6 +200,13 @@ def why_recreated(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) ->
     return _NOT_BACK if fixed == ["image release"] else _NO_OTHER
 
 
+def fixed_in_words(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -> str:
+    """Return what of a group no update brings to what it is to be made from. Pure."""
+    fixed = [each for each in behind(pool, group, newest) if each.update is None]
+    gone = f"its launch template {(group.get('launchTemplate') or {}).get('name')} is gone"
+    return "; ".join(gone if each.found == "gone" else str(each) for each in fixed)
+
+
 def can_be_updated(group: Mapping[str, Any]) -> bool:
     """Return True if an update of a group without machines launches none.
 

@@ -207,8 +207,8 @@ class OwnedGroups(GroupSource):
             if not request or raw["status"] in eks_spec.GONE_SOON or has_machines(asgs.get(asg_name(raw) or "", {})):
                 continue
             if why := node_versions.why_recreated(self._pool, raw, newest):
-                recreated[name] = f"{'; '.join(map(str, node_versions.behind(self._pool, raw, newest)))}; {why}"
-                report(f"{name}: {recreated[name]}; it is recreated")
+                recreated[name] = node_versions.fixed_in_words(self._pool, raw, newest)
+                report(f"{name}: {recreated[name]}. {why}; it is recreated")
                 check()
                 self._eks.groups.delete(name, report)
                 continue
