@@ -147,12 +147,14 @@ class OwnedGroups(GroupSource):
             left_over.delete(doomed, groups, report)
         if wanted:
             changed = GroupChanges(self._eks, left_over)
-            changed.make(self._specs(self.candidates(), groups), groups, wanted, report)
+            changed.make(self._specs(self.candidates(), groups, are_made=True), groups, wanted, report)
 
-    def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
+    def _specs(
+        self, candidates: Sequence[Candidate], groups: Mapping[str, Any], *, are_made: bool = False
+    ) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)
         role = self._eks.groups.node_role() if to_create else None
-        release = self._release_of_new() if to_create else ""
+        release = self._release_of_new() if to_create and are_made else ""
         return tuple(
             GroupSpec(
                 pool=self._pool,
