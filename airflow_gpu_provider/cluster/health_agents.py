@@ -23,7 +23,7 @@ _GPU_PART = re.compile(r"gpu|nvlink|nvswitch|xid", re.IGNORECASE)
 _TROUBLE = re.compile(
     r"unhealthy|missing|(?<!nonfatal)error|inactive|lost|bad|fail|(?<!de)fault|problem|fallen|down$|xid$", re.IGNORECASE
 )
-_DCGM_WATCH = re.compile(r"Gpu[A-Z]\w*Watch")
+_DCGM_WATCH = re.compile(r"^Gpu[A-Z]\w*Watch$")
 """The names of NVSentinel's checks by DCGM's health watches, whatever the reason: its pages show others, too."""
 
 _IS_NOT_HEALTHY = "IsNotHealthy"
@@ -33,7 +33,7 @@ _KNOWN_TO_A_PERSON = "quarantinedNodeUncordonedManually"
 _MAINTENANCE = "maintenance"
 """In the name of a check: the cloud's appointment with a machine, which says nothing against its GPUs."""
 
-_OF_NVIDIA = re.compile(r"(?:[\w.-]+\.)?nvidia\.com|[\w.-]+\.health")
+_OF_NVIDIA = re.compile(r"^(?:(?:[\w.-]+\.)?nvidia\.com|[\w.-]+\.health)$")
 """Domains of taints that NVIDIA's documents give such nodes, and of its DRA driver's (gpu.nvidia.com/xid)."""
 
 
@@ -52,7 +52,7 @@ def _reasons(raw: Mapping[str, Any]) -> Iterator[str]:
     yield from _cordon(metadata.get("labels") or {})
     for taint in (raw.get("spec") or {}).get("taints") or ():
         domain, _, name = taint["key"].partition("/")
-        is_of_nvidia = name and _OF_NVIDIA.fullmatch(domain)
+        is_of_nvidia = name and _OF_NVIDIA.match(domain)
         if is_of_nvidia and taint["effect"] != "PreferNoSchedule" and _is_problem(taint["key"]):
             yield f"taint {taint['key']}={taint.get('value') or ''}:{taint['effect']}"
 
@@ -73,7 +73,7 @@ def _is_bad(condition: Mapping[str, Any], *, is_known: bool) -> bool:
         return False
     if str(condition.get("reason") or "").endswith(_IS_NOT_HEALTHY):
         return not is_known
-    return _is_problem(kind) or _DCGM_WATCH.fullmatch(kind) is not None
+    return _is_problem(kind) or _DCGM_WATCH.match(kind) is not None
 
 
 def _is_problem(name: str) -> bool:
