@@ -238,7 +238,8 @@ def xcoms(seen: Seen) -> dict[str, Any]:
     attempt = PodAttempt.__new__(PodAttempt)
     attempt._host = cast("Any", SimpleNamespace(push=pushed.__setitem__))
     attempt._cluster = cast(
-        "Any", SimpleNamespace(pods=SimpleNamespace(note_computed=lambda *_, **__: None), pool=POOL)
+        "Any",
+        SimpleNamespace(pods=SimpleNamespace(note_computed=lambda *_, **__: None), pool=POOL, now=seen.server.now),
     )
     attempt._settings = cast("Any", SimpleNamespace(multiple_outputs=True))
     attempt.record = cast("Any", SimpleNamespace(number=1))
