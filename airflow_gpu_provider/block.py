@@ -9,6 +9,7 @@ fails. A teardown runs if one of its setups has succeeded: that is what `begin` 
 without a word. A DAG run's state comes from its leaves, and a teardown that succeeds would turn a failed training
 green: so the leaf is `done`, which looks at what became of the tasks, and at `witness`, which only a mark on the run
 skips (see operators/block_verdict.py).
+A seventh, `after_branch`, comes between a branch that ends the block and scale-down.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from airflow_gpu_provider.pools.values import is_whole
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
 from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
+from airflow_gpu_provider.tasks.sure_runs import is_branch
 
 
 class _BlockGroup(TaskGroup):
@@ -168,6 +170,12 @@ def gpu_nodes(
             taken=_TAKEN_BY_ALL,
         )
         _wait_for_the_past_at(begin, list(group))
+        branches = [task for task in last if is_branch(task)]
+        if branches:
+            # A branch skips what comes right after it, teardowns too.
+            after = _own_task(EmptyOperator, f"{name}.after_branch", taken=_TAKEN_BY_ALL)
+            branches >> after
+            last = [*(task for task in last if task not in branches), after]
     (plugin or ensure) >> roots
     last >> scale_down.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
     scale_down >> witness.as_setup() >> done  # type: ignore[no-untyped-call]

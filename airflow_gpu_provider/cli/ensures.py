@@ -1,12 +1,12 @@
 """What `airflow gpu doctor` finds in serialized DAGs: Ensures that will refuse to start machines nothing would release.
 
 A serialized mapped task has no role: one that has a pool counts as if it released any, and Ensures that are mapped are
-left to themselves.
+left to themselves. Branches are known by their names, as a custom operator's class may not be there to be asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import named, serialized_tasks
@@ -14,40 +14,60 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.operators.scale_down_after import WAYS_OUT, not_released, starts_machines
 from airflow_gpu_provider.pools.values import deserialize_pool, is_template
 from airflow_gpu_provider.reports.doctor import Finding
-from airflow_gpu_provider.tasks.block_tasks import BlockTask, is_released
+from airflow_gpu_provider.tasks.block_tasks import BlockTask, releasing
+from airflow_gpu_provider.tasks.sure_runs import Scheduled, is_sure_to_run
 
 Fields = Mapping[str, Any]
 """A task as Airflow's database has it."""
 
 
 def ensures_left_alone(dag_id: str | None, pools: Collection[str]) -> list[Finding]:
-    """Return a problem for each Ensure after which no ScaleDownSensor comes, of all DAGs or of one.
+    """Return a problem for each Ensure after which no ScaleDownSensor is sure to run, of all DAGs or of one.
 
     `pools` are the pools asked about; empty for all.
     """
-    alone = [(dag, task) for dag, tasks in serialized_tasks(dag_id) for task in left_alone(tasks)]
-    found = [(dag, task, named(task["gpu_pool"]).name) for dag, task in alone]
+    alone = [(dag, task, unsure) for dag, tasks in serialized_tasks(dag_id) for task, unsure in left_alone(tasks)]
+    found = [(dag, task, unsure, named(task["gpu_pool"]).name) for dag, task, unsure in alone]
     return [
         Finding(
             pool=pool,
             check="scale-down",
             result="problem",
-            message=f"DAG {dag}: {not_released(pool, task['task_id'], deserialize_pool(task['gpu_pool']).max_runtime)}",
+            message=f"DAG {dag}: {_left(task, pool, unsure)}",
             fix=WAYS_OUT,
         )
-        for dag, task, pool in found
+        for dag, task, unsure, pool in found
         if not pools or pool in pools
     ]
 
 
-def left_alone(tasks: Collection[Fields]) -> Iterator[Fields]:
-    """Yield the Ensures of a DAG that would start machines, and after which nothing releases these."""
+def left_alone(tasks: Collection[Fields]) -> Iterator[tuple[Fields, list[str]]]:
+    """Yield the Ensures of a DAG that would start machines which nothing is sure to release, and what may release."""
     by_id = {task["task_id"]: task for task in tasks}
+    scheduled = {name: _scheduled(task, tasks) for name, task in by_id.items()}
     for task in tasks:
         if task.get("gpu_role") == "ensure" and _brings_nodes(task):
-            after = map(_block_task, _after(task, by_id))
-            if not is_released(_block_task(task), after):
-                yield task
+            after = {each["task_id"]: _block_task(each) for each in _after(task, by_id)}
+            found = sorted(releasing(_block_task(task), after))
+            if not any(is_sure_to_run(name, task["task_id"], scheduled) for name in found):
+                yield task, found
+
+
+def _left(ensure: Fields, pool: str, unsure: Sequence[str]) -> str:
+    return not_released(pool, ensure["task_id"], deserialize_pool(ensure["gpu_pool"]).max_runtime, unsure)
+
+
+def _scheduled(task: Fields, tasks: Collection[Fields]) -> Scheduled:
+    given = {**task, **task.get("partial_kwargs", {})}
+    skips = bool(task.get("_can_skip_downstream"))
+    return Scheduled(
+        upstream=[each["task_id"] for each in tasks if task["task_id"] in each.get("downstream_task_ids", ())],
+        rule=str(given.get("trigger_rule", "all_success")),
+        is_setup=bool(given.get("is_setup")),
+        is_teardown=bool(given.get("is_teardown")),
+        skips=skips,
+        is_branch=skips and any(each in task.get("task_type", "") for each in ("Branch", "LatestOnly")),
+    )
 
 
 def _brings_nodes(ensure: Fields) -> bool:

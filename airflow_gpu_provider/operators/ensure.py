@@ -96,7 +96,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         prefetch_secrets: Their image pull secrets, in namespace airflow-gpu-provider. Default: none.
         block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
             value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
-        keep: Bring nodes though no ScaleDownSensor comes after this task: they stay until the pool's `max_runtime` is
+        keep: Bring nodes though no ScaleDownSensor is sure to run after this task: they stay until `max_runtime` is
             over, or until a janitor finds that the run is. Default False: that is an error.
         deferrable: Wait in the triggerer. Default True.
 
@@ -107,7 +107,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then. Or no
-            ScaleDownSensor of the same pool and block comes after this task, which would start machines.
+            ScaleDownSensor of the same pool and block is sure to run after this task, which would start machines.
         ScaleDownIsOver: It was cleared without its teardown, which had already run.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is less than nodes need, or used.
         PoolDrift, PriceLimitExceeded, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed,

@@ -34,9 +34,9 @@ def kept_until(snapshot: PoolSnapshot, key: DemandKey) -> str:
 
     lease = own_lease(snapshot, key)
     return (
-        f"keep=True, and no ScaleDownSensor comes after this task: {plural(lease.nodes, 'node')} of pool {key.pool}"
-        f" {'stays' if lease.nodes == 1 else 'stay'} until {lease.until:%Y-%m-%d %H:%MZ}; once the run is over, a"
-        " janitor or `airflow gpu reap` removes what it finds"
+        f"keep=True, and no ScaleDownSensor is sure to run after this task: {plural(lease.nodes, 'node')} of pool"
+        f" {key.pool} {'stays' if lease.nodes == 1 else 'stay'} until {lease.until:%Y-%m-%d %H:%MZ}; once the run is"
+        " over, a janitor or `airflow gpu reap` removes what it finds"
     )
 
 

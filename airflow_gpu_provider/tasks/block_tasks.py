@@ -5,7 +5,7 @@ An argument of which the file has no value, as it is another task's result or di
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from airflow_gpu_provider.pools.values import is_template
@@ -33,9 +33,9 @@ class BlockTask(NamedTuple):
         return all(one is None or another is None or _may_equal(one, another) for one, another in pairs)
 
 
-def is_released(ensure: BlockTask, after: Iterable[BlockTask]) -> bool:
-    """Return False if none of the tasks after an Ensure releases what it brings."""
-    return any(each.role == "scale_down" and each.may_share_nodes_of(ensure) for each in after)
+def releasing(ensure: BlockTask, after: Mapping[str, BlockTask]) -> list[str]:
+    """Return which of the tasks after an Ensure, by their ids, release what it brings."""
+    return [name for name, each in after.items() if each.role == "scale_down" and each.may_share_nodes_of(ensure)]
 
 
 def as_parsed(task: Any) -> Any:

@@ -181,6 +181,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a task of the block raises AirflowSkipException, or a branch or short circuit skips it": (
         f"{DRY}/test_skips.py::test_a_task_skips_itself",
         f"{DRY}/test_skips.py::test_a_branch_in_the_block",
+        f"{DRY}/test_skips.py::test_a_branch_that_ends_the_block",
         f"{DRY}/test_skips.py::test_a_decision_in_the_block_comes_too_late_for_its_nodes",
         f"{DRY}/test_skips.py::test_a_task_is_skipped_and_another_one_fails",
         f"{POD}::test_exit_code_that_skips",
@@ -232,9 +233,15 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_several_blocks.py::test_a_block_in_a_block",
         "tests/sandbox/test_scale_down.py::test_blocks_of_one_run_share_a_pool_and_each_goes_by_itself",
     ),
-    "an Ensure without a scale-down: no ScaleDownSensor of its pool and block comes after it": (
+    (
+        "an Ensure without a scale-down that is sure to run: none of its pool and block comes after it, or a failure"
+        " or a branch may skip it"
+    ): (
         "tests/unit/operators/test_scale_down_after.py::test_machines_that_nothing_would_release_are_not_started",
+        "tests/unit/operators/test_scale_down_after.py::test_a_scale_down_that_may_not_run_does_not_count",
         "tests/unit/operators/test_scale_down_after.py::test_it_is_refused_before_the_cloud_is_asked_anything",
+        f"{DRY}/test_skips.py::test_a_scale_down_by_hand_runs_whatever_fails",
+        f"{DRY}/test_skips.py::test_a_branch_skips_the_teardown_right_after_it",
     ),
     "a block in a task group": (
         f"{DRY}/test_several_blocks.py::test_a_block_in_task_groups",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
+from airflow.sdk import DAG
 
-from tests.dry_nights.dags import block, dag
+from airflow_gpu_provider import EnsureGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.operators.scale_down_after import check_is_released
+from tests.dry_nights.dags import block, dag, pool
 from tests.dry_nights.installation import Airflow, Work
 
 
@@ -97,6 +101,50 @@ def test_a_branch_in_the_block(airflow: Airflow) -> None:
     night = airflow.begin(nightly).go_on()
     assert (night.state, night["small"], night["large"]) == ("success", "success", "skipped")
     assert night["gpus.scale_down"] == "success"
+
+
+def test_a_branch_that_ends_the_block(airflow: Airflow) -> None:
+    with dag() as nightly:
+        with block():
+            branch = BranchPythonOperator(task_id="branch", python_callable=lambda: "deploy")
+            Work(task_id="train") >> branch
+        branch >> [Work(task_id="deploy"), Work(task_id="tell")]
+    night = airflow.begin(nightly).go_on()
+    assert (night.state, night["deploy"], night["tell"]) == ("success", "success", "skipped")
+    assert (night["gpus.after_branch"], night["gpus.scale_down"], night["gpus.done"]) == (
+        "skipped",
+        "success",
+        "success",
+    )
+
+
+def without_a_block(**rule: str) -> DAG:
+    with dag() as nightly:
+        ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool())
+        down = ScaleDownSensor(task_id="down", gpu_pool=pool(), **rule)
+        ensure >> Work(task_id="train", retries=0) >> down
+        if not rule:
+            down.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
+    return nightly
+
+
+@pytest.mark.parametrize("rule", [{}, {"trigger_rule": "all_done"}], ids=["teardown", "all_done"])
+def test_a_scale_down_by_hand_runs_whatever_fails(airflow: Airflow, rule: dict[str, str]) -> None:
+    night = airflow.begin(without_a_block(**rule), train="failed").go_on()
+    assert (night["train"], night["down"]) == ("failed", "success")
+
+
+def test_a_branch_skips_the_teardown_right_after_it(airflow: Airflow) -> None:
+    """So the guard of Ensure refuses it, as it does a scale-down that is no teardown and that a failure skips."""
+    with dag() as nightly:
+        ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool())
+        branch = BranchPythonOperator(task_id="branch", python_callable=lambda: "train")
+        down = ScaleDownSensor(task_id="down", gpu_pool=pool()).as_teardown(setups=ensure)
+        ensure >> branch >> [Work(task_id="train"), down]
+    night = airflow.begin(nightly).go_on()
+    assert (night.state, night["train"], night["down"]) == ("success", "success", "skipped")
+    with pytest.raises(PoolSpecError, match="down comes after task ensure, and does not run if"):
+        check_is_released(nightly.get_task("ensure"), nodes=1)
 
 
 @pytest.mark.parametrize("small", ["failed", "skipped"])

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseOperator, task_group
+from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
+from airflow.sdk import DAG, task_group
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from airflow.serialization.serialized_objects import DagSerialization
@@ -44,10 +45,31 @@ def alone(pool: Any = POOL, **how: Any) -> Any:
     return EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, **how)
 
 
-def then(sensor: BaseOperator, pool: Any = POOL, **how: Any) -> Any:
+def then(sensor: Any, pool: Any = POOL, **how: Any) -> Any:
     ensure = alone(pool, **how)
-    ensure >> GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox") >> sensor
+    ensure >> train(pool) >> sensor.as_teardown(setups=ensure)
     return ensure
+
+
+def train(pool: Any = POOL) -> GpuPodOperator:
+    return GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox")
+
+
+def branch() -> BranchPythonOperator:
+    return BranchPythonOperator(task_id="branch", python_callable=str)
+
+
+def short_circuit() -> ShortCircuitOperator:
+    return ShortCircuitOperator(task_id="decide", python_callable=bool)
+
+
+def at_any_rate() -> ScaleDownSensor:
+    return zero(trigger_rule="all_done")
+
+
+def in_a_block_that_a_branch_ends() -> None:
+    with gpu_nodes(POOL):
+        train() >> branch()
 
 
 def in_a_block() -> Any:
@@ -67,16 +89,32 @@ def zero(pool: Any = POOL, **how: Any) -> Any:
     return ScaleDownSensor(task_id="zero", gpu_pool=pool, **how)
 
 
+def sensors() -> Any:
+    return ScaleDownSensor.partial(task_id="zero").expand(gpu_pool=[POOL])
+
+
 def team_s() -> Any:
     return TeamScaleDown(task_id="zero", gpu_pool=POOL)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "nothing after it": alone,
-    "a training alone": lambda: alone() >> GpuPodOperator(task_id="train", gpu_pool=POOL, image="busybox"),
+    "a training alone": lambda: alone() >> train(),
     "another pool's": lambda: then(zero(replace(POOL, name="other"))),
     "another block's": lambda: then(zero(block_id="one"), block_id="two"),
     "a sensor before it": lambda: zero() >> alone(),
+}
+UNSURE: dict[str, Callable[[], Any]] = {
+    "a failure skips it": lambda: alone() >> train() >> zero(),
+    "a branch skips it": lambda: alone() >> branch() >> [train(), zero()],
+    "a branch skips the teardown": lambda: (
+        (ensure := alone()) >> branch() >> [train(), zero().as_teardown(setups=ensure)]
+    ),
+    "a teardown of something else": lambda: alone() >> train().as_setup() >> zero().as_teardown(),
+    "a branch skips it though it is for all": lambda: alone() >> branch() >> [train(), at_any_rate()],
+    "a short circuit skips all": lambda: alone() >> short_circuit() >> train() >> at_any_rate(),
+    "a setup fails": lambda: alone() >> train().as_setup() >> at_any_rate(),
+    "mapped sensors": lambda: alone() >> train() >> sensors(),
 }
 FINE: dict[str, Callable[[], Any]] = {
     "a sensor": lambda: then(zero()),
@@ -85,7 +123,13 @@ FINE: dict[str, Callable[[], Any]] = {
     "mapped blocks": in_mapped_blocks,
     "of a name that is known when it runs": lambda: then(zero(TEMPLATED), TEMPLATED),
     "a name in one, a template in the other": lambda: then(zero(TEMPLATED)),
-    "mapped sensors": lambda: alone() >> ScaleDownSensor.partial(task_id="zero").expand(gpu_pool=[POOL]),
+    "mapped sensors": lambda: then(sensors()),
+    "it runs at any rate": lambda: alone() >> train() >> at_any_rate(),
+    "a decision before Ensure": lambda: short_circuit() >> alone() >> train() >> at_any_rate(),
+    "a short circuit, and a teardown": lambda: (
+        (ensure := alone()) >> short_circuit() >> zero().as_teardown(setups=ensure)
+    ),
+    "a block that a branch ends": in_a_block_that_a_branch_ends,
     "nodes that are given": lambda: alone(GIVEN, nodes=1),
     "nodes that a provisioner brings": lambda: alone(BROUGHT, nodes=1),
     "nodes that an autoscaler brings": lambda: alone(replace(POOL, scaling="autoscaler")),
@@ -111,11 +155,17 @@ def test_machines_that_nothing_would_release_are_not_started(make: Callable[[], 
         check(dag_of(make))
     assert str(error.value) == (
         "Pool gpus: no ScaleDownSensor of this pool and block comes after task ensure, so that its nodes would stay"
-        " until max_runtime=1 day, 0:00:00 is over. Put a ScaleDownSensor after it, or the tasks into a"
-        " `with gpu_nodes(...)` block; nodes=0 prepares the pool's groups at size 0, and keep=True says that nodes stay"
-        " until then."
+        " until max_runtime=1 day, 0:00:00 is over. Make a ScaleDownSensor its teardown with"
+        " `.as_teardown(setups=ensure)`, not right after a branch, or put the tasks into a `with gpu_nodes(...)` block;"
+        " nodes=0 prepares the pool's groups at size 0, and keep=True says that nodes stay until then."
     )
     assert not error.value.retryable
+
+
+@pytest.mark.parametrize("make", UNSURE.values(), ids=UNSURE)
+def test_a_scale_down_that_may_not_run_does_not_count(make: Callable[[], Any]) -> None:
+    with pytest.raises(PoolSpecError, match="Pool gpus: task zero comes after task ensure, and does not run if a task"):
+        check(dag_of(make))
 
 
 @pytest.mark.parametrize("make", FINE.values(), ids=FINE)
@@ -172,13 +222,14 @@ def test_the_doctor_finds_nothing_in_what_runs(monkeypatch: pytest.MonkeyPatch, 
     assert ensures_left_alone(None, []) == []
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("make", (REFUSED | UNSURE).values(), ids=REFUSED | UNSURE)
 def test_the_doctor_finds_by_day_what_is_refused_at_night(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
 ) -> None:
     monkeypatch.setattr(ensures, "serialized_tasks", lambda dag_id: [("nightly", stored(make))])
     (found,) = ensures_left_alone(None, ["gpus"])
     assert (found.pool, found.check, found.result) == ("gpus", "scale-down", "problem")
-    assert found.message.startswith("DAG nightly: Pool gpus: no ScaleDownSensor of this pool and block comes after")
+    assert found.message.startswith("DAG nightly: Pool gpus: ")
+    assert ("no ScaleDownSensor of this pool and block comes after" in found.message) == (make in REFUSED.values())
     assert f"max_runtime={timedelta(days=1)}" in found.message
     assert ensures_left_alone(None, ["other"]) == []
