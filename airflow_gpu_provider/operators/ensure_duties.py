@@ -62,7 +62,8 @@ def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
 
 def _named(ensure: Any) -> Iterator[tuple[Any, str]]:
     # In one order: the first that is not there is the error, in each try the same.
-    for task in sorted(tasks_after(ensure), key=lambda task: str(task.task_id)):
+    trainings = (task for task in tasks_after(ensure) if role_of(task) == "training")
+    for task in sorted(trainings, key=lambda task: str(task.task_id)):
         manifest = value_of(task, "manifest")
         meta = manifest.get("metadata") if isinstance(manifest, Mapping) else None
         given = value_of(task, "namespace") or (meta.get("namespace") if isinstance(meta, Mapping) else None)

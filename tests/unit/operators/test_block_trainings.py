@@ -10,7 +10,7 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 
-from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, InstallDevicePluginOperator, gpu_nodes
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -130,6 +130,17 @@ def test_who_creates_jobs_only_needs_no_permission_for_pods() -> None:
         GpuPodOperator(task_id="gang", namespace="ml", nodes=2, image="busybox", cmds=["true"])
         GpuWorkloadOperator(task_id="job", manifest=JOB)
     assert said_of(dag, Api(*MAY_NOT)) == []
+
+
+@pytest.mark.parametrize("namespace", ["airflow-gpu-device-plugins", "plugins"])
+def test_the_namespace_of_a_device_plugin_is_not_a_training_s(namespace: str) -> None:
+    """Its task creates the default one."""
+    with DAG("nightly", schedule=None):
+        ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL, nodes=0)
+        ensure >> InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=POOL, namespace=namespace)
+    api, said = Api(*NONE_THERE), list[str]()
+    check_namespaces(ensure, api, said.append)  # type: ignore[arg-type]
+    assert (said, api.asked) == ([], [])
 
 
 def test_a_task_that_comes_before_may_create_it() -> None:
