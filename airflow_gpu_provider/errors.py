@@ -28,7 +28,7 @@ AirflowSensorTimeout, which it never sees.
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted EndUnknown PodDeadline
                                    PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GpuIdle
-                                   GpuHung (GangHung) GpuTooSmall
+                                   GpuHung (GangHung) GpuTooSmall RunTimeOver (a PodDeadline)
       PodResultLost                the pod succeeded, but its result cannot be read
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
@@ -410,6 +410,12 @@ class PodResultLost(GpuError):
 
 class PodDeadline(PodFailed):
     """The pod did not start, or did not finish, in its time."""
+
+
+class RunTimeOver(PodDeadline):
+    """The run's time on its pool, `max_runtime`, was over before a pod was created; no try has any of it left."""
+
+    retryable = False
 
 
 class GpuHung(PodFailed):

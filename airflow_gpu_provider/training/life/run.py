@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL
-from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError
+from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
@@ -188,17 +188,26 @@ class PodDeadlines:
         """Return for how long a pod that is created now may run.
 
         Raises:
-            BudgetExceeded, PodDeadline: It had no time to do anything, for want of money or of time.
+            BudgetExceeded, RunTimeOver: It had no time to do anything: the run's money is used, or its time over.
+            PodDeadline: The same of the task's execution_timeout, or of the try's deadline.
         """
         seconds = int((self.of_pod(now) - now).total_seconds())
         if seconds >= LEAST_SECONDS:
             return seconds
         if (budget := self.budget) is not None and budget.ends_at < now + timedelta(seconds=LEAST_SECONDS):
             raise money_is_used(pool, budget, "No pod was created.")
+        until = self._demand_until()
+        if until is not None and until < now + timedelta(seconds=LEAST_SECONDS):
+            raise RunTimeOver(
+                f"The run's time on pool {pool.name} ends at {until:%Y-%m-%d %H:%M:%SZ}, and it is {now:%H:%M:%SZ}; no"
+                " pod was created.",
+                "Raise the pool's max_runtime, and clear the block's tasks.",
+                pool=pool.name,
+            )
         raise PodDeadline(
-            f"The time of the run's pods on pool {pool.name} ends at {self.of_pod(now):%Y-%m-%d %H:%M:%SZ}, and it is"
+            f"The task's time on pool {pool.name} ends at {self.of_pod(now):%Y-%m-%d %H:%M:%SZ}, and it is"
             f" {now:%H:%M:%SZ}; no pod was created.",
-            "Raise the pool's max_runtime or the task's execution_timeout, and clear the block's tasks.",
+            "Raise the task's execution_timeout, or the pool's max_runtime.",
             pool=pool.name,
         )
 

@@ -96,10 +96,18 @@ def test_no_pod_is_made_once_the_money_is_used(monkeypatch: pytest.MonkeyPatch, 
 def test_nor_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch, ago: timedelta) -> None:
     for of_run in (lease(LATER, budget=None, until=LATER - ago), lease(LATER + HOUR, until=LATER - ago)):
         monkeypatch.setattr(life_run, "list_demand", lambda *_, of_run=of_run: (of_run,))
-        with pytest.raises(PodDeadline, match="no pod was created"):
-            deadlines().seconds_of_pod(a_pool(), LATER)
-    with pytest.raises(PodDeadline, match="no pod was created"):
-        deadlines(at_latest=LATER - ago).seconds_of_pod(a_pool(), LATER)
+        with pytest.raises(PodDeadline, match="no pod was created") as over:
+            deadlines(at_latest=LATER - ago).seconds_of_pod(a_pool(), LATER)
+        assert not over.value.retryable
+
+
+@pytest.mark.parametrize("ago", [timedelta(seconds=-9), timedelta(0), 30 * HOUR])
+def test_another_try_has_more_of_the_tasks_own_time(monkeypatch: pytest.MonkeyPatch, ago: timedelta) -> None:
+    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER + HOUR),))
+    for own in ({"execution_timeout": HOUR, "started_at": LATER - ago - HOUR}, {"at_latest": LATER - ago}):
+        with pytest.raises(PodDeadline, match="no pod was created") as late:
+            deadlines(**own).seconds_of_pod(a_pool(), LATER)
+        assert late.value.retryable
 
 
 def test_before_that_it_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
