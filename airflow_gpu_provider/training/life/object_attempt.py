@@ -208,6 +208,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
     """The life of one workload. The operator has it as written by its author."""
 
     _host: WorkloadHost
+    _kind_in_words = "workload"
 
     # -- creation --------------------------------------------------------------------------------------------
 
@@ -237,6 +238,9 @@ class WorkloadAttempt(ObjectAttempt[str]):
     @property
     def _kind(self) -> WorkloadKind:
         return kind_of(self._host.named_manifest)
+
+    def _words(self, there: Json) -> str:
+        return f"{self._kind.kind} {there['metadata']['name']}"
 
     def _objects_by(self, api: ApiClient) -> TaskObjects:
         return TaskWorkloads(api, self._kind)
@@ -272,6 +276,9 @@ class GangAttempt(ObjectAttempt[int]):
     """The life of one gang."""
 
     _host: PodHost
+    _kind_in_words = "Job"
+    _was_covered: bool | None = None
+    """Whether a block's demand covered it, as the wait for it elsewhere says; None before one."""
 
     def _objects_by(self, api: ApiClient) -> TaskObjects:
         return TaskGangs(api)
@@ -281,6 +288,10 @@ class GangAttempt(ObjectAttempt[int]):
         return f"{super().what} of {self._settings.nodes} pods" if self.there else super().what
 
     # -- its demand ------------------------------------------------------------------------------------------
+
+    def adopt(self, watched: WaitOutcome) -> None:
+        super().adopt(watched)
+        self._was_covered = watched.wait["is_covered"] if watched.wait else None
 
     @property
     def owner(self) -> Ownership:
@@ -293,7 +304,8 @@ class GangAttempt(ObjectAttempt[int]):
     @property
     def owns_demand(self) -> bool:
         """Whether no block's demand covers it. In a Kueue queue it has no demand; once admitted, its pods do."""
-        return not (self.deadlines.is_covered or self._settings.placement.queue)
+        is_covered = self.deadlines.is_covered if self._was_covered is None else self._was_covered
+        return not (is_covered or self._settings.placement.queue)
 
     def _want_nodes(self) -> None:
         """Write the gang's own demand: without it, its pods would get their nodes one by one."""

@@ -25,6 +25,7 @@ class PodAttempt(TaskAttempt):
 
     _host: PodHost
     _has_started = False
+    _kind_in_words = "pod"
 
     def _objects_by(self, api: ApiClient) -> TaskObjects:
         return TaskPods(api)

@@ -35,7 +35,7 @@ from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earl
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
 from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of, newest_of_try
-from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+from airflow_gpu_provider.training.life.task_attempt import TaskAttempt, telling_of_success
 from airflow_gpu_provider.training.log.trigger_log import write_again
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.watch.watch_loop import read_wait
@@ -85,7 +85,7 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
-        self.attempt.adopt(watched.name, watched.namespace, watched.uid)
+        self.attempt.adopt(watched)
         with self._heeding_budget(), self._heeding_memory(), self._heeding_timeout():
             return self._resume(watched)
 
@@ -182,7 +182,8 @@ class PodTry:
         self._defer(read_wait(watched.kind, watched.wait) if watched.wait else self.attempt.wait())
 
     def _collect(self, watched: WaitOutcome) -> object:
-        return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
+        with telling_of_success(self.attempt, watched):
+            return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
 
     def _take_setback(self, error: GpuError) -> bool:
         """Count a failure unrelated to the pod; return False for any other failure, and for one that lasts."""
@@ -196,8 +197,7 @@ class PodTry:
         if is_late or is_unread or not setbacks.may_pass(error):
             return False
         self._setbacks = setbacks
-        message = "%s: %s Checking the pod again in %.0f s."
-        self.log.warning(message, type(error).__name__, error, setbacks.pause)
+        self.log.warning("%s: %s Checking the pod again in %.0f s.", type(error).__name__, error, setbacks.pause)
         return True
 
     def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:

@@ -106,11 +106,13 @@ class AttemptRecord(Record):
         number: 1 for the first pod.
         deadline: When the try's pods must have ended, set when the first one is created; None before that.
         timeline: The phases of the earlier attempts.
+        has_succeeded: Its success was seen, and it is still to be collected.
     """
 
     number: int = 1
     deadline: datetime | None = None
     timeline: tuple[Json, ...] = ()
+    has_succeeded: bool = False
 
     def until(self, deadline: datetime) -> Self:
         """Return it with this deadline, unless the try already has one."""

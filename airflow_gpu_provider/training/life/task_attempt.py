@@ -6,7 +6,8 @@ What it creates is checked first, placed, and created once, when everything earl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -17,12 +18,12 @@ from kubernetes.client import ApiClient, V1Pod
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import GpuError, PodFailed, PodResultLost
 from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
-from airflow_gpu_provider.training.life.collect import check_exec
+from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec
 from airflow_gpu_provider.training.life.placing import check_pods, placement_of
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
@@ -57,6 +58,9 @@ class TaskAttempt(ABC):
         phases: The phases of its life.
     """
 
+    _kind_in_words: str
+    """What it creates: known also while the cluster is out of reach."""
+
     def __init__(self, run: Run, host: Host, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
         self._run = run
         self._settings = run.settings
@@ -82,19 +86,19 @@ class TaskAttempt(ABC):
     @property
     def what(self) -> str:
         """What is waited for, as text."""
-        return self._words(self.there) if self.there else f"no {self._objects.kind}"
+        return self._words(self.there) if self.there else f"no {self._kind_in_words}"
 
     def _words(self, there: Json) -> str:
-        return f"{self._objects.kind} {there['metadata']['name']}"
+        return f"{self._kind_in_words} {there['metadata']['name']}"
 
     @property
     @abstractmethod
     def uids(self) -> set[str]:
         """The uids of its pods, as far as known."""
 
-    def adopt(self, name: str, namespace: str, uid: str) -> None:
+    def adopt(self, watched: WaitOutcome) -> None:
         """Take over by name what was created elsewhere: it may have to be killed before it is read."""
-        self.there = {"metadata": {"name": name, "namespace": namespace, "uid": uid}}
+        self.there = {"metadata": {"name": watched.name, "namespace": watched.namespace, "uid": watched.uid}}
 
     # -- what is there already -------------------------------------------------------------------------------
 
@@ -223,8 +227,7 @@ class TaskAttempt(ABC):
                     )
             finally:
                 task_log.followed = logs.rest()
-        outcome = WaitOutcome.of_progress(kind.wait, progress)
-        return replace(outcome, logs=task_log.followed, gpu_use=gpus.use)
+        return replace(WaitOutcome.of_progress(kind.wait, progress), logs=task_log.followed, gpu_use=gpus.use)
 
     @abstractmethod
     def collect(self, watched: WaitOutcome, setbacks: Setbacks) -> object:
@@ -295,9 +298,7 @@ class TaskAttempt(ABC):
         started = parse_time(meta.get("creationTimestamp")) or self._cluster.clock.now()
         self.record = self.record.until(deadline := self.deadlines.of_pod(started))
         return {
-            "namespace": meta["namespace"],
-            "name": meta["name"],
-            "uid": meta["uid"],
+            **{key: meta[key] for key in ("namespace", "name", "uid")},
             "started": started,
             "schedule_seconds": self._settings.schedule_seconds,
             "start_seconds": self._settings.start_seconds,
@@ -345,6 +346,19 @@ class TaskAttempt(ABC):
             self._host.push(key, value)
         except Exception as error:  # noqa: BLE001 - an XCom backend raises what it likes
             self.log.warning("The XCom %s could not be pushed: %r", key, error)
+
+
+@contextmanager
+def telling_of_success(attempt: TaskAttempt, watched: WaitOutcome) -> Iterator[None]:
+    """Say that it had succeeded, where that was seen, in an error that tells nothing of how it ended."""
+    if watched.saw_end and watched.error is None:
+        attempt.record = replace(attempt.record, has_succeeded=True)
+    try:
+        yield
+    except GpuError as error:
+        if not attempt.record.has_succeeded or isinstance(error, PodFailed | PodResultLost | ResultUnread):
+            raise
+        raise type(error)(f"{error.what} The training had succeeded.", error.fix, **error.details) from error
 
 
 def unless_it_passes(watched: WaitOutcome, setbacks: Setbacks) -> GpuError:
