@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -26,6 +26,7 @@ from airflow_gpu_provider.operators.node_counts import (
     gang_size,
     work_is_to_come,
 )
+from airflow_gpu_provider.operators.one_spec import check_one_spec_in_dag
 from airflow_gpu_provider.operators.scale_down_after import check_is_released, is_left_running
 from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
@@ -36,6 +37,7 @@ from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.platforms.base import Plan
@@ -106,8 +108,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         to be tried (`times` is 0), and why.
 
     Raises:
-        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then. Or no
-            ScaleDownSensor of the same pool and block is sure to run after this task, which would start machines.
+        PoolSpecError: The pool cannot have that many GPUs, or has two specs in the DAG; when that is parsed, if known
+            by then. Or no ScaleDownSensor of the pool and block is sure to run after this, which would start machines.
         ScaleDownIsOver: It was cleared without its teardown, which had already run.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is less than nodes need, or used.
         PoolDrift, PriceLimitExceeded, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed,
@@ -149,6 +151,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         super().__init__(**kwargs)
         self.gpu_pool = given_pool(self.task_id, gpu_pool)
         check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, gpu_pool)
+        own_dag = self.dag if self.has_dag() else None  # type: ignore[no-untyped-call]
+        check_one_spec_in_dag(self.task_id, gpu_pool, own_dag)
         self.gpus = gpus
         self.nodes = nodes
         self.gang = gang
@@ -164,6 +168,11 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.keep = keep
         self.deferrable = deferrable
         self._check_arguments()
+
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
+        check_one_spec_in_dag(made.kwargs["task_id"], kwargs.get("gpu_pool"), made.kwargs["dag"])
 
     def _check_arguments(self) -> None:
         if self.wait_for not in ("ready", "gpus"):
