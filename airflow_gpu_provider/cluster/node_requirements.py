@@ -38,6 +38,25 @@ def is_met(requirement: Requirement, value: str | None) -> bool:
     return compare(int(value), int(values[0]))
 
 
+def values_named(spec: Mapping[str, Any], label: str) -> frozenset[str]:
+    """Return the values of a label of which a pod's spec requires its node to have one; empty: it names none.
+
+    Of the terms of its node affinity one is enough, so each has to name some.
+    """
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    of_terms = [_named(term, label) for term in required.get("nodeSelectorTerms") or ()]
+    by_affinity = frozenset[str]().union(*of_terms) if all(of_terms) else frozenset[str]()
+    selected = (spec.get("nodeSelector") or {}).get(label)
+    return by_affinity if selected is None else frozenset([selected])
+
+
+def _named(term: Mapping[str, Any], label: str) -> frozenset[str]:
+    about = [each for each in term.get("matchExpressions") or () if each["key"] == label]
+    named = {value for each in about if each["operator"] == "In" for value in each.get("values") or ()}
+    return frozenset(value for value in named if all(is_met(each, value) for each in about))
+
+
 def untolerated(taints: Iterable[Taint], tolerations: Iterable[Mapping[str, Any]]) -> list[Taint]:
     """Return the taints that keep a pod with these tolerations (as JSON) off a node."""
     tolerations = list(tolerations)

@@ -16,7 +16,8 @@ from typing import Any, Self
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.node_requirements import values_named
+from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL, Node
 from airflow_gpu_provider.cluster.rest import ApiClient, count_items, delete, find, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
@@ -102,6 +103,7 @@ class Pod:
         gpus: nvidia.com/gpu that it asks for.
         daemon: A DaemonSet's or a static pod: it comes and goes with its node.
         node_selector: The labels that its node has to have, as pairs.
+        machine_types: The only ones that it runs on; empty where its spec names none.
         owner: The run itself, where the pod says it.
         job: The uid of the Job that it is a rank of; empty where it is of no gang. `job_name` is its name.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
@@ -124,6 +126,7 @@ class Pod:
     gpus: int = 0
     daemon: bool = False
     node_selector: tuple[tuple[str, str], ...] = ()
+    machine_types: frozenset[str] = frozenset()
     run: str | None = None
     owner: DemandKey | None = None
     job: str = ""
@@ -216,6 +219,7 @@ class Pod:
             gpus=gpus_of(spec),
             daemon=_is_daemon(meta, annotations),
             node_selector=tuple((spec.get("nodeSelector") or {}).items()),
+            machine_types=values_named(spec, INSTANCE_TYPE_LABEL),
             run=(meta.get("labels") or {}).get(RUN_LABEL),
             owner=_owner(raw),
             job=job.get("uid", ""),

@@ -121,6 +121,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
     Raises:
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
         PoolNotEnsured: No run wants nodes of the pool, and it has no node group; no pod is created.
+        PoolDrift: Without a block: another DAG wants nodes by another spec of this pool; no pod is created.
         PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone, or the scheduler
             excludes the pool's free nodes for another reason.
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.

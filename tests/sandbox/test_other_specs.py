@@ -85,6 +85,19 @@ def test_it_is_refused_under_the_lock_too(
     other.want(key, 1, other.clock.now() + timedelta(hours=1))  # without other demand the newer spec takes over
 
 
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_no_pod_without_a_block_waits_for_machines_that_another_dag_excludes(
+    gpu_sandbox: Sandbox, api_client: client.ApiClient, name: str, nodes: int
+) -> None:
+    pool = eks_pool(gpu_sandbox, name, max_nodes=2, instance_types=["g6e.xlarge"])
+    train = GpuPodOperator(task_id="train", gpu_pool=pool, nodes=nodes, image="busybox:1.36", cmds=["true"])
+    with pytest.raises(PoolDrift, match=r"DAG a wants nodes .* machine types g6\.xlarge instead of g6e\.xlarge"):
+        run(train, context_of(train, dag_id="b"))
+    assert client.CoreV1Api(api_client).list_namespaced_pod("default").items == []
+    assert [lease.key.dag_id for lease in list_demand(api_client, name)] == ["a"]
+
+
 def test_a_retried_pod_gets_a_machine_of_the_changed_spec(gpu_sandbox: Sandbox, api_client: client.ApiClient) -> None:
     """The DAG's file has changed since its Ensure, which has made no group for the new machines."""
     name = "changed-spec"

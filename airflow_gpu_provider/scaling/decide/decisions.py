@@ -17,11 +17,11 @@ from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
+from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.placement import place, scalable
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
-    is_one_of,
     pending_nodes,
     supply,
     types_in_demand,

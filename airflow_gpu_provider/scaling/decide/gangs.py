@@ -16,11 +16,11 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
     can_grow,
-    is_one_of,
     live_leases,
     supply,
     types_in_demand,

@@ -1,13 +1,14 @@
 """What demand allows the pool's nodes to be: another DAG's other spec is refused, and so is a machine of another type.
 
-Pure. A Lease that does not record it allows what the pool does.
+Pure. A Lease that does not record it allows what the pool does; a pod that waits says by itself where it can run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease
@@ -42,7 +43,24 @@ def check_one_spec(pool: GpuPool, key: DemandKey, live: Iterable[DemandLease]) -
         )
 
 
-def allowed_types(live: Iterable[DemandLease]) -> frozenset[str]:
-    """Return the machine types that serve at least one of these; empty: any does."""
-    each = [lease.allowed.types if lease.allowed is not None else () for lease in live]
+def allowed_types(pool: GpuPool, live: Iterable[DemandLease], waiting: Iterable[Pod]) -> frozenset[str]:
+    """Return the machine types that serve at least one of these; empty: any does.
+
+    Any serves a waiting pod of a pool that names no types: it cannot be known which of its machines will come.
+    """
+    each: list[Collection[str]] = [lease.allowed.types if lease.allowed is not None else () for lease in live]
+    each += [pod.machine_types if pool.allowed.types else () for pod in waiting]
     return frozenset(name for types in each for name in types) if all(each) else frozenset()
+
+
+def can_get_node(pool: GpuPool, pod: Pod, there: Iterable[str]) -> bool:
+    """Return False for a waiting pod that runs on other machine types than those of the pool's spec and groups.
+
+    It waits for ever, whatever the pool does. `there` are the types of the groups.
+    """
+    named = pool.allowed.types
+    return not (named and pod.machine_types) or not pod.machine_types.isdisjoint({*named, *there})
+
+
+def is_one_of(types: frozenset[str], instance_type: str) -> bool:
+    return not (types and instance_type) or instance_type in types

@@ -16,7 +16,8 @@ from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_one_of
+from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 

@@ -23,7 +23,7 @@ from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
-from airflow_gpu_provider.scaling.decide.other_specs import allowed_types
+from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, is_one_of
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 QUOTA_HOLDS = timedelta(minutes=30)
@@ -225,13 +225,17 @@ def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
     """Yield the pods that no lease covers, live or expired: they count as demand, and are never killed."""
     leased = {lease.key.hash for lease in snapshot.leases}
     for pod in snapshot.pods:
-        if _wants_gpus(pod) and pod.run not in leased:
+        if _wants_gpus(pod) and pod.run not in leased and (pod.node or _can_get_node(snapshot, pod)):
             yield pod
+
+
+def _can_get_node(snapshot: PoolSnapshot, pod: Pod) -> bool:
+    return can_get_node(snapshot.pool, pod, (group.candidate.instance_type for group in snapshot.groups))
 
 
 def pending_nodes(snapshot: PoolSnapshot) -> int:
     """Count the nodes that all unbound GPU pods of the pool need together, judged by their GPUs."""
-    return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod)])
+    return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod) and _can_get_node(snapshot, pod)])
 
 
 def waits_for_gpus(pod: Pod) -> bool:
@@ -368,14 +372,9 @@ def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
 
 
 def types_in_demand(snapshot: PoolSnapshot) -> frozenset[str]:
-    """Return the machine types that serve what is wanted; empty: any does, as for pods that wait without demand."""
-    if any(waits_for_gpus(pod) for pod in _unleased_gpu_pods(snapshot)):
-        return frozenset()
-    return allowed_types(live_leases(snapshot))
-
-
-def is_one_of(types: frozenset[str], instance_type: str) -> bool:
-    return not (types and instance_type) or instance_type in types
+    """Return the machine types that serve what is wanted; empty: any does."""
+    waiting = (pod for pod in _unleased_gpu_pods(snapshot) if not pod.node)
+    return allowed_types(snapshot.pool, live_leases(snapshot), waiting)
 
 
 def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:

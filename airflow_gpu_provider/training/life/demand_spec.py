@@ -1,7 +1,8 @@
 """What follows where a DAG's file has changed while it runs: the run's demand allows the machines that its pods need.
 
 A pod goes by the spec of the pool in today's file. Without this the machine that Ensure once brought would count for
-it, and it would wait for another one in vain.
+it, and it would wait for another one in vain. So would a pod that no demand covers, in a pool that is another DAG's
+with another spec: it is not created.
 """
 
 from __future__ import annotations
@@ -9,11 +10,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
+from airflow_gpu_provider.scaling.decide.other_specs import of_other_specs
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu, list_demand
-from airflow_gpu_provider.training.life.run import Ownership, Run
+from airflow_gpu_provider.training.life.run import Ownership, PodDeadlines, Run
 
 _WRITES = 5  # siblings may write the same Lease at the same time
+
+
+def check_one_spec(run: Run, deadlines: PodDeadlines) -> None:
+    """Raise PoolDrift where a pod without demand is for a pool whose nodes another DAG wants by another spec.
+
+    In a block, Ensure has asked. The pool is read only if there may be a reason.
+    """
+    key, pool = deadlines.key, run.cluster.pool
+    if deadlines.own_demand is None and of_other_specs(pool, key, deadlines.live):
+        open_pool(pool, owner=key.writer, holder=run.holder, report=run.log.info).check_one_spec(key)
 
 
 def follow_spec(run: Run, demand: DemandLease | None) -> None:

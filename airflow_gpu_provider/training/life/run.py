@@ -227,7 +227,12 @@ class PodDeadlines:
     @property
     def is_wanted(self) -> bool:
         """Whether any run, this one or another, wants nodes of the pool."""
-        return any(lease.live(self.clock.now()) for lease in self._demand())
+        return bool(self.live)
+
+    @property
+    def live(self) -> list[DemandLease]:
+        """All runs' demand for the pool that counts now."""
+        return [lease for lease in self._demand() if lease.live(self.clock.now())]
 
     @property
     def own_demand(self) -> DemandLease | None:

@@ -24,6 +24,7 @@ from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec
+from airflow_gpu_provider.training.life.demand_spec import check_one_spec
 from airflow_gpu_provider.training.life.placing import check_pods, placement_of
 from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
@@ -178,6 +179,7 @@ class TaskAttempt(ABC):
     def _made(self, request: Json) -> Json:
         namespace, pods = request["metadata"]["namespace"], self._cluster.pods
         check_exec(self._run, namespace)
+        check_one_spec(self._run, self.deadlines)
         pods.await_end(pods.of_task(namespace, self._identity), self._cluster.clock, self.log.info)
         self.there = request
         made = self._objects.create(request, self._identity)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import call, count_items, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
@@ -57,3 +57,36 @@ def test_only_the_run_s_pods_on_this_pool_are_its_own(api: Any) -> None:
     a_pod(api, "no-pool", labels={RUN_LABEL: run})
 
     assert [pod.name for pod in list_run_pods(api, OF_POOL, run)] == ["mine"]
+
+
+def of_types(*terms: list[tuple[str, list[str]]]) -> dict[str, Any]:
+    """The affinity for nodes that meet all requirements of one term."""
+    each = [
+        [{"key": INSTANCE_TYPE_LABEL, "operator": operator, "values": names} for operator, names in term]
+        for term in terms
+    ]
+    other = {"key": "zone", "operator": "In", "values": ["a"]}
+    named = {"nodeSelectorTerms": [{"matchExpressions": [other, *term]} for term in each]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": named}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "types"),
+    [
+        ({}, set()),
+        ({"affinity": {"podAffinity": {}}}, set()),
+        ({"nodeSelector": {INSTANCE_TYPE_LABEL: "g5"}, "affinity": of_types([("In", ["g5", "g6"])])}, {"g5"}),
+        ({"affinity": of_types([("In", ["g5", "g6"])])}, {"g5", "g6"}),
+        ({"affinity": of_types([("In", ["g5", "g6"]), ("In", ["g6", "p5"])])}, {"g6"}),
+        ({"affinity": of_types([("In", ["g5", "g6"]), ("NotIn", ["g6"])])}, {"g5"}),
+        ({"affinity": of_types([("In", ["g5"])], [("In", ["g6"])])}, {"g5", "g6"}),
+        ({"affinity": of_types([("In", ["g5"])], [])}, set()),
+        ({"affinity": of_types([("NotIn", ["g5"])])}, set()),
+    ],
+)
+def test_the_machine_types_of_a_pod_are_those_that_its_spec_requires(
+    api: Any, spec: dict[str, Any], types: set[str]
+) -> None:
+    a_pod(api, "waiting", **{**spec, "nodeSelector": {**OF_POOL, **spec.get("nodeSelector", {})}})
+    (found,) = list_pool_pods(api, OF_POOL, [])
+    assert found.machine_types == types

@@ -12,10 +12,10 @@ from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec
-from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
+from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, check_one_spec
+from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes, wanted_until
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from tests.unit.scaling.pools import NOW, A, key, lease, machine, node, pod, pool, snapshot
+from tests.unit.scaling.pools import LATER, NOW, A, key, lease, machine, node, pod, pool, snapshot
 
 OURS = replace(key("tonight"), dag_id="ours")
 GKE = GkeGpuPool(
@@ -136,3 +136,32 @@ def test_no_machine_of_another_type_is_launched_by_a_process_that_has_the_old_fi
 def test_a_pod_without_demand_may_wait_for_any_machine_of_the_pool() -> None:
     seen = changed(pod("p", created_at=NOW))
     assert decide(seen).release == ()
+
+
+OTHERS = frozenset(["g6e.xlarge"])
+
+
+@pytest.mark.parametrize("scaling", ["direct", "autoscaler"])
+def test_a_pod_that_the_pool_has_no_machine_for_holds_none_and_brings_none(scaling: Any) -> None:
+    """Of a task without a block, whose spec of the pool is another DAG's no more."""
+    waiting = pod("p", machine_types=OTHERS)
+    seen = snapshot(machine(1, A), pods=(waiting,), spec=pool(scaling=scaling))
+    decision = decide(seen)
+    assert (decision.grow, [each.id for each in decision.release], wanted_until(seen)) == ({}, ["i-1"], None)
+    wanted = replace(seen, leases=(lease(allowed=pool().allowed),))
+    assert (decide(wanted).grow, decide(wanted).release, wanted_until(wanted)) == ({}, (), LATER)
+
+
+def test_a_waiting_pod_keeps_no_machine_of_another_type_and_gets_one_of_its_own() -> None:
+    decision = decide(replace(changed(pod("p", machine_types=OTHERS)), leases=()))
+    assert (dict(decision.grow), [each.id for each in decision.release]) == ({ON_A: 1}, ["i-1"])
+
+
+@pytest.mark.parametrize("types", [frozenset(), frozenset(["g6.xlarge"]), frozenset(["g6.xlarge", "p5.48xlarge"])])
+def test_a_waiting_pod_keeps_the_machine_that_it_can_run_on(types: frozenset[str]) -> None:
+    assert decide(replace(changed(pod("p", machine_types=types)), leases=())).release == ()
+
+
+def test_in_a_pool_that_names_no_types_every_waiting_pod_is_demand() -> None:
+    assert can_get_node(LAB, pod("p", machine_types=OTHERS), ["g6.xlarge"])
+    assert allowed_types(LAB, (), [pod("p", machine_types=OTHERS)]) == frozenset()
