@@ -25,7 +25,10 @@ WARN_AT = 0.8
 """The share of the money for work at whose use the task's log warns."""
 
 _FOREVER = timedelta(days=3650)
-_TOO_SHORT = timedelta(minutes=1)
+_WORK = timedelta(minutes=1)
+_BOOT_AND_WORK = timedelta(minutes=4)
+"""What has to be left where machines have yet to boot: Ensure and the device plugin take a minute or more of it."""
+
 _LONGEST_REASON = 300
 
 
@@ -99,16 +102,25 @@ class Budget:
 
 
 def budget_of(
-    pool: GpuPool, limit: float, *, nodes: int, spent: float | None, at: datetime, listed: ListPrices | None
+    pool: GpuPool,
+    limit: float,
+    *,
+    nodes: int,
+    spent: float | None,
+    at: datetime,
+    listed: ListPrices | None,
+    are_there: bool = False,
 ) -> Budget:
     """Reckon a run's budget.
 
     Args:
         spent: What it has cost so far; None: not known.
+        are_there: None of its nodes has to be started.
 
     Raises:
         PriceUnknown: What nodes cost, or have cost, is not known.
-        BudgetExceeded: What is left is not enough for a minute, and for the time that machines may run on after it.
+        BudgetExceeded: What is left is not enough for four minutes - for one, if its nodes are there - and for the time
+            that machines may run on after that.
     """
     if spent is None:
         raise PriceUnknown(
@@ -118,7 +130,7 @@ def budget_of(
         )
     per_hour = nodes * dearest(pool, listed)
     found = Budget(limit=limit, spent=spent, at=at, per_hour=per_hour, reserve=reserve(pool, per_hour))
-    if found.lasts < _TOO_SHORT:
+    if found.lasts < (_WORK if are_there else _BOOT_AND_WORK):
         raise BudgetExceeded(
             f"Pool {pool.name}: the run has cost {in_words(pool, spent)} of max_cost={limit:g}, and the rest is not"
             f" enough for {rate_in_words(pool, nodes, per_hour)}: they may cost {in_words(pool, found.reserve)} after"
@@ -146,8 +158,9 @@ def reserve(pool: GpuPool, per_hour: float) -> float:
 
 
 def least(pool: GpuPool, per_hour: float, spent: float = 0.0) -> float:
-    """Return the least `max_cost` that works, in whole cents."""
-    return math.ceil(100 * (spent + reserve(pool, per_hour) + per_hour * (_TOO_SHORT / timedelta(hours=1))) + 1) / 100
+    """Return the least `max_cost` with which machines boot and a training begins, in whole cents."""
+    work = per_hour * (_BOOT_AND_WORK / timedelta(hours=1))
+    return math.ceil(100 * (spent + reserve(pool, per_hour) + work) + 1) / 100
 
 
 def dearest(pool: GpuPool, listed: ListPrices | None) -> float:

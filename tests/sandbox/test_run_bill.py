@@ -187,8 +187,8 @@ def test_a_run_ends_with_its_money(pool: EksGpuPool, gpu_sandbox: Sandbox) -> No
             run(trains, run_id=NIGHT)
     assert "[base] checkpoint written" in [line_of(entry) for entry in told]
     assert ends == [pytest.approx(demand.pods_end_by, abs=timedelta(seconds=2))], "of its own the pod ends then"
-    with pytest.raises(BudgetExceeded, match="max_cost=1561"):
-        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "max_cost": 1561}), run_id=NIGHT)
+    with pytest.raises(BudgetExceeded, match="max_cost=1741"):
+        run(EnsureGpuPoolOperator(task_id="ensure", **{**arguments, "nodes": 2, "max_cost": 1741}), run_id=NIGHT)
 
     usage = scale_down(bounded)
     longer = max(each.end for each in instances_of("bounded", gpu_sandbox.aws)) - demand.pods_end_by

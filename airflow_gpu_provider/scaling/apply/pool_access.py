@@ -69,9 +69,10 @@ class PoolAccess:
         been that a person has raised. `listed` is what `Platform.list_prices` returned.
 
         Raises:
-            PriceUnknown, BudgetExceeded: That is not known, or nothing is left.
+            PriceUnknown, BudgetExceeded: That is not known, or what is left is too little (`budget_of`).
         """
-        own = next((lease for lease in list_demand(self.api, self.pool.name) if lease.key == key), None)
+        leases = list_demand(self.api, self.pool.name)
+        own = next((lease for lease in leases if lease.key == key), None)
         given = own.budget if own else None
         if own and given and own.extended and own.live(self.clock.now()):
             return given
@@ -82,7 +83,11 @@ class PoolAccess:
         now = self.clock.now()
         self.ledger.machines(groups, there, now)  # a machine that runs has cost what it did until it was last recorded
         spent = self.ledger.bill(key, self.platform, now).total_cost
-        return replace(budget_of(self.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed), raised=raised)
+        wanted = nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
+        ready = max(len(there), sum(each.state != "terminating" for group in groups for each in group.machines))
+        are_there = ready >= min(wanted, self.pool.max_nodes)
+        found = budget_of(self.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed, are_there=are_there)
+        return replace(found, raised=raised)
 
     def within_budget(self, lease: DemandLease) -> DemandLease:
         """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""

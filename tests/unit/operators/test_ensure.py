@@ -243,7 +243,7 @@ def test_without_enough_money_nothing_is_created(ensure: Any, monkeypatch: pytes
         )
 
     monkeypatch.setattr(pool, "budget", budget, raising=False)
-    with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 52\.01 or more"):
+    with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 58\.01 or more"):
         ensure(pool, gpu_pool=listed, max_cost=2)
     assert not {"apply", "want"} & {*pool.calls}
 

@@ -42,7 +42,7 @@ def test_each_group_at_its_list_price_and_those_that_cost_too_much_are_none() ->
     ("price", "line"),
     [
         (3.0, "max_cost=1 lasts 18 min 0 s for 1 node at 3.00 USD an hour"),
-        (90.0, "max_cost=1 is not enough, which 4.51 is, for 1 node at 90.00 USD an hour"),
+        (90.0, "max_cost=1 is not enough, which 9.01 is, for 1 node at 90.00 USD an hour"),
         (0.0, "max_cost=1 is never used up for 1 node at 0.00 USD an hour"),
     ],
 )

@@ -89,17 +89,24 @@ class TestWhatIsKeptBack:
         assert unwatched_for(KubernetesGpuPool(name="train", nodes=["a"])) == TIME_TO_STOP
 
     def test_less_than_that_is_refused_with_the_least_that_works(self) -> None:
-        """120 USD an hour: 25 minutes that are kept back are 50 USD, and a minute of work is 2."""
+        """120 USD an hour: 25 minutes that are kept back are 50 USD, and four minutes for a boot and work are 8."""
         spec = pool(price_per_hour={"on-demand": 120.0})
-        with pytest.raises(BudgetExceeded, match=r"cost 50.00 USD after SIGTERM.*Raise max_cost to 52.01 or more"):
+        with pytest.raises(BudgetExceeded, match=r"cost 50.00 USD after SIGTERM.*Raise max_cost to 58.01 or more"):
             budget_of(spec, 2, nodes=1, spent=0.0, at=AT, listed=None)
-        with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 114.01 or more"):
+        with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 126.01 or more"):
             budget_of(spec, 60, nodes=2, spent=10.0, at=AT, listed=None)
-        assert budget_of(spec, 52.01, nodes=1, spent=0.0, at=AT, listed=None).lasts >= timedelta(minutes=1)
+        assert budget_of(spec, 58.01, nodes=1, spent=0.0, at=AT, listed=None).lasts >= timedelta(minutes=4)
+
+    def test_where_the_nodes_are_there_a_minute_is_enough(self) -> None:
+        spec = pool(price_per_hour={"on-demand": 120.0})
+        there: dict[str, Any] = {"nodes": 1, "at": AT, "listed": None, "are_there": True}
+        assert budget_of(spec, 60, spent=7.9, **there).lasts >= timedelta(minutes=1)
+        with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 66\.11 or more"):
+            budget_of(spec, 60, spent=8.1, **there)
 
     def test_and_when_the_dag_is_parsed_for_one_node(self) -> None:
         spec = pool(price_per_hour={"on-demand": 120.0})
-        with pytest.raises(PoolSpecError, match=r"max_cost=2 is not enough for 1 node .* Raise max_cost to 52.01"):
+        with pytest.raises(PoolSpecError, match=r"max_cost=2 is not enough for 1 node .* Raise max_cost to 58.01"):
             check_max_cost(spec, 2)
         check_max_cost(spec, 60)
 

@@ -218,6 +218,20 @@ class TestMaxCost:
         with pytest.raises(BudgetExceeded, match=r"has cost [01]\.\d\d USD of max_cost=0\.5"):
             night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=0.5)
 
+    def test_a_machine_needs_time_to_boot_unless_it_is_there(self) -> None:
+        night = Night(price_per_hour=2.0, max_nodes=2)
+        until, enough = night.world.now + HOUR, 2.0 * ((KEPT_BACK + timedelta(minutes=4)) / HOUR) + 0.001
+        with pytest.raises(BudgetExceeded, match="the rest is not enough"):
+            night.lead.want(night.key("one"), 1, until, max_cost=enough - 0.01)
+        night.lead.want(night.key("one"), 1, until, max_cost=enough)
+        night.until_usable(1)
+        night.world.actors.advance_to(night.world.actors.time + 30)
+        (again,) = night.lead.want(night.key("one"), 1, until, max_cost=enough).snapshot.leases
+        assert again.budget is not None
+        assert timedelta(minutes=1) < again.budget.lasts < timedelta(minutes=4)
+        with pytest.raises(BudgetExceeded, match="the rest is not enough"):  # the machine that is there is not for it
+            night.lead.want(night.key("two"), 1, until, max_cost=enough - 0.01)
+
     def test_a_price_that_is_not_known_starts_nothing(self) -> None:
         night = Night(price_per_hour={"spot": 1.0})
         with pytest.raises(PriceUnknown):
