@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.decorators.kubernetes import _KubernetesDecoratedOperator
@@ -12,6 +12,7 @@ from airflow.sdk.bases.decorator import task_decorator_factory
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
     from airflow.sdk.types import Operator
+
+
+_KEYS_OF_ITS_OWN = frozenset(
+    {"return_value", "error", "timeline", "utilization", "advice", "pod_name", "pod_namespace"}
+)
+"""The keys of XComs that a task may have whatever its function returns (docs/xcom.md)."""
 
 
 class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
@@ -56,13 +63,15 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         return source
 
     def resolve_template_files(self) -> None:
-        """Note, with the whole DAG read, whether a task uses what this one returns."""
+        """Note, with the whole DAG read, whether a task uses what this one returns; refuse a key that it never has."""
         super().resolve_template_files()
         self._push_what_is_used()
+        self._check_used_keys()
 
     def execute(self, context: Context) -> Any:
         """Run the function; what it returns is pushed where a task uses it."""
         self._push_what_is_used()  # a mapped task's operator is made when it runs
+        self._check_used_keys()
         return super().execute(context)
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
@@ -71,12 +80,34 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         return super().trigger_reentry(context, event)
 
     def _push_what_is_used(self) -> None:
-        dag = self.get_dag()
-        if not self._pushes_what_is_used or dag is None:
+        if not self._pushes_what_is_used or self.get_dag() is None:
             return
-        following = (dag.get_task(task_id) for task_id in self.downstream_task_ids)
-        if any(_uses(each, self.task_id) for each in following) or any(self.iter_mapped_dependants()):
+        if any(self._used_keys()) or any(self.iter_mapped_dependants()):
             self.do_xcom_push = True
+
+    def _used_keys(self) -> Iterator[tuple[str, str]]:
+        """Yield each XCom of this task that another is given: the other's id, and the key."""
+        if (dag := self.get_dag()) is None:
+            return
+        for following in sorted(self.downstream_task_ids):
+            for key in _keys_of(self.task_id, dag.get_task(following)):
+                yield following, key
+
+    def _check_used_keys(self) -> None:
+        """Refuse an XCom of a key of its own before anything is trained for it.
+
+        Hooks and callbacks may push what they like.
+        """
+        if self.multiple_outputs or any((self.callbacks, self._pre_execute_hook, self._post_execute_hook)):
+            return
+        for following, key in self._used_keys():
+            if key not in _KEYS_OF_ITS_OWN:
+                raise PoolSpecError(
+                    f"Task {following} is given {key!r} of what task {self.task_id} returns, which is one XCom as a"
+                    " whole.",
+                    f"Annotate the function of {self.task_id} with `-> dict`, or give @task.gpu multiple_outputs=True.",
+                    task=self.task_id,
+                )
 
     def _asked(self) -> Mapping[str, object]:
         try:
@@ -100,15 +131,17 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         check_pickled(size, self.task_id)
 
 
-def _uses(task: Operator, task_id: str) -> bool:
-    """Return True if the task is given what the task with this id returns."""
-    arguments = task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
-    given = [arguments.get(name) for name in (*task.template_fields, "op_args", "op_kwargs")]
-    return any(operator.task_id == task_id for operator, _ in XComArg.iter_xcom_references(given))
+def _keys_of(task_id: str, following: Operator) -> Iterator[str]:
+    """Yield the keys of the XComs of the task with this id that another is given."""
+    arguments = following.partial_kwargs if isinstance(following, MappedOperator) else vars(following)
+    given = [arguments.get(name) for name in (*following.template_fields, "op_args", "op_kwargs")]
+    for operator, key in XComArg.iter_xcom_references(given):
+        if operator.task_id == task_id:
+            yield key
 
 
 def gpu_task(
-    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool = False, **kwargs: Any
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
     """Run the decorated function in a pod on a GPU pool.
 
@@ -122,14 +155,17 @@ def gpu_task(
 
     Args:
         python_callable: The function.
-        multiple_outputs: Whether a returned dict becomes one XCom for each key. Default False, whatever the function's
-            annotation: a key like "error" or "timeline" would replace what this package leaves (docs/xcom.md).
+        multiple_outputs: Whether a returned dict becomes one XCom for each key, too. Default: True for a function that
+            is annotated to return a mapping, as with @task.kubernetes. A key like "timeline" then replaces what this
+            package leaves there (docs/xcom.md); False leaves one XCom.
         **kwargs: GpuPodOperator's arguments; gpu_pool is that of the `gpu_nodes` block around the call, unless given.
             do_xcom_push is True by default where a task is given what the function returns, as in `show(train(0.1))`;
             where one reads it with a template or `ti.xcom_pull`, say do_xcom_push=True.
 
     Raises:
-        What GpuPodOperator raises.
+        PoolSpecError: Another task is given a key of the result, as in `show(train()["loss"])`, and that has none; this
+            is told when the DAG is parsed, of a mapped task before it makes a pod.
+        And what GpuPodOperator raises.
     """
     return task_decorator_factory(
         python_callable=python_callable,

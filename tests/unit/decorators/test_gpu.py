@@ -252,13 +252,56 @@ def test_large_argument_is_refused_before_the_pod_exists(dag: DAG, size: int, mo
         operator.execute(context_of(operator))
 
 
-def test_a_dict_is_one_xcom_whatever_the_annotation(dag: DAG) -> None:
-    """A result's key like "error" would replace what this package leaves for the page and notifications."""
+def loss() -> dict[str, float]:
+    return {"loss": 0.1}
 
-    @task.gpu(gpu_pool=POOL, gpus=1, image="train:1", do_xcom_push=True)
-    def train() -> dict[str, float]:
-        return {"error": 0.07}
 
+@pytest.mark.parametrize(
+    ("function", "chosen", "several"),
+    [(loss, {}, True), (loss, {"multiple_outputs": False}, False), (count, {}, False)],
+)
+def test_a_mapping_becomes_an_xcom_for_each_key_as_with_kubernetes(
+    dag: DAG, function: Any, chosen: dict[str, Any], several: bool
+) -> None:
     with dag:
-        train()
-    assert dag.get_task("train").multiple_outputs is False
+        task.gpu(gpu_pool=POOL, image="python:3.12", **chosen)(function)(*[""] * (function is count))
+        task.kubernetes(task_id="theirs", image="python:3.12", **chosen)(function)(*[""] * (function is count))
+    ours, theirs = dag.get_task(function.__name__), dag.get_task("theirs")
+    assert ours.multiple_outputs is theirs.multiple_outputs is several
+
+
+@pytest.mark.parametrize(
+    "way", ["an argument", "an item of an argument", "beside what is mapped", "an operator's template field"]
+)
+def test_a_key_that_a_result_never_has_is_refused_when_the_dag_is_parsed(dag: DAG, way: str) -> None:
+    with dag:
+        used_by(way, task.gpu(gpu_pool=POOL, image="python:3.12")(count)("abc")["loss"])
+    said = r"Task show is given 'loss' of what task count returns.* `-> dict`.*multiple_outputs=True"
+    with pytest.raises(PoolSpecError, match=said):
+        dag.resolve_template_files()
+
+
+def test_of_a_mapped_function_it_is_refused_before_there_is_a_pod(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingOperator, "execute", lambda self, _: pytest.fail("a pod"))
+    with dag:
+        used_by("an argument", task.gpu(gpu_pool=POOL, image="python:3.12")(count).expand(rows=["a"])["loss"])
+    mapped: Any = dag.get_task("count")
+    operator = mapped.unmap({"op_kwargs": {"rows": "a"}})
+    with pytest.raises(PoolSpecError, match="Task show is given 'loss'"):
+        operator.execute(context_of(operator))
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments"),
+    [
+        ("timeline", {}),
+        ("pod_name", {}),
+        ("loss", {"multiple_outputs": True}),
+        ("loss", {"post_execute": lambda context, result: context["ti"].xcom_push("loss", result)}),
+    ],
+)
+def test_a_key_that_it_may_have_is_taken(dag: DAG, key: str, arguments: dict[str, Any]) -> None:
+    with dag:
+        used_by("an argument", task.gpu(gpu_pool=POOL, image="python:3.12", **arguments)(count)("abc")[key])
+    dag.resolve_template_files()
+    assert dag.get_task("count").do_xcom_push
