@@ -30,6 +30,7 @@ States = Mapping[int, str | None]
 _FAILED = ("failed", "upstream_failed")
 _SKIPPED_BY_OPERATOR = "skipmixin_key"  # the XCom of SkipMixin, airflow/providers/standard/utils/skipmixin.py
 _NAMED = 20  # map indexes listed per state
+_COLLECTED_BY_RETRIES = "Give the task `retries`: the try that follows a lost worker then collects such a success."
 _MARKED_AS_WHAT = (
     "Clear them to run them; or if the run was marked a success, mark it so again now: Airflow does not show a task"
     " which of the two it was."
@@ -97,11 +98,15 @@ class BlockVerdictOperator(PoolOperator):
             )
         if left := ti.xcom_pull(task_ids=self.scale_down, key=UNCOLLECTED_SUCCESS, map_indexes=ti.map_index):
             raise BlockFailed(
-                f"Tasks failed: {which}. The training of pod {', '.join(left)} had succeeded: its worker ended before"
-                " it had collected log and result.",
-                "Give the task `retries`: its next try then collects such a success. Cleared, it trains again.",
+                f"Tasks failed: {which}. The training of pod {', '.join(left)} had succeeded, and nobody had collected"
+                " its log and result: its task was marked, or its worker ended.",
+                f"{'' if self._have_retries(others) else _COLLECTED_BY_RETRIES} Cleared, it trains again.".strip(),
             )
         raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
+
+    def _have_retries(self, task_ids: Iterable[str]) -> bool:
+        dag = self.get_dag()
+        return dag is not None and all(dag.get_task(task_id).retries for task_id in task_ids)
 
     def _was_marked(self, ti: Any, witness: States) -> bool | None:
         """Return True if the run was marked while tasks of the block were pending; None if unknown."""

@@ -106,7 +106,9 @@ def check_names(**arguments: Any) -> None:
 def check_no_nodes(ensure: Any) -> None:
     """Refuse nodes=0 beside arguments that say something of nodes; raises PoolSpecError, as it does for no bool."""
     if not isinstance(ensure.keep, bool):
-        raise PoolSpecError(f"keep={ensure.keep!r}.", "It is True or False.")
+        name = getattr(ensure.gpu_pool, "name", None)
+        of_pool = f" for pool {name}" if name else ""
+        raise PoolSpecError(f"Task {ensure.task_id}: keep={ensure.keep!r}{of_pool}.", "It is True or False.")
     given = [name for name in ("keep", "max_cost", "prefetch") if getattr(ensure, name)]
     if is_whole(ensure.nodes) and int(ensure.nodes) == 0 and given:
         fix = f"Leave {given[0]} out, or want nodes."

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 
@@ -52,23 +53,28 @@ def finish(
         quietly(lambda: opened().record_machines(), ensure.log.warning)
         result["timeline"] = [*result["timeline"], *prefetched(ensure, opened, result, context)]
     ensure._lineage = partial(of_nodes, pool, result["nodes"])
-    _log_nodes(ensure.log, pool, result)
+    _log_nodes(ensure.log, ensure.gpu_pool, result)
     record_phases(ensure, result["timeline"])
     return {**result, "plan": context["ti"].xcom_pull(task_ids=ensure.task_id, key="plan") or []}
 
 
-def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
+def _log_nodes(log: Any, pool: GpuPool, result: Mapping[str, Any]) -> None:
     """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
     from airflow_gpu_provider.scaling.decide.scarce_capacity import tried_in_words
 
     got, wanted = result.get("got", 0), result.get("wanted", 0)
     if wanted:
         names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
-        log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")
+        log.info("Pool %s has its nodes: %s", pool.name, names or "none yet, they come when pods do")
     else:
-        log.info("Pool %s is prepared, and nodes=0 requests none: they come when a run or a pod wants some.", pool_name)
+        least = f" besides its min_nodes={pool.min_nodes}" if pool.min_nodes else ""
+        log.info(
+            "Pool %s is prepared, and nodes=0 requests none%s: they come when a run or a pod wants some.",
+            pool.name,
+            least,
+        )
     if got < wanted:
-        log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool_name, got, wanted)
+        log.warning("Pool %s has %d of %d requested nodes; continuing (at_least).", pool.name, got, wanted)
     for each in result.get("tried", ()):
         where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
         often = tried_in_words(each["times"]) if each["times"] else "not tried"

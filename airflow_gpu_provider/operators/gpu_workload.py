@@ -54,9 +54,9 @@ class GpuWorkloadOperator(TrainingOperator):
 
     Args:
         manifest: The object: a dict, YAML, or the name of a .yaml file next to the DAG. Templated. A Job, JobSet,
-            TrainJob, RayJob or PyTorchJob; its names and GPUs are the manifest's own. Use an expression like `train-{{
-            ts_nodash | lower }}` for `metadata.name`: two concurrent runs cannot share a name. Without a name it gets
-            one from the task's id.
+            TrainJob, RayJob or PyTorchJob; its names and GPUs are the manifest's own. Two concurrent runs
+            cannot share a name: give `metadata.generateName`, like `train-`, instead of `metadata.name`. With neither
+            it gets a name from the task's id.
         gpu_pool: The pool. Default: the pool of the enclosing `gpu_nodes` block.
         block_id: The demand that covers the pods: see GpuPodOperator.
         namespace: The object's namespace. Default: the manifest's, else "default".

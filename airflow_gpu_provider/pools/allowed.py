@@ -57,7 +57,7 @@ class Allowed:
     def differences(self, other: Allowed) -> list[str]:
         """Return each part in which another spec allows something else: what that has, and what this one has."""
         return [
-            f"{words} {_listed(theirs)} instead of {_listed(own)}"
+            f"{words} {_listed(theirs, name)} instead of {_listed(own, name)}"
             for name, words in _IN_WORDS.items()
             if (own := getattr(self, name)) != (theirs := getattr(other, name))
         ]
@@ -82,6 +82,6 @@ class Allowed:
         return cls.of(types=types, markets=markets, zones=zones, labels=labels)
 
 
-def _listed(values: Sequence[str] | Mapping[str, str]) -> str:
+def _listed(values: Sequence[str] | Mapping[str, str], name: str) -> str:
     texts = [f"{key}={value}" for key, value in values.items()] if isinstance(values, Mapping) else values
-    return one_line(", ".join(texts), _LONGEST) or "any"
+    return one_line(", ".join(texts), _LONGEST) or ("none" if name == "labels" else "any")

@@ -267,7 +267,7 @@ def test_two_specs_for_one_group_name_both_and_change_nothing(cloud: Cloud) -> N
     try:
         groups = cloud.groups
         second = _operator(cloud.pool(name=pool.name, node_labels={"team": "vision"}))
-        with pytest.raises(PoolDrift, match=r"DAG first wants .* node labels any instead of team=vision") as drift:
+        with pytest.raises(PoolDrift, match=r"DAG first wants .* node labels none instead of team=vision") as drift:
             run(second, context_of(second, dag_id="second"))
         assert cloud.groups == groups
         assert isinstance(drift.value, GpuError)

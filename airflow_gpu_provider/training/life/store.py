@@ -204,7 +204,7 @@ class TaskPods(TaskObjects):
 class TaskWorkloads(TaskObjects):
     """Reads and writes a task's workloads."""
 
-    _free_the_name = "Give metadata.name a part that differs from run to run, like {{ ts_nodash | lower }}."
+    _free_the_name = "Give metadata.generateName, like train-, instead of metadata.name: each then has its own name."
 
     def __init__(self, api: ApiClient, kind: WorkloadKind) -> None:
         super().__init__(api, kind=kind.kind, path=kind.path)

@@ -121,7 +121,7 @@ def ended(task_id: str, map_index: int, state: str) -> dict[str, Any]:
     return {"task_id": task_id, "map_index": map_index, "state": state, "operator": "EmptyOperator", "duration": 0.0}
 
 
-def judge(states: Mapping[str, str], xcoms: Mapping[str, Any]) -> None:
+def judge(states: Mapping[str, str], xcoms: Mapping[str, Any], *, retries: int = 0) -> None:
     with DAG("nightly", schedule=None):
         decide = ShortCircuitOperator(task_id="decide", python_callable=bool)
         done = BlockVerdictOperator(
@@ -131,7 +131,7 @@ def judge(states: Mapping[str, str], xcoms: Mapping[str, Any]) -> None:
             scale_down="scale_down",
             witness="witness",
         )
-        decide >> EmptyOperator(task_id="train") >> EmptyOperator(task_id="witness") >> done
+        decide >> EmptyOperator(task_id="train", retries=retries) >> EmptyOperator(task_id="witness") >> done
     done.execute({"ti": Run(states, xcoms)})  # type: ignore[typeddict-item]
 
 
@@ -142,11 +142,17 @@ def test_a_short_circuit_says_whom_it_has_skipped() -> None:
         judge(states, {})
 
 
-def test_a_training_that_had_succeeded_and_was_not_collected_is_red_and_told_so() -> None:
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_training_that_had_succeeded_and_was_not_collected_is_red_and_told_so(retries: int) -> None:
     states = {"train": "failed", "scale_down": "success", "witness": "success"}
-    said = r"train: failed. The training of pod ml/train-x had succeeded.* `retries`"
-    with pytest.raises(BlockFailed, match=said):
-        judge(states, {"scale_down": ["ml/train-x"]})
+    with pytest.raises(BlockFailed) as failed:
+        judge(states, {"scale_down": ["ml/train-x"]}, retries=retries)
+    assert failed.value.what == (
+        "Tasks failed: train: failed. The training of pod ml/train-x had succeeded, and nobody had collected its log"
+        " and result: its task was marked, or its worker ended."
+    )
+    assert ("Give the task `retries`" in failed.value.fix) == (not retries)
+    assert failed.value.fix.endswith("Cleared, it trains again.")
 
 
 @pytest.mark.parametrize(("train", "is_in_doubt"), [("failed", False), ("skipped", True)])

@@ -28,6 +28,7 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
     ScaleDownIsOver,
 )
+from airflow_gpu_provider.operators import ensured
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import Change, Machine
 from airflow_gpu_provider.pools.budget import budget_of
@@ -246,6 +247,14 @@ def test_without_enough_money_nothing_is_created(ensure: Any, monkeypatch: pytes
     with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 58\.01 or more"):
         ensure(pool, gpu_pool=listed, max_cost=2)
     assert not {"apply", "want"} & {*pool.calls}
+
+
+@pytest.mark.parametrize(("min_nodes", "said"), [(0, "requests none:"), (1, "requests none besides its min_nodes=1:")])
+def test_a_pool_that_is_prepared_is_told_with_its_least_size(min_nodes: int, said: str) -> None:
+    lines = list[str]()
+    log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
+    ensured._log_nodes(log, replace(POOL, min_nodes=min_nodes), {"nodes": [], "timeline": []})
+    assert [said in line for line in lines] == [True]
 
 
 def test_a_plan_says_how_long_the_money_lasts(ensure: Any) -> None:

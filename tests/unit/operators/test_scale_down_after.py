@@ -205,7 +205,7 @@ def test_no_node_and_what_is_for_nodes_exclude_each_other(given: dict[str, Any])
 
 
 def test_keep_is_no_word_and_a_block_brings_nodes() -> None:
-    with pytest.raises(PoolSpecError, match="keep='False'"):
+    with pytest.raises(PoolSpecError, match="Task ensure: keep='False' for pool gpus"):
         alone(keep="False")
     with pytest.raises(PoolSpecError, match="nodes=0"), DAG("nightly", schedule=None), gpu_nodes(POOL, nodes=0):
         pass

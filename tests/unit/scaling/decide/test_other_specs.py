@@ -48,6 +48,7 @@ def theirs(spec: GpuPool, **fields: Any) -> DemandLease:
         (pool(), {"capacity_types": ["SPOT"]}, "capacity types SPOT instead of ON_DEMAND"),
         (pool(), {"zones": ["us-west-2b"]}, "zones us-west-2b instead of any"),
         (pool(node_labels={"team": "a"}), {"node_labels": {"team": "b"}}, "node labels team=b instead of team=a"),
+        (pool(node_labels={"team": "a"}), {"node_labels": {}}, "node labels none instead of team=a"),
         (GKE, {"machine_types": ["g2-standard-8"]}, "machine types g2-standard-8 instead of g2-standard-4"),
         (GKE, {"node_locations": ["us-central1-a"]}, "zones us-central1-a instead of any"),
         (OF_OTHERS, {"instance_types": ["g6.xlarge"]}, "machine types g6.xlarge instead of any"),
