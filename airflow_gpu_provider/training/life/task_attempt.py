@@ -183,8 +183,7 @@ class TaskAttempt(ABC):
         pods.await_end(pods.of_task(namespace, self._identity), self._cluster.clock, self.log.info)
         self.there = request
         made = self._objects.create(request, self._identity)
-        suspended = ", suspended" if self._objects.is_suspended(made) else ""
-        self.log.info("Created %s in %s%s.", self._words(made), namespace, suspended)
+        self.log.info("Created %s in %s%s.", self._words(made), namespace, ", suspended" * self._objects.is_suspended(made))
         return made
 
     # -- waiting ---------------------------------------------------------------------------------------------
