@@ -177,13 +177,13 @@ class TaskAttempt(ABC):
         return current
 
     def _made(self, request: Json) -> Json:
-        namespace, pods = request["metadata"]["namespace"], self._cluster.pods
-        check_exec(self._run, namespace)
+        where, pods = request["metadata"]["namespace"], self._cluster.pods
+        check_exec(self._run, where)
         check_one_spec(self._run, self.deadlines)
-        pods.await_end(pods.of_task(namespace, self._identity), self._cluster.clock, self.log.info)
+        pods.await_end(pods.of_task(where, self._identity), self._cluster.clock, self.log.info)
         self.there = request
         made = self._objects.create(request, self._identity)
-        self.log.info("Created %s in %s%s.", self._words(made), namespace, ", suspended" * self._objects.is_suspended(made))
+        self.log.info("Created %s in %s%s.", self._words(made), where, ", suspended" * self._objects.is_suspended(made))
         return made
 
     # -- waiting ---------------------------------------------------------------------------------------------
