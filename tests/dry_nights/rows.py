@@ -302,9 +302,9 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         "tests/unit/scaling/decide/test_other_specs.py::"
         "test_while_another_dag_s_demand_allows_other_nodes_a_run_is_refused",
     ),
-    "two blocks, or Ensures, of one DAG have one pool name and two specs with such a difference": [
+    "two blocks, or Ensures, of one DAG have one pool name and two specs with such a difference": (
         "tests/unit/operators/test_one_spec.py::test_two_specs_of_one_name_are_refused",
-    ],
+    ),
     "the DAG's file changes while it runs: the pool has other machines": (
         "tests/sandbox/test_other_specs.py::test_a_retried_pod_gets_a_machine_of_the_changed_spec",
         f"{DRY}/test_outside.py::test_a_pool_gets_other_machines_while_its_training_runs",
