@@ -173,7 +173,9 @@ def night(
     waits += [sum(each["seconds"] for each in phases if each["phase"] in _WAITS) for phases in trainings]
     ran = [each["seconds"] for phases in trainings for each in phases if each["phase"] == "ran"]
     machines = _machines(usages)
-    used = machines > 0 or not usages or any(usage.get("at_least") for usage in usages)
+    released = [*released]
+    is_unknown = not usages and not all(each.get("nothing_begun") for each in released)
+    used = machines > 0 or is_unknown or any(usage.get("at_least") for usage in usages)
     known = [cost for usage in usages if not isinstance(cost := usage["cost"]["total"], str)]
     return Night(
         dag_id=dag_id,

@@ -163,6 +163,12 @@ def test_one_of_several_scale_downs_that_failed_is_not_hidden_by_the_others(dag:
     assert night.left == "all nodes released; machines may be left, for gpu.scale_down failed"
 
 
+def test_a_run_that_has_begun_nothing_has_started_no_node(dag: DAG) -> None:
+    released = {"pool": "gpu", "nodes": 0, "desired": 0, "kept": [], "nothing_begun": True}
+    xcoms: XComs = {("gpu.scale_down", "return_value"): [released]}
+    assert sent(context(dag, xcoms, {"gpu.scale_down": "success"})).left == "no node was started"
+
+
 def test_a_scale_down_that_was_skipped_is_not_waited_for(dag: DAG) -> None:
     states: dict[str, str | None] = {"gpu.ensure": "success", "gpu.scale_down": "skipped"}
     assert sent(context(dag, {}, states)).left == "gpu.scale_down was skipped: see the command airflow gpu status"
