@@ -175,14 +175,9 @@ _SIGNS = (
         r"|cannot open shared object|error relocating)"
         r"|error loading shared librar.{0,200}libnvidia-container",
         TOOLKIT,
-        "runc: hooks; glibc and musl: their loaders; dandi-hub#248",
+        "runc, containerd: hooks and exec; glibc and musl: their loaders; dandi-hub#248",
     ),
-    Sign(
-        r"nvidia-(cdi-hook|ctk)\S{0,100}: (no such file|executable file not found)"
-        r"|executing hook \S{0,100}nvidia-(cdi-hook|ctk)",
-        TOOLKIT,
-        "runc: createContainer hooks; crun: utils.c",
-    ),
+    Sign(r"executing hook \S{0,100}nvidia-(cdi-hook|ctk)", TOOLKIT, "crun: utils.c"),
     Sign(
         r"/dev/nvidia[\w-]{0,40}\W.{0,200}no such file",
         NO_DRIVER,
@@ -192,11 +187,6 @@ _SIGNS = (
         r"unresolvable CDI devices|inject(ion|ing)? (of )?CDI devices?|CDI device injection",
         TOOLKIT,
         "container-device-interface: pkg/cdi/cache.go; containerd: pkg/cdi/oci_opt.go; toolkit#1239, gpustack#4130",
-    ),
-    Sign(
-        r"nvidia-container-runtime\S{0,100}: (no such file|executable file not found)",
-        TOOLKIT,
-        "containerd, runc: exec",
     ),
     # -- the driver, in a program ----------------------------------------------------------------------------
     Sign(r"CUDA driver version is insufficient|cudaErrorInsufficientDriver", OLD_DRIVER, "CUDA runtime API: error 35"),
