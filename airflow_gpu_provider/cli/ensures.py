@@ -7,6 +7,7 @@ left to themselves. Branches are known by their names, as a custom operator's cl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import named, serialized_tasks
@@ -15,7 +16,7 @@ from airflow_gpu_provider.operators.scale_down_after import WAYS_OUT, not_releas
 from airflow_gpu_provider.pools.values import deserialize_pool, is_template
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.tasks.block_tasks import BlockTask, releasing
-from airflow_gpu_provider.tasks.sure_runs import Scheduled, is_sure_to_run
+from airflow_gpu_provider.tasks.sure_runs import Scheduled, is_sure_to_run, reached
 
 Fields = Mapping[str, Any]
 """A task as Airflow's database has it."""
@@ -44,12 +45,13 @@ def ensures_left_alone(dag_id: str | None, pools: Collection[str]) -> list[Findi
 def left_alone(tasks: Collection[Fields]) -> Iterator[tuple[Fields, list[str]]]:
     """Yield the Ensures of a DAG that would start machines which nothing is sure to release, and what may release."""
     by_id = {task["task_id"]: task for task in tasks}
-    scheduled = {name: _scheduled(task, tasks) for name, task in by_id.items()}
+    following = {name: _following(task, by_id) for name, task in by_id.items()}
+    scheduled = cache(lambda: _scheduled(by_id, following))  # most DAGs have no Ensure
     for task in tasks:
         if task.get("gpu_role") == "ensure" and _brings_nodes(task):
-            after = {each["task_id"]: _block_task(each) for each in _after(task, by_id)}
-            found = sorted(releasing(_block_task(task), after))
-            if not any(is_sure_to_run(name, task["task_id"], scheduled) for name in found):
+            names = reached(following[task["task_id"]], following.__getitem__)
+            found = sorted(releasing(_block_task(task), {name: _block_task(by_id[name]) for name in names}))
+            if not any(is_sure_to_run(name, task["task_id"], scheduled()) for name in found):
                 yield task, found
 
 
@@ -57,11 +59,19 @@ def _left(ensure: Fields, pool: str, unsure: Sequence[str]) -> str:
     return not_released(pool, ensure["task_id"], deserialize_pool(ensure["gpu_pool"]).max_runtime, unsure)
 
 
-def _scheduled(task: Fields, tasks: Collection[Fields]) -> Scheduled:
+def _scheduled(by_id: Mapping[str, Fields], following: Mapping[str, Iterable[str]]) -> dict[str, Scheduled]:
+    upstream: dict[str, list[str]] = {name: [] for name in by_id}
+    for name, after in following.items():
+        for each in after:
+            upstream[each].append(name)
+    return {name: _scheduled_one(task, upstream[name]) for name, task in by_id.items()}
+
+
+def _scheduled_one(task: Fields, upstream: Collection[str]) -> Scheduled:
     given = {**task, **task.get("partial_kwargs", {})}
     skips = bool(task.get("_can_skip_downstream"))
     return Scheduled(
-        upstream=[each["task_id"] for each in tasks if task["task_id"] in each.get("downstream_task_ids", ())],
+        upstream=upstream,
         rule=str(given.get("trigger_rule", "all_success")),
         is_setup=bool(given.get("is_setup")),
         is_teardown=bool(given.get("is_teardown")),
@@ -88,12 +98,5 @@ def _block_task(task: Fields) -> BlockTask:
     return BlockTask(task.get("gpu_role", ""), name, block if isinstance(block, str) else None)
 
 
-def _after(task: Fields, by_id: Mapping[str, Fields]) -> Iterable[Fields]:
-    found: dict[str, Fields] = {}
-    to_come = [*task.get("downstream_task_ids", ())]
-    while to_come:
-        name = to_come.pop()
-        if name not in found and name in by_id:
-            found[name] = by_id[name]
-            to_come += by_id[name].get("downstream_task_ids", ())
-    return found.values()
+def _following(task: Fields, by_id: Collection[str]) -> list[str]:
+    return [name for name in task.get("downstream_task_ids", ()) if name in by_id]

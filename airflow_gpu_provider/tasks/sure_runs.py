@@ -7,7 +7,7 @@ teardowns, by default whatever its trigger rule. A failed setup keeps all that i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -52,9 +52,14 @@ def is_sure_to_run(task: str, ensure: str, tasks: Mapping[str, Scheduled]) -> bo
 
 
 def _before(task: str, tasks: Mapping[str, Scheduled]) -> set[str]:
-    found, to_come = set[str](), [*tasks[task].upstream]
+    return reached(tasks[task].upstream, lambda name: tasks[name].upstream)
+
+
+def reached(first: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return the ids of tasks that edges lead to, from the first ones on; `following` gives those right after one."""
+    found, to_come = set[str](), [*first]
     while to_come:
         if (name := to_come.pop()) not in found:
             found.add(name)
-            to_come += tasks[name].upstream
+            to_come += following(name)
     return found
