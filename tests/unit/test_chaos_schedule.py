@@ -8,7 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.airflow.chaos.cell import Cell, Strike
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.budget import check_max_cost
+from tests.airflow.chaos.cell import MAX_COST, Cell, Strike
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.schedule import (
@@ -23,6 +25,7 @@ from tests.airflow.chaos.schedule import (
     full_matrix,
     is_on_each_landing,
 )
+from tests.airflow.chaos.world import PRICE
 
 ON_EKS = {name for name, fault in FAULTS.items() if not fault.of_karpenter}
 SEEDS = st.integers(min_value=0, max_value=2**31)
@@ -114,3 +117,8 @@ def test_a_drawn_night_can_be(seed: int) -> None:
     assert moments == sorted(set(moments))
     assert all(strike.fault.meets(strike.moment) for strike in night.strikes)
     assert len({strike.moment.dag_id for strike in night.strikes} - {"chaos_deferred"}) <= 1
+
+
+def test_a_night_whose_money_ends_may_begin() -> None:
+    of_cell = {"instance_types": ["g6.xlarge"], "price_per_hour": PRICE, "max_nodes": 1}
+    check_max_cost(EksGpuPool(name="c1", cluster_name="k8s", region="us-west-2", **of_cell), MAX_COST)
