@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from botocore import exceptions as boto
 
@@ -167,63 +168,101 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
 def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuError:
     answer = error.response.get("Error", {})
     code, message = str(answer.get("Code", "")), str(answer.get("Message", "")).strip()
-    details = {"code": code, "message": message, "operation": error.operation_name}
-    getter = _FOR_CREDENTIALS.get(error.operation_name)
-    call = f"{getter or service}:{error.operation_name}"
-    reason = f"{code}: {message}" if message else code
-    if getter and code in _REJECTED | _NO_SESSION.get(getter, set()):
+    refused = _Refusal(
+        code=code,
+        message=message,
+        operation=error.operation_name,
+        getter=_FOR_CREDENTIALS.get(error.operation_name),
+        service=service,
+        connection=connection,
+    )
+    return _of_credentials(refused) or _of_the_call(refused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refusal:
+    """What AWS answered to one call. `getter` is the service that gives credentials by it; None for other calls."""
+
+    code: str
+    message: str
+    operation: str
+    getter: str | None
+    service: str
+    connection: str
+
+    @property
+    def call(self) -> str:
+        return f"{self.getter or self.service}:{self.operation}"
+
+    @property
+    def reason(self) -> str:
+        return f"{self.code}: {self.message}" if self.message else self.code
+
+    @property
+    def details(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message, "operation": self.operation}
+
+
+def _of_credentials(refused: _Refusal) -> GpuError | None:
+    """Return the error of a connection whose credentials AWS does not give or accept; None where it does."""
+    code, call, reason, connection = refused.code, refused.call, refused.reason, refused.connection
+    if refused.getter and code in _REJECTED | _NO_SESSION.get(refused.getter, set()):
         return CredentialsError(
             f"AWS gives {connection} no credentials: {call} is refused ({reason}).",
             "Correct the role or the session that it names, or log in again.",
-            **details,
+            **refused.details,
         )
-    if code in _DENIED and error.operation_name.startswith("AssumeRole"):
+    if code in _DENIED and refused.operation.startswith("AssumeRole"):
         return PermissionDenied(
             f"The role that {connection} names does not let it in ({call}: {reason}).",
             f"Have the role's trust policy admit the worker's identity by {call}; one that is an IAM user's or role's"
             " needs that permission in its own policy, too.",
             action=call,
-            **details,
-        )
-    action = _refused_action(code, message, call)
-    if action:
-        return PermissionDenied(
-            f"AWS refused {action} ({reason}).",
-            f"Allow {action} to the identity of {connection}; docs/iam.md has the whole policy.",
-            action=action,
-            **details,
+            **refused.details,
         )
     if fix := next((fix for codes, fix in _HOW_TO_BE_ACCEPTED if code.startswith(codes)), ""):
-        return CredentialsError(f"STS does not accept the identity of {connection} ({reason}).", fix, **details)
+        return CredentialsError(f"STS does not accept the identity of {connection} ({reason}).", fix, **refused.details)
     if code in _BAD_CREDENTIALS:
         return CredentialsError(
             f"AWS does not accept the credentials of {connection} ({reason}).",
             "Put valid ones into it, which are read at the next try; and check the worker's clock.",
-            **details,
+            **refused.details,
+        )
+    return None
+
+
+def _of_the_call(refused: _Refusal) -> GpuError:
+    code, message, call, reason = refused.code, refused.message, refused.call, refused.reason
+    if action := _refused_action(code, message, call):
+        return PermissionDenied(
+            f"AWS refused {action} ({reason}).",
+            f"Allow {action} to the identity of {refused.connection}; docs/iam.md has the whole policy.",
+            action=action,
+            **refused.details,
         )
     if code in _QUOTA:
         return QuotaExceeded(
             f"{call} is over a limit of the AWS account ({reason}).",
             "Request a higher limit in Service Quotas.",
-            **details,
+            **refused.details,
         )
     if code in _THROTTLED:
         return CloudError(
             f"AWS throttled {call}, all retries included ({reason}).",
             "Try again later, or spread the DAGs that start together.",
-            **details,
+            **refused.details,
         )
     if code == "ResourceNotFoundException" and "cluster" in message.lower():
         return ClusterNotFound(
             f"AWS has no such cluster ({message}).",
-            f"Check cluster_name and region, and that {connection} belongs to the cluster's account.",
-            **details,
+            f"Check cluster_name and region, and that {refused.connection} belongs to the cluster's account.",
+            **refused.details,
         )
     if code in _REJECTED:
         return RequestRejected(
-            f"AWS rejected {call} as invalid ({reason}).", "Correct what the message names.", **details
+            f"AWS rejected {call} as invalid ({reason}).", "Correct what the message names.", **refused.details
         )
-    return CloudError(f"{call} failed ({reason}).", **details)
+    return CloudError(f"{call} failed ({reason}).", **refused.details)
 
 
 def _refused_action(code: str, message: str, call: str) -> str | None:
