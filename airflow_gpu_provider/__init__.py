@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.block import gpu_nodes
+    from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
+    from airflow_gpu_provider.clouds.kubernetes.pool import KubernetesGpuPool
     from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
     from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
-    from airflow_gpu_provider.pools.eks import EksGpuPool
-    from airflow_gpu_provider.pools.gke import GkeGpuPool
-    from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
     from airflow_gpu_provider.pools.workload_placement import placement
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
@@ -29,17 +29,17 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "DeleteGpuPoolOperator": "operators.delete",
-    "EksGpuPool": "pools.eks",
+    "EksGpuPool": "clouds.aws.pool",
     "EnsureGpuPoolOperator": "operators.ensure",
     "ExtendGpuPoolOperator": "operators.extend",
-    "GkeGpuPool": "pools.gke",
+    "GkeGpuPool": "clouds.google.pool",
     "GpuPodOperator": "operators.gpu_pod",
     "GpuPoolDoctorOperator": "operators.reports",
     "GpuPoolStatusOperator": "operators.reports",
     "GpuWorkloadOperator": "operators.gpu_workload",
     "InstallClusterAutoscalerOperator": "operators.install_cluster_autoscaler",
     "InstallDevicePluginOperator": "operators.install_device_plugin",
-    "KubernetesGpuPool": "pools.kubernetes",
+    "KubernetesGpuPool": "clouds.kubernetes.pool",
     "ReapGpuPoolsOperator": "operators.reap",
     "ScaleDownSensor": "sensors.scale_down",
     "gpu_nodes": "block",

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
 CloudPool = EksGpuPool | GkeGpuPool

@@ -16,8 +16,8 @@ from typing import Any
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import Budget, CloudPool
 from airflow_gpu_provider.acceptance.steps import NotAsExpected, Record, StepReport, check_nothing_left
+from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.platforms.remains import Listed, remains
 from airflow_gpu_provider.untrusted import one_line
 
 _PACKAGES = (

@@ -20,6 +20,9 @@ from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.acceptance import gpu_program
 from airflow_gpu_provider.acceptance.pools import CloudPool, with_impossible_first
+from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+from airflow_gpu_provider.clouds.base import Report
+from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import GpuError, TaskKilled
@@ -27,9 +30,6 @@ from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import Report
-from airflow_gpu_provider.platforms.remains import Listed, remains
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

@@ -13,11 +13,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_status
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.errors import AutoscalerConflict, PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 
 NAME = "cluster-autoscaler"
 
@@ -48,7 +49,7 @@ def manifest_for(pool: GpuPool, *, flags: Sequence[str] = (), image: str | None 
     Raises:
         PoolSpecError: The pool is not on EKS.
     """
-    from airflow_gpu_provider.platforms.aws.cluster import EksCluster
+    from airflow_gpu_provider.clouds.aws.cluster import EksCluster
 
     of_eks = on_eks(pool)
     image = image or image_for(str(EksCluster(of_eks).description["version"]))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.clouds.aws.rules import EFA_RESOURCE
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
@@ -18,7 +19,6 @@ from airflow_gpu_provider.cluster.nodes import NodeImage
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
-from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]

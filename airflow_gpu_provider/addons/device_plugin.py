@@ -14,9 +14,10 @@ from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
+from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.clouds.base import Group, MachineLife, Platform, Report
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
@@ -17,7 +18,6 @@ from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 

@@ -14,7 +14,7 @@ from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, giv
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_gpu_provider.platforms.base import Group
+    from airflow_gpu_provider.clouds.base import Group
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 

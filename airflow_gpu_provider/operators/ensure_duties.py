@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from kubernetes.client import ApiClient
 
+    from airflow_gpu_provider.clouds.base import Plan, Report
     from airflow_gpu_provider.cluster.demand_key import DemandKey
     from airflow_gpu_provider.cluster.pod_state import Json
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-    from airflow_gpu_provider.platforms.base import Plan, Report
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -180,7 +180,7 @@ def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedel
     Raises:
         PoolSpecError: It is shorter than `timeout`.
     """
-    from airflow_gpu_provider.platforms.backoff import FIRST
+    from airflow_gpu_provider.clouds.backoff import FIRST
 
     if give_up_after < timeout:
         raise PoolSpecError(

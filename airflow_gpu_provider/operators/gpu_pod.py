@@ -19,6 +19,8 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from kubernetes.client import V1Pod
 
+from airflow_gpu_provider.clouds.aws.rules import interfaces_of_a_pod
+from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.operators.pod_arguments import (
     KEEP_POD,
     LaterArguments,
@@ -32,8 +34,6 @@ from airflow_gpu_provider.operators.pod_arguments import (
 )
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.eks_machines import interfaces_of_a_pod
-from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.tasks.pool_operator import current_pool, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt

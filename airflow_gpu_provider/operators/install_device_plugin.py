@@ -115,8 +115,8 @@ class InstallDevicePluginOperator(PoolOperator):
     def _install(self) -> tuple[dict[str, Any], datetime]:
         """Apply what is missing, and return the result and the cluster's time; may be repeated."""
         from airflow_gpu_provider.addons.detection import look, served_by
+        from airflow_gpu_provider.clouds.base import platform_for
         from airflow_gpu_provider.cluster.clock import ServerClock
-        from airflow_gpu_provider.platforms.base import platform_for
 
         api = platform_for(self.gpu_pool).cluster_access().api_client()
         plugin = self._plugin()

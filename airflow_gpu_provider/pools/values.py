@@ -248,9 +248,9 @@ def taints_from_cloud(taints: Iterable[Mapping[str, Any]]) -> Iterator[Taint]:
 # -- specs from JSON: those that `GpuPool.serialize` wrote, and those that people write in that form ---------------
 
 _KINDS = {
-    "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
-    "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
-    "kubernetes": "airflow_gpu_provider.pools.kubernetes:KubernetesGpuPool",
+    "eks": "airflow_gpu_provider.clouds.aws.pool:EksGpuPool",
+    "gke": "airflow_gpu_provider.clouds.google.pool:GkeGpuPool",
+    "kubernetes": "airflow_gpu_provider.clouds.kubernetes.pool:KubernetesGpuPool",
 }
 
 

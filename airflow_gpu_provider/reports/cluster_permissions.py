@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
+from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.pools.gke_machines import provisioning_class
-from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from airflow_gpu_provider.addons.detection import look, served_by
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_NAMESPACE, plugin_labels
 from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
+from airflow_gpu_provider.clouds.backoff import passed_over
+from airflow_gpu_provider.clouds.base import LaunchFailure
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
@@ -32,8 +34,6 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
     ReferenceNotFound,
 )
-from airflow_gpu_provider.platforms.backoff import passed_over
-from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import money, too_dear_lines
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin

@@ -14,11 +14,11 @@ from functools import cached_property
 from airflow.sdk import DAG
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import list_run_pods
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.amounts import cost_since, in_words, price_source
 from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
-from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS

@@ -17,9 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Report
     from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.cluster.demand_key import DemandKey
-    from airflow_gpu_provider.platforms.base import Report
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 

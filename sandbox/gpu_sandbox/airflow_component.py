@@ -19,7 +19,7 @@ INHERITED = (
     "airflow.providers.cncf.kubernetes.operators.pod",
     "airflow_gpu_provider.block",
     "airflow_gpu_provider.operators.gpu_pod",
-    "airflow_gpu_provider.platforms.aws.platform",
+    "airflow_gpu_provider.clouds.aws.platform",
 )
 
 

@@ -10,13 +10,13 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster.gpu_evidence import BAD_GPU
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.training.place.kinds import KINDS, templates_of
 from airflow_gpu_provider.training.place.manifest import named, place_workload, with_queue

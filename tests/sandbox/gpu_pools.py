@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import run
 

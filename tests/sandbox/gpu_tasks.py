@@ -6,8 +6,8 @@ from typing import Any
 
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox.running import eventually
 
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from kubernetes import config
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
 from airflow_gpu_provider.cluster.rest import server_side_apply
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles

@@ -10,13 +10,12 @@ from typing import Any
 import boto3
 import pytest
 
-from airflow_gpu_provider import GpuPodOperator
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout

@@ -16,11 +16,12 @@ from google.auth.transport.requests import AuthorizedSession
 from google.oauth2 import service_account
 from kubernetes import client, config
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cost.usage import read_machines
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

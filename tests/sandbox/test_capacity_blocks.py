@@ -21,12 +21,12 @@ from kubernetes import client
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws.spec import POOL_TAG
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
-from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

@@ -15,11 +15,12 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox import Sandbox, SandboxProcess
 from gpu_sandbox.cli import main
 from sandbox.tests.autoscaling import Eks, gpu_pod

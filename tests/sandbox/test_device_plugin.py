@@ -14,6 +14,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config, utils
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons import plugin_watch
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
@@ -22,7 +23,6 @@ from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict
 from airflow_gpu_provider.operators import install_device_plugin as device_plugin
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ClientError
 
+from airflow_gpu_provider.clouds.aws import vpc_cni
+from airflow_gpu_provider.clouds.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.aws import vpc_cni
-from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from gpu_sandbox.sandbox import Sandbox
 from tests.airflow.chaos.clouds import Eks, Made
 from tests.sandbox import documented_roles, role_record
@@ -31,7 +31,7 @@ CHECK = vpc_cni.check
 
 @pytest.fixture(autouse=True)
 def no_vpc_cni(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the account's cluster is no API server to ask for it: tests/unit/platforms/aws/test_vpc_cni.py."""
+    """Behind the account's cluster is no API server to ask for it: tests/unit/clouds/aws/test_vpc_cni.py."""
     monkeypatch.setattr(vpc_cni, "check", lambda *_: ())
 
 

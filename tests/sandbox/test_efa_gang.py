@@ -8,10 +8,10 @@ import boto3
 import pytest
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool
 from tests.sandbox.gpu_tasks import gang

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider import DeleteGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, ScaleDownSensor
 from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.testing import first_event
 from gpu_sandbox.faults import Stockout
@@ -258,7 +257,7 @@ def in_a_worker(pool: EksGpuPool, *, grows: bool = True) -> Iterator[subprocess.
 import json, signal, sys
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import deserialize_pool
 from tests.sandbox.running import run
 operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=deserialize_pool(json.loads(sys.argv[1])), deferrable=False)

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     GangHung,
@@ -20,7 +21,6 @@ from airflow_gpu_provider.errors import (
     ResourceQuotaExceeded,
     TaskKilled,
 )
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from gpu_sandbox.sandbox import Sandbox

@@ -16,11 +16,11 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.errors import (
     PodPreempted,
 )
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds import backoff
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import list_nodes
@@ -18,8 +20,6 @@ from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RUN_LABEL, 
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms import backoff
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool

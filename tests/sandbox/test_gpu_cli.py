@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.airflow_home import AirflowHome, database_template, python_path
 from gpu_sandbox.faults import Stockout

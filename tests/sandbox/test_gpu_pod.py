@@ -17,6 +17,7 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import (
     DriverMissing,
     GpuOutOfMemory,
@@ -27,7 +28,6 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodUnschedulable,
 )
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.pull import LASTS
 from gpu_sandbox.sandbox import Sandbox

@@ -8,11 +8,11 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import (
     PodDeadline,
     TaskKilled,
 )
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

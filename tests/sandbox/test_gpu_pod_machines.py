@@ -11,10 +11,10 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BadGpu, GpuError, OutOfStock, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

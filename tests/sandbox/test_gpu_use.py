@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.pods import HangNote
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
@@ -16,7 +17,7 @@ from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run, watched

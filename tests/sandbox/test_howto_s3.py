@@ -22,8 +22,8 @@ from airflow_gpu_provider import (
     placement,
 )
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.errors import ConnectionNotFound, PodUnschedulable, PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import platform_for
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run, until_allowed

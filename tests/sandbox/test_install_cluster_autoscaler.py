@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cli import commands
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items, object_path, server_side_apply
 from airflow_gpu_provider.errors import AutoscalerConflict, AutoscalerNotRunning
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from tests.sandbox.running import run
 

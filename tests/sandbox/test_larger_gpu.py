@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import GpuOutOfMemory, GpuTooSmall
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

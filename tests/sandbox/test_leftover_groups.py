@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.clouds.aws.leftover_groups import KEPT_FOR
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.aws.leftover_groups import KEPT_FOR
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from tests.sandbox.aws_account import LAUNCH, TIMINGS, Account
 from tests.sandbox.test_owned_templates import templates
 from tests.sandbox.test_platform_eks import Pools

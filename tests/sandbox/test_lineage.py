@@ -12,10 +12,10 @@ from airflow.providers.openlineage.plugins.adapter import OpenLineageAdapter
 from airflow.utils.state import TaskInstanceState
 from openlineage.client.serde import Serde
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.tasks.telemetry import FACET
 from gpu_sandbox.sandbox import Sandbox

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.clouds.aws import prices
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.google import price_catalog
+from airflow_gpu_provider.clouds.google.platform import GkePlatform
 from airflow_gpu_provider.errors import PriceLimitExceeded
-from airflow_gpu_provider.platforms.aws import prices
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.google import price_catalog
-from airflow_gpu_provider.platforms.google.platform import GkePlatform
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 from gpu_sandbox.aws.prices import SPOT_CHANGES
 from gpu_sandbox.google import GoogleCloud
 from sandbox.tests.google.conftest import a_project

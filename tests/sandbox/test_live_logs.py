@@ -20,9 +20,9 @@ from kubernetes.client import models as k8s
 from structlog.contextvars import bound_contextvars, get_contextvars, merge_contextvars
 from structlog.stdlib import PositionalArgumentsFormatter
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.log import followed_log as pod_log
 from airflow_gpu_provider.training.log import trigger_log
 from airflow_gpu_provider.training.log.followed_log import REPEATED

@@ -9,9 +9,8 @@ from typing import Any
 import boto3
 import pytest
 
-from airflow_gpu_provider import EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor
 from airflow_gpu_provider.errors import GpusNotAllocatable
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox import machines
 from gpu_sandbox.eks_cluster import SYSTEM_GROUP
 from gpu_sandbox.sandbox import Sandbox

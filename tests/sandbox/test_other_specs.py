@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
 from airflow_gpu_provider.tasks.run_identity import run_key

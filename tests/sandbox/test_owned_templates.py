@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.clouds.aws.node_groups import NodeGroups
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from airflow_gpu_provider.errors import GroupFailed, PermissionDenied, PoolDrift
-from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 from tests.sandbox.test_platform_eks import GROUP_A, Pools, connect

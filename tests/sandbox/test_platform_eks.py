@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 from moto.iam.models import iam_backends
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws.autoscaler_tags import wanted_tags
+from airflow_gpu_provider.clouds.aws.autoscaling import SUSPENDED_TAG, SWITCH
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
+from airflow_gpu_provider.clouds.base import Group, Plan, platform_for
 from airflow_gpu_provider.cluster.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
@@ -27,12 +33,6 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
     RequestRejected,
 )
-from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
-from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG, SWITCH
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
-from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
-from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 

@@ -15,6 +15,11 @@ import pytest
 from airflow.sdk._shared.secrets_masker import reset_secrets_masker
 from google.cloud.container_v1 import NodePoolUpdateStrategy
 
+from airflow_gpu_provider import GkeGpuPool
+from airflow_gpu_provider.clouds.backoff import passed_over
+from airflow_gpu_provider.clouds.base import Group, Machine, Plan
+from airflow_gpu_provider.clouds.google.platform import GkePlatform
+from airflow_gpu_provider.clouds.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.cluster.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
@@ -27,11 +32,6 @@ from airflow_gpu_provider.errors import (
     PoolSpecError,
     QuotaExceeded,
 )
-from airflow_gpu_provider.platforms.backoff import passed_over
-from airflow_gpu_provider.platforms.base import Group, Machine, Plan
-from airflow_gpu_provider.platforms.google.platform import GkePlatform
-from airflow_gpu_provider.platforms.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
-from airflow_gpu_provider.pools import GkeGpuPool
 from gpu_sandbox import ManualClock
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.google.cloud import GoogleCloud
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
         def now(cls, tz: tzinfo | None = None) -> Any:
             return clock.utc_now()
 
-    platform, retry = "airflow_gpu_provider.platforms.google", "google.api_core.retry"
+    platform, retry = "airflow_gpu_provider.clouds.google", "google.api_core.retry"
     time = SimpleNamespace(sleep=clock.advance, monotonic=clock.now)
     for module in (
         f"{platform}.node_pools",
@@ -434,7 +434,7 @@ class TestUpgrades:
     def test_a_library_that_knows_no_exclusion_is_named(
         self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.platforms.google.owned_node_pools.knows_exclusions", lambda: False)
+        monkeypatch.setattr("airflow_gpu_provider.clouds.google.owned_node_pools.knows_exclusions", lambda: False)
         platform = GkePlatform(spec(), OWNER)
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)

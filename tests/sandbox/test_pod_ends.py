@@ -17,6 +17,7 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     EndUnknown,
@@ -26,7 +27,6 @@ from airflow_gpu_provider.errors import (
     PodResultInvalid,
 )
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.triggers import pod as pod_trigger
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end

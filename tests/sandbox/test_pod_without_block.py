@@ -15,12 +15,12 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

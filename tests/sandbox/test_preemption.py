@@ -23,9 +23,9 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import CheckpointUnusable, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

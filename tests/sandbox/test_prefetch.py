@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons.prefetch import manifests, pulls
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.rest import server_side_apply
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool

@@ -11,10 +11,10 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import GkeGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.janitor import reap
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

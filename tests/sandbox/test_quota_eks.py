@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.errors import PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.quota import without_room
-from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.aws_account import CLUSTER, LAUNCH, TIMINGS, Account
 from tests.sandbox.running import run

@@ -18,14 +18,14 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call, object_path, server_side_apply
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.audit_log import RoleUse
 from gpu_sandbox.sandbox import Sandbox

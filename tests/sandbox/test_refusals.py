@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
@@ -30,7 +31,6 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN
 from gpu_sandbox.sandbox import Sandbox
@@ -347,7 +347,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     """AWS refuses to end machines, or the cluster to be read: what is there, its price and its switch are told."""
     monkeypatch.setattr(PermissionDenied, "tolerated_for", timedelta(seconds=3))
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
-    terminate = "airflow_gpu_provider.platforms.aws.autoscaling.AutoScaling.terminate"
+    terminate = "airflow_gpu_provider.clouds.aws.autoscaling.AutoScaling.terminate"
 
     def refuses(self: Any, instance_id: str) -> None:
         raise PermissionDenied("AWS refused autoscaling:TerminateInstanceInAutoScalingGroup.", "Allow it.")

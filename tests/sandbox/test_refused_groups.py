@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.refused_groups import SHOWN_WITHIN
 from airflow_gpu_provider.errors import CloudError, GpuError, PoolSpecError, RequestRejected
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.aws.refused_groups import SHOWN_WITHIN
-from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox.aws_account import CLUSTER, TIMINGS, Account
 
 ZONE = "us-west-2a"

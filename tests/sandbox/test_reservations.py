@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.base import Group, Plan
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.platforms.base import Group, Plan
-from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, LAUNCH, Account
 

@@ -20,12 +20,13 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end

@@ -15,14 +15,14 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.block import gpu_nodes
+from airflow_gpu_provider.clouds.aws import prices
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.platforms.aws import prices
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.demand import list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

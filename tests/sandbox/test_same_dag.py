@@ -11,8 +11,8 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.nodes import NodeSpec

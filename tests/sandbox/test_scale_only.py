@@ -18,6 +18,8 @@ import yaml
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.clouds.aws.autoscaling import SWITCH
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import server_side_apply
@@ -33,8 +35,6 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
-from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
-from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.clouds import backoff
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
 from airflow_gpu_provider.errors import NodesNotReady, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms import backoff
-from airflow_gpu_provider.platforms.aws.platform import EksPlatform
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange

@@ -13,10 +13,10 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_run_pods
 from airflow_gpu_provider.errors import ObjectRejected, PodDeadline, PodFailed, PodPreempted, TaskKilled
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end

@@ -13,9 +13,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.plugins import gpu_pools
 from airflow_gpu_provider.plugins.gpu_pools import BUNDLE, STATIC, GpuPoolsPlugin, bundle_url
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 
 EKS: dict[str, Any] = {"name": "train", "instance_types": ["g6.xlarge"], "max_nodes": 1}
 GKE: dict[str, Any] = {

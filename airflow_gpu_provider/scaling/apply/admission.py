@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
+from airflow_gpu_provider.clouds.backoff import ordinal
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
-from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
 from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned

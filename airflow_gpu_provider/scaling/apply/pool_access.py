@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from airflow_gpu_provider.clouds.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
@@ -16,7 +17,6 @@ from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cost.ledger import Ledger
-from airflow_gpu_provider.platforms.base import Group, Machine, Platform, Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, budget_of
 from airflow_gpu_provider.pools.prices import ListPrices

@@ -10,6 +10,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from airflow_gpu_provider.clouds.base import Report, platform_for
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS, why_kept
@@ -17,10 +19,8 @@ from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Report, platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget
-from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
+from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import (
     Node,
@@ -20,7 +21,6 @@ from airflow_gpu_provider.cluster.nodes import (
 )
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
-from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.decide.decisions import Decision

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from airflow_gpu_provider.clouds.backoff import passed_over
+from airflow_gpu_provider.clouds.base import COMING
 from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.platforms.backoff import passed_over
-from airflow_gpu_provider.platforms.base import COMING
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
     SLOW,

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
-from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
-from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from airflow_gpu_provider.accelerators import gpu_of_machine
+from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
-from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.platforms import backoff
-from airflow_gpu_provider.platforms.backoff import OFF_LIMITS
-from airflow_gpu_provider.platforms.base import COMING, Group, Plan
+from airflow_gpu_provider.clouds import backoff
+from airflow_gpu_provider.clouds.backoff import OFF_LIMITS
+from airflow_gpu_provider.clouds.base import COMING, Group, Plan
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements

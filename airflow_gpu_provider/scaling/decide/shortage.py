@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, check_running
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
-from airflow_gpu_provider.platforms.base import COMING, Group, LaunchFailure
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.decide import scarce_capacity

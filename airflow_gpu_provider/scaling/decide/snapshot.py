@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal, Self
 
+from airflow_gpu_provider.clouds.base import Group, Machine
+from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.karpenter import Kept
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import NodesNotReady
-from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear

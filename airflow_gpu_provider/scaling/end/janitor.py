@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any, Literal
 
+from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released

@@ -16,10 +16,10 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
 
+from airflow_gpu_provider.clouds.base import Group, Report
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import GpuError, PoolNotEnsured
-from airflow_gpu_provider.platforms.base import Group, Report
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide

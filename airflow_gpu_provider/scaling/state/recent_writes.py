@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
+from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.untrusted import NotParsed, loads, read
 
 SHOWN_AFTER = timedelta(seconds=30)

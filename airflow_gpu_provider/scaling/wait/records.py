@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Report
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Self, TypeVar
 
+from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import ClusterNotFound, ConnectionNotFound, CredentialsError, GpuError, PodFailed
-from airflow_gpu_provider.platforms.base import Report
 from airflow_gpu_provider.scaling.wait.records import Narrator, Record
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_gpu_provider.accelerators import GPUS, gpu_of_machine
+from airflow_gpu_provider.clouds.base import MachineEnd, Platform
 from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.cluster.pod_state import PodState
@@ -30,7 +31,6 @@ from airflow_gpu_provider.errors import (
     PodOutOfMemory,
     PodPreempted,
 )
-from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, OOM_KILLED, RETRY, end_of

@@ -10,14 +10,15 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
+from airflow_gpu_provider.clouds.base import Platform, platform_for
+from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import extras_of
+from airflow_gpu_provider.clouds.kubernetes.pool import KubernetesGpuPool
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import ConnectionNotFound, GpuError, PoolSpecError
-from airflow_gpu_provider.platforms.base import Platform, platform_for
-from airflow_gpu_provider.platforms.external.kubernetes_connection import extras_of
-from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods
 
 _MAY_BE_MISSING = "kubernetes_default"  # as for KubernetesPodOperator, whose default it is

@@ -15,10 +15,10 @@ from typing import Generic, cast
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient
 
+from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
-from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.scaling.apply.admission import requests_of
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL

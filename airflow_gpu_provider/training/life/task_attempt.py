@@ -15,12 +15,12 @@ from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
+from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodResultLost
 from airflow_gpu_provider.pools.budget import WARN_AT
-from airflow_gpu_provider.pools.gke_machines import check_nodes_come
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec

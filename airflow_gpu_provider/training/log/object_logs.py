@@ -21,12 +21,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_gpu_provider.clouds.aws.rules import EFA_INTERFACES
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pools.eks_machines import EFA_INTERFACES
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver
 from airflow_gpu_provider.training.wait.attempt_wait import Silence

@@ -10,9 +10,9 @@ from typing import Any
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.pools.values import is_template

@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.autoscaler_status import (
     API_VERSION,
     CLASS_ANNOTATION,
@@ -23,7 +24,6 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS, Manifest
 

@@ -17,13 +17,13 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.clouds.aws.rules import EFA_RESOURCE, huge_pages_of_a_pod
+from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.eks_machines import EFA_RESOURCE, huge_pages_of_a_pod
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
-from airflow_gpu_provider.pools.kubernetes import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.pools.values import is_dns_label, is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL

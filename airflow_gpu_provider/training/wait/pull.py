@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+from airflow_gpu_provider.clouds.aws.template_data import has_local_disk
+from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import PodImageError
-from airflow_gpu_provider.platforms.aws.template_data import has_local_disk
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.untrusted import LONGEST_TEXT
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Feed
 from airflow_gpu_provider.cluster.watched import (
@@ -18,7 +19,6 @@ from airflow_gpu_provider.cluster.watched import (
 )
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.gke_machines import provisioning_class
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.clouds.backoff import ordinal
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
 from airflow_gpu_provider.cluster.informer import Change, Feed
@@ -27,7 +28,6 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, OutOfStock, ReferenceNotFound
-from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import size_of
 

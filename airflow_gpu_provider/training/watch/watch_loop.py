@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import watching
@@ -15,7 +16,6 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import LOST
-from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates

@@ -13,8 +13,8 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 from google.oauth2 import service_account
 
+from airflow_gpu_provider.clouds.google.clients import GoogleClients
 from airflow_gpu_provider.errors import PermissionDenied, ServiceDisabled
-from airflow_gpu_provider.platforms.google.clients import GoogleClients
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google import GoogleCloud
 from sandbox.tests.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token

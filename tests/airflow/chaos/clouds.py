@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from moto.eks.models import eks_backends
 
-from airflow_gpu_provider.platforms.aws.spec import GROUP_TAG, POOL_TAG
+from airflow_gpu_provider.clouds.aws.spec import GROUP_TAG, POOL_TAG
 from gpu_sandbox import Sandbox
 from gpu_sandbox.aws.observer import aws_client, instances
 from tests.airflow.chaos.pods import POOL_LABEL

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.acceptance.pools import GOING, Budget, price_of
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
 prices = st.floats(min_value=0.01, max_value=200)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.acceptance import report as acceptance_report
 from airflow_gpu_provider.acceptance.pools import Budget
-from airflow_gpu_provider.platforms.remains import Listed
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+from airflow_gpu_provider.clouds.remains import Listed
+from airflow_gpu_provider.pools import GpuPool
 
 POOL = EksGpuPool(
     name="accept-train", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1

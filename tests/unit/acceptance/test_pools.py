@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.acceptance.pools import (
     NO_EC2_TYPE,
     NO_GCE_TYPE,
@@ -14,7 +15,7 @@ from airflow_gpu_provider.acceptance.pools import (
     with_impossible_first,
 )
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 
 NIGHT = timedelta(minutes=45)
 

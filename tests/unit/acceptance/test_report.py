@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.acceptance.pools import Budget
 from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import Record, StepReport
-from airflow_gpu_provider.platforms.remains import Listed
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.clouds.remains import Listed
 
 ACCOUNT, CLUSTER, INSTANCE = "123456789012", "k8s-of-acme", "i-0123456789abcdef0"
 DENIED = f"arn:aws:sts::{ACCOUNT}:assumed-role/acme/me is not authorized; see https://10.1.2.3/x of {CLUSTER}"

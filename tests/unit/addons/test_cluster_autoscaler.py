@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.addons.cluster_autoscaler import image_for, is_autoscaler_image, manifest
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 
 POOL = EksGpuPool(
     name="train",

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.addons.detection import Server, find_servers, served_by
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin
 from airflow_gpu_provider.errors import DevicePluginConflict
-from airflow_gpu_provider.pools import KubernetesGpuPool
 from tests.unit.training.test_pod_placement import a_pool
 
 TOLERATES_GPUS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]

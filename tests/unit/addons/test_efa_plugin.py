@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.addons.detection import efa_served_by, find_servers
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE, efa_manifest, wants_efa
 from airflow_gpu_provider.errors import DevicePluginConflict
-from airflow_gpu_provider.pools import KubernetesGpuPool
 from tests.unit.addons.test_detection import affinity, daemon_set, node
 from tests.unit.training.test_pod_placement import a_pool
 

@@ -10,7 +10,7 @@ from airflow_gpu_provider.addons.detection import find_servers, served_by
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE, driver_manifest
 from airflow_gpu_provider.errors import DevicePluginConflict
 from tests.unit.addons.test_detection import STATIC, affinity, daemon_set
-from tests.unit.pools.test_gke import pool
+from tests.unit.clouds.google.test_gke_pool import pool
 from tests.unit.training.test_pod_placement import a_pool
 
 # As GKE has it in every cluster.

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cli import commands
+from airflow_gpu_provider.clouds.base import Plan
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
-from airflow_gpu_provider.platforms.base import Plan
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.cli.test_costs import bill
 from tests.unit.scaling.model.night import Night
@@ -207,7 +207,7 @@ def test_accept_says_the_bound_and_stops_unless_it_may_cost(
     from airflow.cli.cli_parser import get_parser
 
     from airflow_gpu_provider.acceptance import command
-    from airflow_gpu_provider.platforms.base import Plan
+    from airflow_gpu_provider.clouds.base import Plan
 
     pool = EksGpuPool(
         name="train",

@@ -15,12 +15,12 @@ import requests
 import urllib3
 from botocore.config import Config
 
+from airflow_gpu_provider.clouds.aws.errors import mapped_errors as aws_errors
+from airflow_gpu_provider.clouds.google.errors import mapped_errors as google_errors
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable
-from airflow_gpu_provider.platforms.aws.errors import mapped_errors as aws_errors
-from airflow_gpu_provider.platforms.google.errors import mapped_errors as google_errors
 
 PATH = "api/v1/namespaces/ml/pods?limit=500"
 SILENT = 0.05

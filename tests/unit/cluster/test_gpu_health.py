@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster import gpu_health
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.gpu_evidence import (
@@ -26,7 +27,7 @@ from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.errors import BadGpu, PodFailed
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.watch.surroundings import NodesSeen
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

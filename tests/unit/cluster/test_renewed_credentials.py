@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import KubernetesGpuPool
+from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
-from airflow_gpu_provider.platforms.external.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.training.life.hook import PoolHook
 from gpu_sandbox.pki import CertificateAuthority, KeyPair
 
@@ -169,7 +169,7 @@ async def test_renewed_certificate_is_presented(client: type, authority: Certifi
 async def test_pair_that_is_half_renewed_costs_one_look(
     client: type, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    monkeypatch.setattr("airflow_gpu_provider.clouds.from_connection.AGAIN_AFTER", 0.0)
     pairs = {name: authority.client(name, user=name) for name in ("old", "new")}
     present, certificate, key = ["old"], tmp_path / "client.crt", tmp_path / "client.key"
     certificate.write_bytes(pairs["old"].certificate)

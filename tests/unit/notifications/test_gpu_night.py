@@ -18,12 +18,12 @@ from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.callback_supervisor import execute_callback
 from airflow.sdk.execution_time.comms import ErrorResponse
 
+from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import GpuOutOfMemory, PodFailed, PoolSpecError
 from airflow_gpu_provider.notifications import GpuNightNotifier
 from airflow_gpu_provider.notifications.night import Night
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.training.life.diagnosis import with_last_lines
 
 XComs = dict[tuple[str, str], list[Any]]

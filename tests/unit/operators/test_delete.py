@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import DeleteGpuPoolOperator
+from airflow_gpu_provider.clouds.base import Group, GroupStatus
 from airflow_gpu_provider.errors import PoolNotReleased
-from airflow_gpu_provider.platforms.base import Group, GroupStatus
 from airflow_gpu_provider.pools.candidates import Candidate
 from tests.fakes.clock import VirtualClock
 from tests.unit.scaling.pools import pool

@@ -15,6 +15,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.clouds.base import Change, Machine
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import (
     BudgetExceeded,
@@ -30,7 +31,6 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.operators import ensured
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.base import Change, Machine
 from airflow_gpu_provider.pools.budget import budget_of
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.writes import Outcome

@@ -14,12 +14,12 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.wait.records import handed_back
 from airflow_gpu_provider.training.life.pod_try import PodTry
 from airflow_gpu_provider.training.life.run import AttemptRecord

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from airflow.sdk import DAG
 
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.place.kinds import KINDS
-from tests.unit.pools.test_gke import FLEX_START
-from tests.unit.pools.test_gke import pool as gke_pool
+from tests.unit.clouds.google.test_gke_pool import FLEX_START
+from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 from tests.unit.training.manifests import a
 
 GPU = "nvidia.com/gpu"

@@ -11,9 +11,8 @@ from airflow.sdk import DAG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, GpuWorkloadOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, GpuWorkloadOperator, gpu_nodes
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.tasks.pool_operator import duration
 from tests.unit.training.manifests import a
 

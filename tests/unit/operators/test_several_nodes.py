@@ -13,8 +13,8 @@ from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.tasks.pool_operator import seconds_of
-from tests.unit.pools.test_gke import FLEX_START
-from tests.unit.pools.test_gke import pool as gke_pool
+from tests.unit.clouds.google.test_gke_pool import FLEX_START
+from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 from tests.unit.training.test_pod_placement import a_pool
 
 

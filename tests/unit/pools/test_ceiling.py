@@ -14,11 +14,12 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, budget_of
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.decisions import switch_time

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.candidates import how_to_widen
 
 EKS = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 2}

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.cluster_permissions import Rule, rules, to_install_a_plugin
-from tests.unit.pools.test_gke import FLEX_START
-from tests.unit.pools.test_gke import pool as gke_pool
+from tests.unit.clouds.google.test_gke_pool import FLEX_START
+from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 
 ROLES = Path(__file__).parents[3] / "docs" / "rbac"
 EKS: dict[str, Any] = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 1}

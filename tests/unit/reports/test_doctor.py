@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import KubernetesGpuPool
+from airflow_gpu_provider.clouds.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.errors import PriceLimitExceeded, ReferenceNotFound
-from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, Plan
-from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.reports.doctor import _Doctor
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot

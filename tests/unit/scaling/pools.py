@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 

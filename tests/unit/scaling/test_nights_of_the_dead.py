@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
+from airflow_gpu_provider.clouds.base import MachineLife
 from airflow_gpu_provider.errors import BudgetExceeded
-from airflow_gpu_provider.platforms.base import MachineLife
 from airflow_gpu_provider.pools.budget import least
 from tests.unit.scaling.model.night import Night
 

@@ -29,9 +29,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand import write_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock

@@ -20,11 +20,11 @@ from openlineage.client.transport.file import FileConfig, FileTransport
 from openlineage.common.provider.dbt.utils import get_parent_run_metadata
 
 import airflow_gpu_provider.tasks
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.ensured import finish
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.tasks.telemetry import FACET, PARENT, ROOT_PARENT, parent_variables
 from tests.browser import recorded

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.tasks.links import NodeGroupsLink
 

@@ -10,11 +10,12 @@ from airflow.sdk import DAG
 from kubernetes.client import CoreV1Api
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.block import gpu_nodes
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.pools import Candidate, EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import Candidate, GpuPool
 from airflow_gpu_provider.training.place.checkpoint import (
     check_claims_reach,
     check_location,

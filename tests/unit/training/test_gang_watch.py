@@ -23,8 +23,8 @@ from airflow_gpu_provider.training.watch.gang_view import GangView, OneGang
 from airflow_gpu_provider.training.watch.watch_loop import watch
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
-from tests.unit.pools.test_gke import FLEX_START
-from tests.unit.pools.test_gke import pool as gke_pool
+from tests.unit.clouds.google.test_gke_pool import FLEX_START
+from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_watch import raw_node
 from tests.unit.training.test_pod_watch_orders import DONE_WITHIN

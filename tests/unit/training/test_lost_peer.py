@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.clouds.base import MachineEnd
 from airflow_gpu_provider.errors import ClusterUnreachable, PodPreempted
-from airflow_gpu_provider.platforms.base import MachineEnd
 from airflow_gpu_provider.training.life import diagnosis as module
 from airflow_gpu_provider.training.life.diagnosis import lost_peer
 from tests.unit.training.test_pod_end import ended, pod, running

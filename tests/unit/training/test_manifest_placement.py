@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster.pods import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import nodes_needed
 from airflow_gpu_provider.training.place.kinds import KINDS, Manifest, PodTemplate, templates_of
 from airflow_gpu_provider.training.place.manifest import named, place_workload
 from airflow_gpu_provider.training.place.pod_placement import Placement
-from tests.unit.pools.test_gke import pool as a_gke_pool
+from tests.unit.clouds.google.test_gke_pool import pool as a_gke_pool
 from tests.unit.training.manifests import a
 
 POOL_LABEL = "airflow-gpu-provider/pool"

@@ -13,7 +13,7 @@ from airflow_gpu_provider.training.life.store import TaskGangs
 from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job, node_request
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
-from tests.unit.pools.test_gke import FLEX_START, pool
+from tests.unit.clouds.google.test_gke_pool import FLEX_START, pool
 from tests.unit.training.test_indexed_job import a_pod
 
 QUEUED = pool(**FLEX_START, queued_provisioning=True)

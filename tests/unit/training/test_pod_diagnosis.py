@@ -15,7 +15,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import end_of
-from tests.unit.pools.test_gke import pool as a_gke_pool
+from tests.unit.clouds.google.test_gke_pool import pool as a_gke_pool
 from tests.unit.training.test_pod_end import ended, pod
 from tests.unit.training.test_pod_placement import a_pool
 

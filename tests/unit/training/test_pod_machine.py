@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import MachineEnd, Platform
 from airflow_gpu_provider.errors import CloudError, EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
-from airflow_gpu_provider.platforms.base import MachineEnd, Platform
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.training.life.collect import explained
 from airflow_gpu_provider.training.life.diagnosis import PodMachine
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome

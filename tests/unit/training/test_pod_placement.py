@@ -9,13 +9,14 @@ import pytest
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.clouds.aws.rules import huge_pages_of_a_pod
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
-from airflow_gpu_provider.pools.eks_machines import huge_pages_of_a_pod
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.workload_placement import placement
 from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_resources, place
-from tests.unit.pools.test_gke import pool as a_gke_pool
+from tests.unit.clouds.google.test_gke_pool import pool as a_gke_pool
 
 
 def a_pool(**changes: Any) -> EksGpuPool:

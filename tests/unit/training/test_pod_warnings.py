@@ -11,8 +11,8 @@ from kubernetes.client import V1Container, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.task_attempt import check_pods
-from tests.unit.pools.test_eks import pool as eks
-from tests.unit.pools.test_gke import pool as gke
+from tests.unit.clouds.aws.test_eks_pool import pool as eks
+from tests.unit.clouds.google.test_gke_pool import pool as gke
 
 
 def warned(pool: GpuPool, caplog: pytest.LogCaptureFixture, **spec: Any) -> str:

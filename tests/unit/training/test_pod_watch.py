@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY
 from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods, pool_nodes
@@ -23,7 +24,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodUnschedulable,
 )
-from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.watch.pod_view import PodView

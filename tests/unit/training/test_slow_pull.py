@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.wait.pull import slow_pull
-from tests.unit.pools.test_gke import pool as gke
+from tests.unit.clouds.google.test_gke_pool import pool as gke
 
 EKS = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
 GKES = ("image_streaming=True",)

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodPreempted
-from airflow_gpu_provider.platforms.external.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE
 from airflow_gpu_provider.training.watch import watch_loop as watch
 from tests.fakes.clock import START
-from tests.unit.platforms.external.test_kubernetes_connection import kubeconfig
+from tests.unit.clouds.kubernetes.test_kubernetes_connection import kubeconfig
 from tests.unit.training import waiting_kinds
 from tests.unit.training.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, run
 
@@ -204,7 +204,7 @@ def test_a_key_that_is_rotated_ends_nothing(kind: Kind, is_late: bool) -> None:
 def test_a_kubeconfig_whose_token_is_renewed_ends_nothing(
     kind: Kind, user: dict[str, str], is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    monkeypatch.setattr("airflow_gpu_provider.clouds.from_connection.AGAIN_AFTER", 0.0)
     extra = {"kube_config_path": str(tmp_path / "config")}
     monkeypatch.setenv("AIRFLOW_CONN_LAB", json.dumps({"conn_type": "kubernetes", "extra": extra}))
 

@@ -15,9 +15,9 @@ from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
+from tests.unit.clouds.google.test_gke_pool import FLEX_START
+from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 from tests.unit.cluster.test_provisioning_requests import EXPIRED, FAILED, PATH, QUEUED, REVOKED, THERE, WAITS, raw
-from tests.unit.pools.test_gke import FLEX_START
-from tests.unit.pools.test_gke import pool as gke_pool
 from tests.unit.scaling.apply.test_admission import admitted, job, raw_job, there
 from tests.unit.scaling.pools import NOW, A, key, lease, pod
 

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time
 from airflow_gpu_provider.scaling.decide.placement import place

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_gpu_provider.clouds.base import LaunchFailure
 from airflow_gpu_provider.errors import NodesNotReady
-from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time
 from airflow_gpu_provider.scaling.decide.snapshot import usable_needed, usable_nodes, wanted_nodes
 from tests.unit.scaling.pools import (

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_nodes

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider import KubernetesGpuPool
+from airflow_gpu_provider.clouds.base import LaunchFailure
 from airflow_gpu_provider.cluster.karpenter import Kept
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
-from airflow_gpu_provider.platforms.base import LaunchFailure
-from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_needed

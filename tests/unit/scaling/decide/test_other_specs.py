@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, check_one_spec

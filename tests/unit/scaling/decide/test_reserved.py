@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.clouds.answers import Reserved
+from airflow_gpu_provider.clouds.aws.reservations import SHORTEST, Reservation, judge
+from airflow_gpu_provider.clouds.base import Group, Plan
 from airflow_gpu_provider.errors import OutOfStock
-from airflow_gpu_provider.platforms.answers import Reserved
-from airflow_gpu_provider.platforms.aws.reservations import SHORTEST, Reservation, judge
-from airflow_gpu_provider.platforms.base import Group, Plan
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins, with_wait
 from airflow_gpu_provider.scaling.decide.snapshot import supply

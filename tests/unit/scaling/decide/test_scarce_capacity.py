@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import FailureKind, Group, LaunchFailure, Machine
 from airflow_gpu_provider.errors import GpuError, GroupFailed, OutOfStock, QuotaExceeded
-from airflow_gpu_provider.platforms.base import FailureKind, Group, LaunchFailure, Machine
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Report
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Report
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools import Candidate
 from tests.unit.scaling.model.actors import Actors
 
 T = TypeVar("T")

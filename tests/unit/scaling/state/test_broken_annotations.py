@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.clouds.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, why_bad
 from airflow_gpu_provider.cluster.leases import LEASES, lease_manifest
@@ -23,7 +24,6 @@ from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.ledger import machines_to_bill
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import look

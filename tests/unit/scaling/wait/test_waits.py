@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.answers import GroupUpdate
+from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
@@ -21,9 +24,6 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PoolNotReleased,
 )
-from airflow_gpu_provider.platforms.answers import GroupUpdate
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine
-from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait

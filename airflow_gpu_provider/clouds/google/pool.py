@@ -1,0 +1,341 @@
+"""GkeGpuPool: GPU nodes of a Google Kubernetes Engine cluster, in node pools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.clouds.google import rules as gke_machines
+from airflow_gpu_provider.pools.allowed import Allowed
+from airflow_gpu_provider.pools.candidates import PREEMPTIBLE, Candidate, Market, Preferences, markets_of
+from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.values import (
+    Taint,
+    are_some_of,
+    as_bool,
+    as_constant,
+    as_constants,
+    as_duration,
+    as_tuple,
+    as_whole,
+    is_template,
+)
+
+GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+"""GKE adds it to node pools with GPUs, unless all node pools of the cluster have them; Ensure does in its place."""
+
+DRIVERS = ("default", "latest", "disabled", "daemonset")
+LOCATION_POLICIES = ("any", "balanced")
+
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_MARKETS = ("ON_DEMAND", "SPOT", PREEMPTIBLE)
+_OF_LATER_RELEASES = ("image_streaming", "secondary_boot_disks", "placement")
+# The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
+SHAPE = (
+    "location_policy",
+    "node_locations",
+    "capacity_types",
+    "max_run_duration",
+    "disk_size",
+    "disk_type",
+    "image_type",
+    "service_account",
+    "tags",
+    "resource_labels",
+    "exclude_upgrades",
+    "reservation_affinity",
+    "flex_start",
+    "queued_provisioning",
+    "shielded_instance_config",
+    *_OF_LATER_RELEASES,
+)
+_MARGIN = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, kw_only=True, eq=True)
+class GkeGpuPool(GpuPool):
+    """GPU nodes of a Google Kubernetes Engine cluster.
+
+    There is one node pool of GKE for each zone, machine type and capacity type, so that the order of preference is
+    the one given here. Candidates are tried in order: every zone for the first machine type on the first capacity
+    type, then the next machine type, then the next capacity type.
+
+    With `manage="scale"` the node pools are external: those that `node_pools` names, in order of preference, zone by
+    zone. Leave out the fields that shape them: from node_locations and capacity_types on, those of machines, disks,
+    images, labels, upgrades and how machines are obtained.
+
+    Args:
+        project_id: The Google Cloud project.
+        location: The cluster's zone or region, like "us-central1-a" or "us-central1".
+        cluster_name: The GKE cluster.
+        machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, G4, A2, A3, A4),
+            or N1.
+            With manage="scale" they may be left out, and a run then gives nodes= instead of gpus=; if they are given,
+            the node pools' types have to be among them.
+        accelerator_type: The GPU to attach to N1 machines, like "nvidia-tesla-t4"; others have theirs built in. With
+            accelerator_count it describes a machine type that is newer than this package: GKE then checks it.
+        accelerator_count: How many of them. Default 1 for N1.
+        node_locations: Zones, in order of preference. Default: those of the cluster.
+        capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only. "PREEMPTIBLE" means
+            "SPOT": the price is the same, and such a machine has no end after 24 hours.
+        driver: "default" or "latest" (with COS only): GKE installs NVIDIA's driver; "daemonset": a DaemonSet does,
+            which InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
+        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
+            then asks for one GPU, which is one share; for several only with MPS, on machines with one GPU.
+        gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
+        max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
+            deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
+            no machine outlives its run; no limit where min_nodes keeps machines indefinitely.
+        disk_size: Boot disk in GB. Default 100.
+        disk_type: Its type, like "pd-balanced", from which all of the machine_types boot. Default: GKE's for each type.
+        image_type: Node image. Default COS_CONTAINERD.
+        service_account: The nodes' service account. Default: the cluster's own choice.
+        tags: Network tags of the machines.
+        resource_labels: Labels of the machines, for billing.
+        exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
+            release channel it does so at any time, and lets a training drain for an hour at most. Default True. With
+            False, give the cluster a maintenance window outside the hours of your runs.
+        reservation_affinity: Which reservations machines come from, in the API's words (ReservationAffinity):
+            `{"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
+            "values": ["my-reservation"]}`, or ANY_RESERVATION, ANY_RESERVATION_THEN_FAIL or NO_RESERVATION alone. A
+            reservation is of one zone: name that in node_locations. Default: GKE's own choice.
+        flex_start: Have GKE obtain the machines by flex-start, which waits for capacity and provides it for seven days
+            at most: with scaling="autoscaler" only. Default False.
+        queued_provisioning: With flex_start, for GpuPodOperator(nodes=...): have GKE obtain all machines of a gang at
+            once, or none, by a ProvisioningRequest: see docs/gke.md. Default False.
+        shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
+            organization policies may require it. Default: GKE's own, which is no secure boot.
+        image_streaming: Have containers start before their images are all there: for images in Artifact Registry, nodes
+            with COS, and the Container File System API enabled. Default False.
+        secondary_boot_disks: Disk images with container images that nodes have from the start, like
+            "projects/ml/global/images/train-cache". Needs image_streaming. Default: none.
+        placement: "compact": a node pool's machines stand close together, for gangs; not for N1. Default: anywhere.
+        node_pools: manage="scale": node pools of the cluster, by name.
+        location_policy: With scaling="autoscaler": "balanced" or "any", as in GKE. Default "any": GKE's own choice
+            for spot, and the better one for getting a GPU.
+        use_internal_ip: Reach the API server by its internal address, which must exist. Default False.
+        use_dns_endpoint: Reach the API server by its DNS name. Default False.
+        gcp_conn_id: Airflow connection. Default google_cloud_default.
+        impersonation_chain: Service account to act as, or a chain of them, as in the Google provider.
+
+    The other arguments are GpuPool's. GKE taints GPU nodes by itself, and that taint cannot be left out.
+    """
+
+    kind: ClassVar[str] = "gke"
+    __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
+
+    project_id: str
+    location: str
+    cluster_name: str
+    machine_types: Sequence[str] = ()
+    accelerator_type: str | None = None
+    accelerator_count: int | None = None
+    node_locations: Sequence[str] = ()
+    capacity_types: Sequence[Market | Literal["PREEMPTIBLE"]] = ("ON_DEMAND",)
+    taints: Sequence[str] = (str(GPU_TAINT),)
+    driver: str = "default"
+    gpu_sharing: dict[str, Any] = field(default_factory=dict)
+    gpu_partition_size: str | None = None
+    max_run_duration: timedelta | None = None
+    disk_size: int | None = None
+    disk_type: str | None = None
+    image_type: str = "COS_CONTAINERD"
+    service_account: str | None = None
+    tags: Sequence[str] = ()
+    resource_labels: dict[str, str] = field(default_factory=dict)
+    exclude_upgrades: bool = True
+    reservation_affinity: dict[str, Any] = field(default_factory=dict)
+    flex_start: bool = False
+    queued_provisioning: bool = False
+    shielded_instance_config: dict[str, Any] = field(default_factory=dict)
+    image_streaming: bool = False
+    secondary_boot_disks: Sequence[str] = ()
+    placement: str | None = None
+    node_pools: Sequence[str] = ()
+    location_policy: str = "any"
+    use_internal_ip: bool = False
+    use_dns_endpoint: bool = False
+    gcp_conn_id: str = "google_cloud_default"
+    impersonation_chain: str | Sequence[str] | None = None
+
+    # -- queries ---------------------------------------------------------------------------------------------
+
+    @property
+    def region(self) -> str:
+        """The region that the location is, or is in."""
+        match = _LOCATION.fullmatch(self.location)
+        return match[1] if match else self.location
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        gpus = [self._devices(name) for name in self.machine_types]
+        return None if None in gpus else min((each for each in gpus if each is not None), default=None)
+
+    @property
+    def node_sizes(self) -> dict[str, NodeSize | None]:
+        devices = {name: self._devices(name) for name in self.machine_types}
+        return {name: accelerators.gke_node_size(name, gpus) for name, gpus in devices.items()}
+
+    @property
+    def most_gpus_of_a_pod(self) -> int | None:
+        """One, where GPUs are shared; GKE's device plugin gives several shares only of one GPU alone, and by MPS."""
+        gpus = {self.accelerator_of(name)[1] for name in self.machine_types}
+        is_of_one = self.gpu_sharing.get("strategy") == "MPS" and gpus <= {1} and not self.gpu_partition_size
+        return 1 if self.gpu_sharing and not is_of_one else None
+
+    @property
+    def shares_gpus(self) -> bool:
+        return bool(self.gpu_sharing)
+
+    @property
+    def needs_host_ipc(self) -> bool:
+        """Whether pods need the host's IPC namespace: MPS's clients and its daemon talk through /dev/shm."""
+        return self.gpu_sharing.get("strategy") == "MPS"
+
+    @property
+    def gpu_products(self) -> tuple[str, ...]:
+        known = (accelerators.gpu_of_accelerator(self.accelerator_of(name)[0]) for name in self.machine_types)
+        return tuple(dict.fromkeys(gpu.name for gpu in known if gpu))
+
+    @property
+    def parsed_taints(self) -> tuple[Taint, ...]:
+        own = super().parsed_taints
+        gkes = (GPU_TAINT, gke_machines.QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
+        return (*(taint for taint in gkes if taint not in own), *own)
+
+    @property
+    def console_url(self) -> str:
+        cluster = f"{self.location}/{self.cluster_name}"
+        return f"https://console.cloud.google.com/kubernetes/clusters/details/{cluster}/nodes?project={self.project_id}"
+
+    @property
+    def cluster_identity(self) -> str:
+        chain = as_tuple(self.impersonation_chain) or ()
+        return f"gke/{self.gcp_conn_id}/{','.join(chain)}/{self.project_id}/{self.location}/{self.cluster_name}"
+
+    @property
+    def node_lifetime(self) -> timedelta | None:
+        """How long Google Cloud lets a machine live; None: without a limit."""
+        if self.max_run_duration is not None:
+            return self.max_run_duration
+        derived = self.max_runtime + _MARGIN
+        return None if self.min_nodes or derived > gke_machines.LONGEST_RUN else derived
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether machines come only from a reservation."""
+        return self.reservation_affinity.get("consume_reservation_type") in gke_machines.RESERVED_ONLY
+
+    def accelerator_of(self, machine_type: str) -> tuple[str, int]:
+        """Return the accelerator type of a machine of this type, and how many it has."""
+        machine = accelerators.gce_machine_type(machine_type)
+        if machine and machine.gpu:
+            return machine.gpu.accelerator, machine.gpus
+        return self.accelerator_type or "", self.accelerator_count or 1
+
+    @property
+    def preferences(self) -> Preferences:
+        return Preferences(markets=markets_of(self), types=self.machine_types, zones=self.node_locations)
+
+    @property
+    def allowed(self) -> Allowed:
+        return self.preferences.allowed(self.manage, self.node_labels)
+
+    def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
+        return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
+
+    def _devices(self, machine_type: str) -> int | None:
+        """Return how many nvidia.com/gpu a node of that type offers, shared and partitioned; None: not known."""
+        accelerator, gpus = self.accelerator_of(machine_type)
+        parts: int | None = 1
+        if self.gpu_partition_size:
+            gpu = accelerators.gpu_of_accelerator(accelerator)
+            parts = accelerators.partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
+        return None if parts is None else gpus * parts * int(self.gpu_sharing.get("max_shared_clients", 1))
+
+    def _group_fields(self) -> dict[str, Any]:
+        lifetime = self.node_lifetime
+        seconds = lifetime.total_seconds() if lifetime else None
+        not_in_groups = ("use_internal_ip", "use_dns_endpoint", "gcp_conn_id", "impersonation_chain")
+        unset = {name for name in _OF_LATER_RELEASES if not getattr(self, name)}  # as in groups that are there
+        left_out = {*not_in_groups, *unset}
+        fields = {key: value for key, value in super()._group_fields().items() if key not in left_out}
+        return {**fields, "capacity_types": list(markets_of(self)), "max_run_duration": seconds}
+
+    # -- validation ------------------------------------------------------------------------------------------
+
+    def _coerce(self) -> None:
+        super()._coerce()
+        for name in ("machine_types", "node_locations", "tags", "node_pools", "secondary_boot_disks"):
+            self._set(name, as_tuple(getattr(self, name)))
+        if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
+            self._set("impersonation_chain", as_tuple(self.impersonation_chain))
+        self._set("capacity_types", as_constants(self.capacity_types))
+        if isinstance(prices := self.price_per_hour, dict) and PREEMPTIBLE in prices:
+            self._set("price_per_hour", {"SPOT" if key == PREEMPTIBLE else key: prices[key] for key in prices})
+        self._convert(as_whole, "disk_size", "accelerator_count")
+        self._convert(as_duration, "max_run_duration")
+        if self.reservation_affinity and not is_template(self.reservation_affinity):
+            self._set("reservation_affinity", _affinity(self.reservation_affinity))
+        if isinstance(self.shielded_instance_config, dict):
+            switches = {name: as_bool(value) for name, value in self.shielded_instance_config.items()}
+            self._set("shielded_instance_config", switches)
+        if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
+            self._set("gpu_sharing", {**self.gpu_sharing, "strategy": as_constant(self.gpu_sharing["strategy"])})
+
+    def _validate(self) -> None:
+        super()._validate()
+        self._check("project_id", _PROJECT.fullmatch, "the id of a Google Cloud project")
+        self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
+        self._check("cluster_name", bool, "the name of a GKE cluster")
+        self._check(
+            "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT (or PREEMPTIBLE), in order"
+        )
+        self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
+        self._check_manage(shape=SHAPE, machine_types="machine_types")
+        self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
+        self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
+        self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
+        self._check_zones()
+        self._refuse(gke_machines.problems(self))
+        self._check_taints()
+
+    def _check_zones(self) -> None:
+        if is_template(self.node_locations) or is_template(self.location):
+            return
+        for zone in self.node_locations:
+            match = _LOCATION.fullmatch(zone)
+            if not match or not match[2] or match[1] != self.region:
+                raise self._error(f"{zone!r} in node_locations is not a zone of {self.region}")
+
+    def _check_taints(self) -> None:
+        if is_template(self.taints):
+            return
+        for taint in super().parsed_taints:
+            if (taint.key, taint.effect) == (GPU_TAINT.key, GPU_TAINT.effect) and taint != GPU_TAINT:
+                raise self._error(
+                    f"taint {taint} contradicts GKE, which taints GPU nodes with {GPU_TAINT}", "Leave it out."
+                )
+
+
+def _affinity(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a reservation affinity with its values as a tuple, and GKE's spelling of its type."""
+    coerced = {key: as_tuple(value) if key == "values" else value for key, value in given.items()}
+    kind = coerced.get("consume_reservation_type")
+    return {**coerced, "consume_reservation_type": as_constant(kind)} if kind else coerced
+
+
+def _are_resource_labels(labels: Any) -> bool:
+    return isinstance(labels, dict) and all(
+        isinstance(value, str) and _LABEL_KEY.fullmatch(str(key)) and _LABEL_VALUE.fullmatch(value)
+        for key, value in labels.items()
+    )

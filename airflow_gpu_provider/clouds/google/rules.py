@@ -1,0 +1,360 @@
+"""Which machine types, GPUs and shares of GPUs a GKE pool can have, and how and how long it has machines. No I/O.
+
+The rules are those of GKE's API (container v1: NodeConfig) and of the pages that they name. The last part is about
+pools whose nodes come only by ProvisioningRequests, for all pods of a gang at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.clouds.google import series as gke_series
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import Taint, is_template
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
+    from airflow_gpu_provider.pools.gpu_pool import GpuPool
+
+_GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
+_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
+_SHARING = ("TIME_SHARING", "MPS")
+
+
+def problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what of a pool cannot work, each with its fix; a rule waits until its fields are rendered."""
+    for rule, names in _RULES.items():
+        if not is_template([getattr(pool, name) for name in names]):
+            yield from rule(pool)
+
+
+def _machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    types, attached, count = pool.machine_types, pool.accelerator_type, pool.accelerator_count
+    if len(set(types)) < len(types):
+        yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
+    if attached is not None and None not in map(accelerators.gce_machine_type, types):
+        yield from _accelerator_problems(attached)
+    if count is not None and count < 1:
+        yield f"accelerator_count={count} must be at least 1", "Correct the pool's spec."
+    attaches = any(name.startswith("n1-") for name in types)
+    for name in types:
+        machine = accelerators.gce_machine_type(name)
+        if machine is None:
+            yield from _unknown_problems(name, is_described=bool(attached and count))
+        elif machine.gpu:
+            # Next to N1 machines, accelerator_type and accelerator_count describe those.
+            yield from () if attaches else _built_in_problems(machine, machine.gpu, attached, count)
+        elif machine.takes_attached_gpus:
+            yield from _attached_problems(name, attached, count or 1)
+        else:
+            yield f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT
+
+
+def _sharing_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    sharing = pool.gpu_sharing
+    if not sharing:
+        return
+    clients = sharing.get("max_shared_clients")
+    if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
+        example = '{"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}'
+        yield f"gpu_sharing={sharing!r}", f"Write {example}."
+    elif isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
+        yield f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48", "Correct the pool's spec."
+
+
+def _partition_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    size = pool.gpu_partition_size
+    for name in pool.machine_types if size else ():
+        gpu = accelerators.gpu_of_accelerator(pool.accelerator_of(name)[0])
+        if gpu and size not in accelerators.partitions_of(gpu):
+            parts = ", ".join(accelerators.partitions_of(gpu))
+            hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
+            yield f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint
+
+
+def _accelerator_problems(name: str) -> Iterator[tuple[str, str]]:
+    known = accelerators.gce_accelerators()
+    if name in known or accelerators.gpu_of_accelerator(name):
+        return
+    by_name = {gpu.name: gpu.accelerator for gpu in accelerators.GPUS.values() if gpu.accelerator in known}
+    close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+    hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
+    yield f"accelerator_type={name!r} is not a GPU of Google Cloud", hint
+
+
+def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, str]]:
+    family = _GPU_FAMILY.fullmatch(name)
+    if family and is_described:
+        return  # newer than the catalogue: GKE will check it
+    known = accelerators.gce_machine_types()
+    if not family or any(one.startswith(family[1]) for one in known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
+        yield f"{name!r} is not a machine type of Compute Engine with GPUs", hint
+    else:
+        yield f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count."
+
+
+def _built_in_problems(
+    machine: accelerators.GceMachineType, gpu: accelerators.Gpu, attached: str | None, count: int | None
+) -> Iterator[tuple[str, str]]:
+    if attached and attached != gpu.accelerator:
+        yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator_type out."
+    if count and count != machine.gpus:
+        yield f"{machine.name} has {machine.gpus} GPUs, not {count}", "Leave accelerator_count out."
+
+
+def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[tuple[str, str]]:
+    if not attached:
+        yield f"{name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".'
+        return
+    counts = accelerators.attachable_gpus(name, attached)
+    if not counts:
+        yield f"{attached} cannot be attached to {name}", _MACHINE_HINT
+    elif count not in counts:
+        allowed = " or ".join(map(str, counts))
+        yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator_count to {allowed}."
+
+
+# -- where the machines of a pool are, by node pool ----------------------------------------------------------
+
+_MAX_NAME = 40  # of a node pool
+
+
+def node_pool_name(pool: str, region: str, zone: str, machine_type: str, market: str) -> str:
+    """Return a candidate's node pool; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
+    market_suffix = "-spot" if market == "SPOT" else ""
+    suffix = f"{zone.removeprefix(region).strip('-')}-{machine_type}{market_suffix}"
+    name = f"{pool}-{suffix}"
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(pool.encode()).hexdigest()[:4]
+    room = _MAX_NAME - len(suffix) - len(digest) - 2
+    return f"{pool[:room].rstrip('-')}-{digest}-{suffix}"
+
+
+# -- how machines are obtained besides on demand: from a reservation, or by flex-start -----------------------
+
+# "Consume reserved zonal resources" and "About flex-start provisioning".
+
+LONGEST_RUN = timedelta(days=120)
+LONGEST_FLEX_START = timedelta(days=7)
+RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
+"""The values of ReservationAffinity.Type with which machines come only from a reservation."""
+
+_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", *RESERVED_ONLY)
+_AFFINITY = ("consume_reservation_type", "key", "values")
+_SHIELDED = ("enable_secure_boot", "enable_integrity_monitoring")
+
+
+# "Node images", and NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
+_IMAGES = ("COS_CONTAINERD", "UBUNTU_CONTAINERD")
+_SMALLEST_DISK = 10
+_NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine, "Add network tags"
+
+
+def _image_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.image_type.upper() not in _IMAGES:
+        yield f"image_type={pool.image_type!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
+
+
+def _disk_size_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.disk_size is not None and pool.disk_size < _SMALLEST_DISK:
+        yield f"disk_size={pool.disk_size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
+
+
+def _tag_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    for tag in pool.tags:
+        if not _NETWORK_TAG.fullmatch(tag):
+            yield f"tags: {tag!r} is no network tag", "Use lower-case letters, digits and '-', a letter first."
+
+
+_RESERVED_LABELS = ("cloud.google.com/gke-", "kubernetes.io/", "k8s.io/")
+_DISK_IMAGE = re.compile(
+    r"(https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/images/[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+)
+
+
+def _label_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield which labels GKE keeps for itself: it would refuse the node pool at night."""
+    for key in pool.node_labels if pool.manage == "full" else ():
+        if key.startswith(_RESERVED_LABELS):
+            yield f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own."
+
+
+def _start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with what makes images be there sooner.
+
+    GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
+    container images": both are for COS, and the disks are read by what streams images.
+    """
+    streaming, disks, image = pool.image_streaming, pool.secondary_boot_disks, pool.image_type
+    if disks and streaming is False:
+        yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
+    if (streaming is True or disks) and not is_template(image) and not image.upper().startswith("COS"):
+        yield f"image_type={image!r} streams no images", 'Leave image_type out, or use "COS_CONTAINERD".'
+    for disk in () if is_template(disks) else disks:
+        if not _DISK_IMAGE.fullmatch(disk):
+            yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
+
+
+def _driver_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    if pool.driver == "latest" and str(pool.image_type).upper().startswith("UBUNTU"):
+        yield (
+            f'driver="latest" does not work with image_type={pool.image_type!r}: GKE installs it on COS alone',
+            'Leave driver out, or use image_type="COS_CONTAINERD".',
+        )
+    if pool.driver == "daemonset" and pool.gpu_partition_size:
+        yield 'gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver."
+
+
+def _reservation_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    affinity = pool.reservation_affinity
+    if not affinity:
+        return
+    kind = affinity.get("consume_reservation_type")
+    named = bool(affinity.get("key")) and bool(affinity.get("values"))
+    if not set(affinity) <= set(_AFFINITY) or kind not in _TYPES:
+        yield f"reservation_affinity={affinity!r}", f"Give consume_reservation_type, one of {', '.join(_TYPES)}."
+    elif kind == "SPECIFIC_RESERVATION" and not named:
+        example = '"key": "compute.googleapis.com/reservation-name", "values": ["my-reservation"]'
+        yield "reservation_affinity names no reservation", f"Add {example}."
+    elif kind != "SPECIFIC_RESERVATION" and len(affinity) > 1:
+        yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
+    elif kind in RESERVED_ONLY and set(pool.capacity_types) != {"ON_DEMAND"}:
+        yield "spot machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
+
+
+def _lifetime_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield how a pool's max_run_duration and its max_runtime contradict Google's limits, or each other."""
+    limit, max_runtime = pool.max_run_duration, pool.max_runtime
+    if limit is not None and limit > LONGEST_RUN:
+        yield f"max_run_duration is more than {LONGEST_RUN.days} days", "Correct the pool's spec."
+    if limit is not None and limit < max_runtime:
+        yield (
+            f"max_run_duration={limit} is less than max_runtime={max_runtime}",
+            "Raise it, or lower max_runtime: machines would be deleted while a run may still want them.",
+        )
+
+
+def _shielded_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    config = pool.shielded_instance_config
+    if not set(config) <= set(_SHIELDED) or not all(isinstance(value, bool) for value in config.values()):
+        yield f"shielded_instance_config={dict(config)!r}", f"Give True or False for {' and '.join(_SHIELDED)}."
+
+
+def _flex_start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    affinity, lifetime = pool.reservation_affinity, pool.node_lifetime
+    if not pool.flex_start:
+        return
+    if set(pool.capacity_types) != {"ON_DEMAND"}:
+        yield "flex-start machines are not spot", 'Set capacity_types=["ON_DEMAND"].'
+    if pool.scaling != "autoscaler":
+        yield "only GKE's autoscaler requests flex-start machines", 'Set scaling="autoscaler".'
+    if pool.location_policy != "any":
+        yield 'flex_start needs location_policy="any"', "Leave location_policy out."
+    if affinity.get("consume_reservation_type", "NO_RESERVATION") != "NO_RESERVATION":
+        yield (
+            "flex-start machines cannot use a reservation",
+            "Leave one of flex_start and reservation_affinity out.",
+        )
+    if not pool.min_nodes and (lifetime is None or lifetime > LONGEST_FLEX_START):
+        yield (
+            f"flex-start machines live for at most {LONGEST_FLEX_START.days} days",
+            "Lower max_run_duration or max_runtime.",
+        )
+    if pool.min_nodes:
+        yield "node pools with flex-start begin at 0 nodes", "Leave min_nodes out."
+
+
+def _queued_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+    """Yield what does not work with queued provisioning; the rest is flex-start's.
+
+    GKE, "Run a large-scale workload with flex-start with queued provisioning"; that there is no compact placement:
+    GoogleCloudPlatform/cluster-toolkit, modules/compute/gke-node-pool/main.tf.
+    """
+    if not pool.queued_provisioning:
+        return
+    if not pool.flex_start:
+        yield "queued_provisioning is a kind of flex-start", "Set flex_start=True."
+    if pool.gpu_sharing:
+        yield "with queued_provisioning each rank of a gang takes a whole node", "Leave gpu_sharing out."
+    if pool.placement:
+        yield "GKE takes no compact placement with queued_provisioning", "Leave placement out."
+
+
+_RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ...]] = {
+    _image_problems: ("image_type",),
+    gke_series.boot_disk_problems: ("disk_type", "machine_types"),
+    _disk_size_problems: ("disk_size",),
+    _tag_problems: ("tags",),
+    _start_problems: (),
+    gke_series.placement_problems: ("placement", "machine_types", "max_nodes"),
+    _label_problems: (),
+    _machine_problems: ("machine_types", "accelerator_type", "accelerator_count"),
+    gke_series.machine_problems: ("machine_types", "flex_start"),
+    _driver_problems: ("driver",),
+    _partition_problems: ("gpu_partition_size", "machine_types", "accelerator_type"),
+    _sharing_problems: ("gpu_sharing",),
+    _lifetime_problems: ("max_run_duration", "max_runtime"),
+    _queued_problems: ("queued_provisioning", "flex_start"),
+    _shielded_problems: ("shielded_instance_config",),
+    _reservation_problems: ("reservation_affinity", "capacity_types"),
+    _flex_start_problems: (
+        *("flex_start", "scaling", "location_policy", "reservation_affinity", "capacity_types"),
+        *("max_run_duration", "max_runtime", "min_nodes"),
+    ),
+}
+"""What is judged, in this order, and the fields that have to be rendered for it."""
+
+# -- nodes that come only by ProvisioningRequests: GKE, "... with flex-start with queued provisioning" ------------
+
+QUEUED_CLASS = "queued-provisioning.gke.io"
+QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="NoSchedule")
+"""GKE adds it to node pools with queued provisioning."""
+
+
+def provisioning_class(pool: GpuPool) -> str:
+    """Return the class of the ProvisioningRequests by which a pool's nodes come; empty where they come otherwise.
+
+    Empty, too, where only a rendered spec says which.
+    """
+    return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) is True else ""
+
+
+def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
+    """Check that a task's pods get nodes where these come only by ProvisioningRequests.
+
+    GKE does not look at anti-affinity between pods when it counts a request's nodes, so each rank has to fill its node.
+
+    Args:
+        nodes: How many ranks there are; 1 for what is no gang.
+        gpus: GPUs of each pod.
+        queue: The Kueue LocalQueue that admits them; there Kueue makes the request.
+
+    Raises:
+        PoolSpecError: No request is made for them, or it would bring fewer nodes than there are ranks.
+    """
+    if not provisioning_class(pool) or queue:
+        return
+    if nodes < 2:
+        raise PoolSpecError(
+            f"The nodes of pool {pool.name} come only by ProvisioningRequests (queued_provisioning), which are made for"
+            " GpuPodOperator with nodes=2 or more.",
+            "Give nodes=, use a pool with flex_start alone, or give queue_name=, a queue of Kueue that makes requests.",
+            pool=pool.name,
+        )
+    offered = {size.gpus for size in pool.node_sizes.values() if size is not None and size.gpus}
+    if others := sorted(offered - {gpus}):
+        raise PoolSpecError(
+            f"gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with queued_provisioning each rank takes a"
+            " whole one.",
+            f"Give gpus={others[-1]}, and the pool machine types with as many each.",
+            pool=pool.name,
+        )
