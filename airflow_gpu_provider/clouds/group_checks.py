@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.base import Change, Group
-from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 
 T = TypeVar("T")
 

@@ -10,13 +10,16 @@ import pytest
 
 import airflow_gpu_provider
 
+OF_A_SPEC = {"pool", "rules", "series", "user_data"}
+"""The modules of a cloud that hold its pool, and what that has to know."""
+
 HEAVY = {"kubernetes", "kubernetes_asyncio", "boto3", "botocore", "google.cloud", "aiohttp", "moto"}
 
 PROGRAM = """
 import json, sys
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator  # what each DAG file loads; airflow.sdk itself is lazy
 before = set(sys.modules)
-from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GkeGpuPool, KubernetesGpuPool, ScaleDownSensor
 from airflow_gpu_provider.notifications import GpuNightNotifier
 print(json.dumps([sorted(before), sorted(sys.modules)]))
 """
@@ -50,7 +53,10 @@ def test_spec_ensure_and_sensor_add_at_most_a_tenth_to_airflow_sdk(modules: tupl
     before, after = modules
     assert len(after) <= 1.1 * len(before)
     ours = {name for name in after - before if name.startswith("airflow_gpu_provider.")}
-    assert not {name for name in ours if name.split(".")[1] in ("cluster", "platforms", "scaling", "triggers")}
+    assert not {name for name in ours if name.split(".")[1] in ("cluster", "scaling", "triggers")}
+    of_clouds = {tuple(name.split(".")[2:]) for name in ours if name.split(".")[1] == "clouds"}
+    assert {each[1] for each in of_clouds if len(each) > 1} == OF_A_SPEC
+    assert {each[0] for each in of_clouds if len(each) == 1} == {"aws", "google", "kubernetes"}
 
 
 def test_triggers_load_no_client_that_would_block_the_triggerer_for_a_second() -> None:

@@ -13,13 +13,9 @@ from functools import cache
 
 from tests.unit.house.source import ROOT, trees
 
-CLOUDS = "|".join(path.parent.name for path in sorted(ROOT.glob("clouds/*/__init__.py"))) or "none"
-ROOMS = re.compile(
-    rf"^(clouds/({CLOUDS})/|platforms/(aws|google|external)/|pools/(eks|gke|kubernetes|node_user_data)|accelerators\.py)"
-)
-MODULES = re.compile(
-    rf"\b(clouds\.({CLOUDS})|pools\.(eks|gke|kubernetes|node_user_data)\w*|platforms\.(aws|google|external))\b"
-)
+CLOUDS = "|".join(path.parent.name for path in sorted(ROOT.glob("clouds/*/__init__.py")))
+ROOMS = re.compile(rf"^(clouds/({CLOUDS})/|accelerators\.py)")
+MODULES = re.compile(rf"\bclouds\.({CLOUDS})\b")
 PUBLIC_NAMES = "__init__.py"
 PROVISIONERS = frozenset({"karpenter", "auto-mode", "autopilot", "compute-class"})
 POOL = re.compile(r"(^|[._])(pool|spec|first|small|other|named|group)s?$")
