@@ -87,7 +87,7 @@ def _read(api: ApiClient, pool: GpuPool) -> tuple[list[dict[str, Any]], list[dic
 
 
 def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
-    if getattr(pool, "provisioner", None) != "karpenter":
+    if pool.provisioner != "karpenter":
         return []
     found = [each for each in list_node_pools(api) or () if not each.mismatch(pool.node_selector, pool.parsed_taints)]
     answers = {brings_bottlerocket(api, each) for each in found}
@@ -127,7 +127,7 @@ def platform_of(pool: GpuPool) -> str:
     """Return the platform that brings the device plugin, by the pool's spec alone; empty where none does."""
     if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
         return "GKE"
-    return _PLATFORMS.get(getattr(pool, "provisioner", None) or "", "")
+    return _PLATFORMS.get(pool.provisioner or "", "")
 
 
 def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
@@ -275,7 +275,7 @@ def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) ->
 
     def is_open(key: str) -> bool:
         is_discovered = discovery and key.startswith(_DISCOVERED)
-        is_provisioned = bool(getattr(pool, "provisioner", None)) and key.startswith(_OF_PROVISIONERS)
+        is_provisioned = bool(pool.provisioner) and key.startswith(_OF_PROVISIONERS)
         return is_discovered if nodes else is_discovered or is_provisioned or key in _ANY_VALUE
 
     labels = [node["metadata"].get("labels") or {} for node in nodes] or [_expected_labels(pool)]

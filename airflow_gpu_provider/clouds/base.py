@@ -385,6 +385,6 @@ class Platform(ABC):
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
-    kind = "provisioner" if getattr(pool, "provisioner", None) else pool.kind
+    kind = "provisioner" if pool.provisioner else pool.kind
     platform: Platform = resolve_name(_PLATFORMS[kind])(pool, owner=owner)
     return platform

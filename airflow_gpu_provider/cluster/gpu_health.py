@@ -128,7 +128,7 @@ class GpuHealth:
 
     @property
     def _can_be_avoided(self) -> bool:
-        return getattr(self._pool, "provisioner", None) != "autopilot"
+        return self._pool.provisioner != "autopilot"
 
     @property
     def _labels(self) -> bool:

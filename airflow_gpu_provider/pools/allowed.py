@@ -56,10 +56,11 @@ class Allowed:
 
     def differences(self, other: Allowed) -> list[str]:
         """Return each part in which another spec allows something else: what that has, and what this one has."""
+        own, theirs = vars(self), vars(other)
         return [
-            f"{words} {_listed(theirs, name)} instead of {_listed(own, name)}"
+            f"{words} {_listed(theirs[name], name)} instead of {_listed(own[name], name)}"
             for name, words in _IN_WORDS.items()
-            if (own := getattr(self, name)) != (theirs := getattr(other, name))
+            if own[name] != theirs[name]
         ]
 
     def dump(self) -> str:

@@ -1,30 +1,17 @@
-"""Where a pool can get machines, which of these places it prefers, and what would let it have more."""
+"""Where a pool can get machines, and which of these places it prefers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from airflow_gpu_provider.pools.allowed import Allowed
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 Market = Literal["ON_DEMAND", "SPOT", "RESERVED", "CAPACITY_BLOCK", "INTERRUPTIBLE_CAPACITY_RESERVATION"]
 """The last three are reserved: RESERVED machines are billed as those on demand, those of a block are paid ahead."""
 
 MARKETS: tuple[Market, ...] = get_args(Market)
-
-PREEMPTIBLE: Final = "PREEMPTIBLE"
-"""A spec's other word for SPOT: Compute Engine's older kind, at the same price, which ends after 24 hours and takes no
-end of its own ("Preemptible VM instances"). Its machines are spot here."""
-
-
-def markets_of(pool: GpuPool) -> tuple[Market, ...]:
-    """Return the markets that a (rendered) spec names, in order of preference; empty where it names none."""
-    named = getattr(pool, "capacity_types", ())
-    return tuple(dict.fromkeys("SPOT" if name == PREEMPTIBLE else name for name in named))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,38 +96,3 @@ def _market(candidate: Candidate) -> str:
 
 def _index(order: Sequence[str], value: str) -> int:
     return order.index(value) if value in order else len(order)
-
-
-# -- the advice of errors about machines that lack, in the words of the pool's own spec ---------------------------
-
-_OF_NODE_POOLS = (
-    "Allow its NodePool more: other types, zones or capacity types in its requirements, higher limits;"
-    " or add a NodePool with the same labels"
-)
-_OF_PROVISIONERS = {
-    "karpenter": _OF_NODE_POOLS,
-    "auto-mode": _OF_NODE_POOLS,
-    "autopilot": "Select GPUs that more machines have, or another zone or capacity, by node_selector_labels",
-    "compute-class": "Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
-    "cluster-autoscaler": "Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
-}
-_OF_RESERVATIONS = "Enlarge the reservation that reservation_affinity names, or free machines of it"
-_OF_SPECS = {
-    "eks": "Add zones, instance_types or capacity_types to the pool",
-    "gke": "Add node_locations, machine_types or capacity_types to the pool",
-    "kubernetes": "Add nodes to the pool",
-}
-_OF_OTHERS_GROUPS = {
-    "eks": "Name more groups in the pool's node_groups or asg_names",
-    "gke": "Name more of the cluster's node pools in the pool's node_pools",
-}
-
-
-def how_to_widen(pool: GpuPool) -> str:
-    """Return what to do so that more machines can be the pool's: the beginning of a sentence."""
-    provisioner = getattr(pool, "provisioner", None)
-    if provisioner:
-        return _OF_PROVISIONERS[provisioner]
-    if getattr(pool, "is_reserved", False):
-        return _OF_RESERVATIONS
-    return (_OF_OTHERS_GROUPS if pool.manage == "scale" else _OF_SPECS)[pool.kind]

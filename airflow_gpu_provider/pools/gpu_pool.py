@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self, cast
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
-from airflow_gpu_provider.pools.candidates import MARKETS
+from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
 from airflow_gpu_provider.pools.prices import LIST, limit_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
@@ -54,8 +54,6 @@ _NONE_OF: Mapping[Callable[[Any], Any], str] = {
 }
 # The fields that shape no group.
 _OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
-# The fields that name external groups; empty where this package creates the pool's groups.
-_GROUPS_OF_OTHERS = ("node_groups", "asg_names", "node_pools")
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -84,6 +82,8 @@ class GpuPool(ABC):
     """
 
     kind: ClassVar[str]
+    placed_by: ClassVar[tuple[str, ...]] = ("name", "taints", "price_per_hour", "currency")
+    """The fields that a workload's placement goes by: not where the cluster is, nor as whom it is spoken to."""
 
     name: str
     max_nodes: int
@@ -126,10 +126,14 @@ class GpuPool(ABC):
         rendered = context["task"].render_template(templated, context)
         return type(self)(**{**values, **rendered})
 
+    def to_render(self, names: Iterable[str]) -> list[str]:
+        """Return those of the fields that hold a Jinja expression."""
+        return [name for name in names if is_template(getattr(self, name))]
+
     @property
     def is_rendered(self) -> bool:
         """Whether no field holds a Jinja expression any more."""
-        return not any(is_template(getattr(self, f.name)) for f in fields(self))
+        return not self.to_render(f.name for f in fields(self))
 
     # -- queries ---------------------------------------------------------------------------------------------
 
@@ -165,6 +169,75 @@ class GpuPool(ABC):
         """Whether the cloud is asked what nodes cost."""
         return self.price_per_hour == LIST
 
+    # -- what its machines may be, and who ends them ---------------------------------------------------------
+
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """The capacity types that the spec names, in order of preference; empty where it names none."""
+        return ()
+
+    @property
+    def machine_types(self) -> Sequence[str]:
+        """The machine types that the spec names, in order of preference; empty where it names none."""
+        return ()
+
+    @property
+    def zones(self) -> Sequence[str]:
+        """The zones that the spec names, in order of preference; empty where it names none."""
+        return ()
+
+    @property
+    def preferences(self) -> Preferences:
+        """What its machines may be, and what of that it prefers."""
+        return Preferences(markets=self.markets, types=self.machine_types, zones=self.zones)
+
+    @property
+    def allowed(self) -> Allowed:
+        """What the spec allows its nodes to be."""
+        return self.preferences.allowed(self.manage, self.node_labels)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether machines come only from a reservation."""
+        return False
+
+    @property
+    def how_to_widen(self) -> str:
+        """What to do so that more machines can be the pool's: the beginning of a sentence."""
+        return "Allow the pool more machines"
+
+    @property
+    def groups_of_others(self) -> Mapping[str, Sequence[str]]:
+        """The external groups that the spec names, by field; empty where this package creates the pool's groups."""
+        return {}
+
+    @property
+    def machines_of_others(self) -> frozenset[str]:
+        """What the spec names of others that scaling down changes, as "asg_names=web"."""
+        return frozenset(f"{field}={name}" for field, names in self.groups_of_others.items() for name in names)
+
+    @property
+    def node_lifetime(self) -> timedelta | None:
+        """How long the cloud lets a machine live; None: without a limit."""
+        return None
+
+    @property
+    def is_switched_off(self) -> bool:
+        """Whether the cloud sets the pool's groups to zero at a time that it was told, whoever is still there."""
+        return False
+
+    @property
+    def spot_notice(self) -> int | None:
+        """How many seconds pods have once a spot machine is taken back; None: not known."""
+        return None
+
+    # -- who adds its nodes ----------------------------------------------------------------------------------
+
+    @property
+    def provisioner(self) -> str | None:
+        """What adds nodes when pods need them, and removes idle ones, by its own configuration; None: nothing."""
+        return None
+
     @property
     def is_autoscaled(self) -> bool:
         """Whether an autoscaler, and not this package, adds the nodes."""
@@ -192,11 +265,6 @@ class GpuPool(ABC):
         Empty where the spec names no types.
         """
         return {}
-
-    @property
-    def allowed(self) -> Allowed:
-        """What the spec allows its nodes to be; pools that know more than types and labels of it override this."""
-        return Allowed.of(types=self.node_sizes, labels=self.node_labels)
 
     @property
     def most_gpus_of_a_pod(self) -> int | None:
@@ -269,7 +337,7 @@ class GpuPool(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _group_fields(self) -> dict[str, Any]:
-        not_in_groups = {*_OF_RUNS, *_GROUPS_OF_OTHERS}
+        not_in_groups = {*_OF_RUNS, *self.groups_of_others}
         return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
 
     def __hash__(self) -> int:
@@ -323,7 +391,7 @@ class GpuPool(ABC):
         self._check("manage", _MANAGE.__contains__, '"full" or "scale"')
         if is_template(self.manage):
             return
-        named = {name: getattr(self, name) for name in _GROUPS_OF_OTHERS if hasattr(self, name)}
+        named = self.groups_of_others
         if self.manage == "full":
             self._check(machine_types, len, "at least one machine type with GPUs")
             for name in (name for name, groups in named.items() if groups):
@@ -369,18 +437,3 @@ class GpuPool(ABC):
             return kind(value)
         except (TypeError, ValueError) as error:
             raise self._error(f"{name}={value!r} is {_NONE_OF[kind]}") from error
-
-
-def machines_of_others(pool: GpuPool) -> frozenset[str]:
-    """Return what the spec names of others that scaling down changes, as "asg_names=web": groups that it sizes.
-
-    And nodes that it cordons, by their names or their labels.
-    """
-    named = [f"{kind}={name}" for kind in _GROUPS_OF_OTHERS for name in getattr(pool, kind, ())]
-    if getattr(pool, "cordon_when_idle", False):
-        named += [f"nodes={name}" for name in getattr(pool, "nodes", ())]
-        labels: dict[str, str] = getattr(pool, "node_selector_labels", {})
-        named += (
-            ["node_selector_labels=" + ",".join(f"{key}={labels[key]}" for key in sorted(labels))] if labels else []
-        )
-    return frozenset(named)

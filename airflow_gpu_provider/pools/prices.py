@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.pools.candidates import Candidate, markets_of
+from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import loads, one_line
 
@@ -54,7 +54,7 @@ def typed_prices(pool: GpuPool) -> dict[str, float | None]:
     prices = pool.price_per_hour
     if prices is None or prices == LIST:
         return {}
-    markets = markets_of(pool) if pool.manage == "full" else ()
+    markets = pool.markets if pool.manage == "full" else ()
     return {market: pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
 
 

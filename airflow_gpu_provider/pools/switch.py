@@ -33,9 +33,8 @@ def unwatched_for(pool: GpuPool) -> timedelta:
     by itself - `min_nodes`, existing ones, and those of a provisioner, which removes them without their pods - have
     the time of their pods to stop.
     """
-    lifetime: timedelta | None = getattr(pool, "node_lifetime", None)
-    if lifetime is not None:
-        return TIME_TO_STOP + lifetime
-    if pool.kind != "eks" or pool.min_nodes:
+    if pool.node_lifetime is not None:
+        return TIME_TO_STOP + pool.node_lifetime
+    if not pool.is_switched_off or pool.min_nodes:
         return TIME_TO_STOP
     return TIME_TO_STOP + SWITCH_MARGIN + _WHOLE_MINUTE + SWITCH_SLACK + _ACTION_IS_LATE

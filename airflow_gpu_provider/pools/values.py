@@ -162,8 +162,9 @@ def are_strings(values: Any) -> bool:
 
 def type_problems(spec: Any) -> Iterator[tuple[str, str]]:
     """Yield what is of no type that its field may have, with its fix: an object, no list, or neither true nor false."""
+    values = vars(spec)
     for each in fields(spec):
-        value = getattr(spec, each.name)
+        value = values[each.name]
         if kind := _not_plain(value):  # an XComArg would make every task with this spec depend on one
             yield f"{each.name} holds a {kind}", _PLAIN
         if each.type == "bool" and not isinstance(value, bool) and not is_template(value):

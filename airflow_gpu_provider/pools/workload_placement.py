@@ -8,34 +8,13 @@ A pod that asks for GPUs and has no run's label is demand by itself: while it ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.values import is_template, is_whole
-
-_NOTICES = {"gke": 15, "eks": 120}
-"""Seconds that a preempted spot machine leaves pods: of Google's 30 GKE's kubelet keeps half for its own ("GKE,
-preemptible VMs" and "Spot VMs"); EC2 gives two minutes ("Spot Instance interruption notices")."""
-
-# What a placement goes by. Where the cluster is, and as whom it is spoken to, makes no difference to a manifest.
-_FIELDS = (
-    "name",
-    "taints",
-    "instance_types",
-    "machine_types",
-    "accelerator_type",
-    "accelerator_count",
-    "gpu_sharing",
-    "gpu_partition_size",
-    "gpus_per_node",
-    "capacity_types",
-    "price_per_hour",
-    "currency",
-)
+from airflow_gpu_provider.pools.values import is_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +57,7 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
     if not is_whole(gpus) or int(gpus) < 1:
         raise PoolSpecError(f"gpus={gpus!r}.", "Ask for at least one GPU.")
     gpus = int(gpus)
-    values = {each.name: getattr(gpu_pool, each.name) for each in fields(gpu_pool)}
-    to_render = [name for name in _FIELDS if is_template(values.get(name))]
-    if to_render:
+    if to_render := gpu_pool.to_render(gpu_pool.placed_by):
         raise PoolSpecError(
             f"Pool {gpu_pool.name}: {', '.join(to_render)} of the spec is a Jinja expression.",
             "Write it as it is, or call placement() in a task, with the rendered spec.",
@@ -139,10 +116,8 @@ def idle_gpus_warning(pool: GpuPool, gpus: int) -> str:
 
 def grace_warning(pool: GpuPool, seconds: int | None) -> str:
     """Say that a preempted machine of the pool leaves a pod less than the grace period that it asks for; else empty."""
-    longest = _NOTICES.get(pool.kind)
-    if seconds is None or longest is None or seconds <= longest:
-        return ""
-    if "SPOT" not in markets_of(pool):
+    longest = pool.spot_notice
+    if seconds is None or longest is None or seconds <= longest or "SPOT" not in pool.markets:
         return ""
     return (
         f"The pod's terminationGracePeriodSeconds={seconds} has no effect where a spot machine of pool {pool.name} is"
@@ -151,6 +126,6 @@ def grace_warning(pool: GpuPool, seconds: int | None) -> str:
 
 
 def _cost(pool: GpuPool, share: float) -> str:
-    markets = markets_of(pool) or ("ON_DEMAND",)
+    markets = pool.markets or ("ON_DEMAND",)
     price = pool.price(markets[0])
     return "" if price is None else f", {price * share:.2f} of the node's {price:.2f} {pool.currency} an hour"

@@ -90,13 +90,13 @@ def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:
-    if pool.needs_cluster_autoscaler or getattr(pool, "provisioner", None) == "cluster-autoscaler":
+    if pool.needs_cluster_autoscaler or pool.provisioner == "cluster-autoscaler":
         report = {"namespace": STATUS_NAMESPACE, "name": STATUS_NAME}
         yield Rule(group="", resource="configmaps", verbs=("get",), roles="autoscaler.yaml", **report)
 
 
 def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
-    provisioner = getattr(pool, "provisioner", None)
+    provisioner = pool.provisioner
     if provisioner in KARPENTERS:
         for resource in ("nodepools", "nodeclaims"):
             yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))

@@ -110,7 +110,7 @@ class _Doctor:
         self._pool = reconciler.pool
         self._namespace = pod_namespace
         self._has_quota = False
-        self._provisioner = getattr(reconciler.pool, "provisioner", None)
+        self._provisioner = reconciler.pool.provisioner
 
     def checks(self) -> dict[str, Callable[[], Findings]]:
         """Return them by name, in the order in which a run would meet them."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -18,7 +18,6 @@ from airflow_gpu_provider.clouds.aws.rules import (
     template_problems,
 )
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, as_whole, is_template
@@ -141,6 +140,7 @@ class EksGpuPool(GpuPool):
     """
 
     kind: ClassVar[str] = "eks"
+    placed_by: ClassVar[tuple[str, ...]] = (*GpuPool.placed_by, "instance_types", "capacity_types")
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     cluster_name: str
@@ -211,13 +211,35 @@ class EksGpuPool(GpuPool):
         return self.node_labels.get(ACCELERATOR_LABEL) or (known.gpu.accelerator if known else None)
 
     @property
-    def preferences(self) -> Preferences:
-        markets, names = self.capacity_types, self.reservations
-        return Preferences(markets=markets, types=self.instance_types, zones=self.zones, reservations=names)
+    def markets(self) -> tuple[Market, ...]:
+        return tuple(self.capacity_types)
 
     @property
-    def allowed(self) -> Allowed:
-        return self.preferences.allowed(self.manage, self.node_labels)
+    def machine_types(self) -> Sequence[str]:
+        return self.instance_types
+
+    @property
+    def preferences(self) -> Preferences:
+        return replace(super().preferences, reservations=self.reservations)
+
+    @property
+    def how_to_widen(self) -> str:
+        if self.manage == "scale":
+            return "Name more groups in the pool's node_groups or asg_names"
+        return "Add zones, instance_types or capacity_types to the pool"
+
+    @property
+    def groups_of_others(self) -> Mapping[str, Sequence[str]]:
+        return {"node_groups": self.node_groups, "asg_names": self.asg_names}
+
+    @property
+    def is_switched_off(self) -> bool:
+        return True
+
+    @property
+    def spot_notice(self) -> int:
+        """Two minutes (EC2, "Spot Instance interruption notices")."""
+        return 120
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first; without those of reservations."""

@@ -16,14 +16,13 @@ from airflow_gpu_provider.clouds.google import spec as gke_spec
 from airflow_gpu_provider.clouds.google.clients import Rest
 from airflow_gpu_provider.clouds.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.clouds.google.node_pools import Step, group_paths, is_owned, knows_exclusions
-from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
+from airflow_gpu_provider.clouds.google.pool import PREEMPTIBLE, GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.clouds.group_checks import Offers, by_reason, compare_offers, ordered
 from airflow_gpu_provider.clouds.group_source import GroupSource
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.candidates import PREEMPTIBLE
 
 
 class OwnedNodePools(GroupSource):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.clouds.google import rules as gke_machines
-from airflow_gpu_provider.pools.allowed import Allowed
-from airflow_gpu_provider.pools.candidates import PREEMPTIBLE, Candidate, Market, Preferences, markets_of
+from airflow_gpu_provider.pools.candidates import Candidate, Market
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import (
     Taint,
@@ -37,6 +36,10 @@ _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+PREEMPTIBLE: Final = "PREEMPTIBLE"
+"""A spec's other word for SPOT: Compute Engine's older kind, at the same price, which ends after 24 hours and takes no
+end of its own ("Preemptible VM instances"). Its machines are spot here."""
+
 _MARKETS = ("ON_DEMAND", "SPOT", PREEMPTIBLE)
 _OF_LATER_RELEASES = ("image_streaming", "secondary_boot_disks", "placement")
 # The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
@@ -131,6 +134,10 @@ class GkeGpuPool(GpuPool):
     """
 
     kind: ClassVar[str] = "gke"
+    placed_by: ClassVar[tuple[str, ...]] = (
+        *(*GpuPool.placed_by, "machine_types", "accelerator_type", "accelerator_count", "capacity_types"),
+        *("gpu_sharing", "gpu_partition_size"),
+    )
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     project_id: str
@@ -243,12 +250,29 @@ class GkeGpuPool(GpuPool):
         return self.accelerator_type or "", self.accelerator_count or 1
 
     @property
-    def preferences(self) -> Preferences:
-        return Preferences(markets=markets_of(self), types=self.machine_types, zones=self.node_locations)
+    def markets(self) -> tuple[Market, ...]:
+        return tuple(dict.fromkeys("SPOT" if name == PREEMPTIBLE else name for name in self.capacity_types))
 
     @property
-    def allowed(self) -> Allowed:
-        return self.preferences.allowed(self.manage, self.node_labels)
+    def zones(self) -> Sequence[str]:
+        return self.node_locations
+
+    @property
+    def how_to_widen(self) -> str:
+        if self.is_reserved:
+            return "Enlarge the reservation that reservation_affinity names, or free machines of it"
+        if self.manage == "scale":
+            return "Name more of the cluster's node pools in the pool's node_pools"
+        return "Add node_locations, machine_types or capacity_types to the pool"
+
+    @property
+    def groups_of_others(self) -> Mapping[str, Sequence[str]]:
+        return {"node_pools": self.node_pools}
+
+    @property
+    def spot_notice(self) -> int:
+        """Half of Compute Engine's 30 seconds; GKE's kubelet keeps the rest ("Preemptible VMs", "Spot VMs")."""
+        return 15
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
@@ -269,7 +293,7 @@ class GkeGpuPool(GpuPool):
         unset = {name for name in _OF_LATER_RELEASES if not getattr(self, name)}  # as in groups that are there
         left_out = {*not_in_groups, *unset}
         fields = {key: value for key, value in super()._group_fields().items() if key not in left_out}
-        return {**fields, "capacity_types": list(markets_of(self)), "max_run_duration": seconds}
+        return {**fields, "capacity_types": list(self.markets), "max_run_duration": seconds}
 
     # -- validation ------------------------------------------------------------------------------------------
 

@@ -16,7 +16,18 @@ COMPUTE_CLASS = "compute-class"
 COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 """What pods select, and what GKE labels and taints the nodes of a class with; the value is the class's name."""
 
-_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", COMPUTE_CLASS, "cluster-autoscaler")
+_OF_NODE_POOLS = (
+    "Allow its NodePool more: other types, zones or capacity types in its requirements, higher limits;"
+    " or add a NodePool with the same labels"
+)
+_MORE_OF = {
+    "karpenter": _OF_NODE_POOLS,
+    "auto-mode": _OF_NODE_POOLS,
+    "autopilot": "Select GPUs that more machines have, or another zone or capacity, by node_selector_labels",
+    COMPUTE_CLASS: "Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
+    "cluster-autoscaler": "Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
+}
+_PROVISIONERS = tuple(_MORE_OF)
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 
@@ -55,6 +66,7 @@ class KubernetesGpuPool(GpuPool):
     """
 
     kind: ClassVar[str] = "kubernetes"
+    placed_by: ClassVar[tuple[str, ...]] = (*GpuPool.placed_by, "gpus_per_node")
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     nodes: Sequence[str] = ()
@@ -83,6 +95,19 @@ class KubernetesGpuPool(GpuPool):
     @property
     def allowed(self) -> Allowed:
         return Allowed.of(labels={**self.node_labels, **self.node_selector_labels})
+
+    @property
+    def how_to_widen(self) -> str:
+        return _MORE_OF[self.provisioner] if self.provisioner else "Add nodes to the pool"
+
+    @property
+    def machines_of_others(self) -> frozenset[str]:
+        """The nodes that it cordons, by their names or their labels."""
+        if not self.cordon_when_idle:
+            return frozenset()
+        labels = ",".join(f"{key}={value}" for key, value in sorted(self.node_selector_labels.items()))
+        named = {f"nodes={name}" for name in self.nodes}
+        return frozenset(named | {f"node_selector_labels={labels}"} if labels else named)
 
     @property
     def given_nodes(self) -> int | None:

@@ -78,7 +78,7 @@ class Reconciler(PoolAccess):
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
         seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
-        seen = self._with_kept(seen) if getattr(self.pool, "provisioner", None) in KARPENTERS else seen
+        seen = self._with_kept(seen) if self.pool.provisioner in KARPENTERS else seen
         seen = self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
         return seen.with_doubts()
 

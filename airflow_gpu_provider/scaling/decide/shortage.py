@@ -10,7 +10,6 @@ from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, 
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried
@@ -72,7 +71,7 @@ def no_capacity(
     if "out_of_stock" in kinds or kinds == {"reserved"}:
         return OutOfStock(
             f"{have} No capacity for {scarce_capacity.in_words(found)}.",
-            f"{how_to_widen(snapshot.pool)}, or give it more time{f' with {more_time_by}' if more_time_by else ''}.",
+            f"{snapshot.pool.how_to_widen}, or give it more time{f' with {more_time_by}' if more_time_by else ''}.",
             pool=snapshot.pool.name,
             tried=[each.to_result() for each in found],
         )
@@ -84,7 +83,7 @@ def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:
         return "Ask the cloud for a higher quota."
     if failure.kind == "refused":
         return "Correct what this names; the same launch would be refused again."
-    return f"{how_to_widen(pool)}."
+    return f"{pool.how_to_widen}."
 
 
 def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExceeded:
@@ -158,7 +157,7 @@ def not_provisioned(pool: GpuPool, request: ProvisioningRequest) -> NoCapacity |
     if "quota" in request.reason.lower():
         return QuotaExceeded(what, "Ask the cloud for a higher quota, or want fewer GPUs.", pool=pool.name)
     if request.is_over:
-        fix = f"Retry the task: the next try requests its nodes again. {how_to_widen(pool)}, if it fails again."
+        fix = f"Retry the task: the next try requests its nodes again. {pool.how_to_widen}, if it fails again."
     else:
-        fix = f"{how_to_widen(pool)}, or give it more time with schedule_timeout_seconds."
+        fix = f"{pool.how_to_widen}, or give it more time with schedule_timeout_seconds."
     return OutOfStock(what, fix, pool=pool.name)

@@ -23,7 +23,7 @@ from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
-from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, machines_of_others
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 log = logging.getLogger(__name__)
@@ -305,7 +305,7 @@ class OtherPools:
         for pool in named:
             here = pool.cluster_identity
             self._looked_at.add((here, pool.name))
-            self._may_change[here] = self._may_change.get(here, frozenset()) | machines_of_others(pool)
+            self._may_change[here] = self._may_change.get(here, frozenset()) | pool.machines_of_others
         self._read: set[str] = set()
         self._seen: dict[str, list[tuple[str, str]]] = {}  # by lock: cluster identities, and its pool's name
         self._left_out: dict[str, str] = {}  # by lock: the line to report about its pool
@@ -339,7 +339,7 @@ class OtherPools:
         """Return why a pool that a Lease describes is not looked at; empty if it is."""
         if other.cluster_identity != here:
             return "its runs use another connection"
-        foreign = sorted(machines_of_others(other) - self._may_change.get(here, frozenset()))
+        foreign = sorted(other.machines_of_others - self._may_change.get(here, frozenset()))
         if not foreign:
             return ""
         names = one_line(", ".join(foreign), _LONGEST_LINE)

@@ -32,7 +32,6 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.training.wait.end import EVICTED, KILLED, NOT_STARTED, OOM_KILLED, RETRY, end_of
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.object_wait import of_rank
@@ -222,7 +221,7 @@ _log = logging.getLogger(__name__)
 
 def may_be_spot(pool: GpuPool) -> bool:
     """Return True if a machine of the pool may be spot; for external groups the spec does not say."""
-    return pool.manage == "scale" or bool(set(markets_of(pool)) - {"ON_DEMAND"})
+    return pool.manage == "scale" or bool(set(pool.markets) - {"ON_DEMAND"})
 
 
 class PodMachine:

@@ -14,7 +14,6 @@ from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import markets_of
 from airflow_gpu_provider.pools.values import is_template
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
@@ -84,7 +83,7 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
         gone = f"volume {volume['name']} is deleted with the pod"
     elif "hostPath" in volume and _markets(pool, groups) - {"ON_DEMAND"}:
         gone = f"volume {volume['name']} is a hostPath, and a spot node is removed with its disk"
-    elif "hostPath" in volume and (provisioner := getattr(pool, "provisioner", None)):
+    elif "hostPath" in volume and (provisioner := pool.provisioner):
         gone = f"volume {volume['name']} is a hostPath, and {provisioner} removes idle and spot nodes with their disks"
     else:
         return
@@ -144,7 +143,7 @@ def _markets(pool: GpuPool, groups: Groups) -> set[str]:
     """Return the capacity types of the pool's machines; only the cloud knows those of external groups."""
     if pool.manage == "scale":
         return {group.candidate.market for group in groups()}
-    return set(markets_of(pool))
+    return set(pool.markets)
 
 
 def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
@@ -153,7 +152,7 @@ def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
     A provisioner may bring the next machine in another zone than those that are there.
     """
     named = getattr(pool, "zones", ()) or getattr(pool, "node_locations", ())
-    bound = () if named or getattr(pool, "provisioner", None) else groups()
+    bound = () if named or pool.provisioner else groups()
     found = named or [zone for group in bound for zone in group.candidate.zone.split(", ") if zone]
     return tuple(dict.fromkeys(found))
 

@@ -196,9 +196,7 @@ def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
 
 def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
     """Return the annotations that keep autoscalers from evicting the pod, but still let it get a node."""
-    is_refused = getattr(pool, "provisioner", None) == "autopilot" and any(
-        label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME
-    )
+    is_refused = pool.provisioner == "autopilot" and any(label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME)
     return {key: value for key, value in _STAYS.items() if not (is_refused and key == _SAFE_TO_EVICT)}
 
 

@@ -23,7 +23,6 @@ from airflow_gpu_provider.cluster.watched import (
 )
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.training.log.object_logs import Logs, ObjectLogs
@@ -86,7 +85,7 @@ class ObjectView(View, Generic[R]):
             queued_at=self._queued_at,
             evicted=self._evicted,
             no_capacity=self.pool_updates.no_capacity,
-            to_widen=how_to_widen(self._pool),
+            to_widen=self._pool.how_to_widen,
             refused=self._refused.now(),
             notes=self._remarks,
         )

@@ -18,7 +18,6 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.watched import NODES, Resource
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import how_to_widen
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
@@ -300,7 +299,7 @@ class View(ABC):
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_updates.no_capacity,
-            to_widen=how_to_widen(self._pool),
+            to_widen=self._pool.how_to_widen,
         )
 
     @property

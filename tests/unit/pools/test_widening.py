@@ -10,7 +10,6 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.candidates import how_to_widen
 
 EKS = {"name": "train", "cluster_name": "ml", "region": "us-west-2", "max_nodes": 2}
 GKE = {"name": "train", "project_id": "my-project", "cluster_name": "ml", "location": "us-central1", "max_nodes": 2}
@@ -49,7 +48,7 @@ ALL: dict[str, tuple[GpuPool, str]] = {
 
 @pytest.mark.parametrize(("pool", "says"), ALL.values(), ids=ALL)
 def test_only_arguments_of_that_pool_are_named(pool: GpuPool, says: str) -> None:
-    told = how_to_widen(pool)
+    told = pool.how_to_widen
     assert says in told
     named: set[Any] = set(re.findall(r"[a-z]+(?:_[a-z]+)+", told))
     assert named <= {field.name for field in fields(pool)}
