@@ -177,14 +177,20 @@ class ControlPlane:
         return {name: one.pid for name, one in list(self._components.items()) if one.pid and one.running}
 
     def request(
-        self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> tuple[int, Any]:
         """One call as the administrator: HTTP status and decoded body. OSError while the API server is away.
 
         It has a minute to answer: on a busy machine nothing else is wrong with it.
         """
         content = None if body is None else json.dumps(body)
-        headers = {"Content-Type": content_type}
+        headers = {"Content-Type": content_type, "Accept": accept}
         try:
             response = self._http.request(method, path, content, headers=headers, retries=False, timeout=60)
         except urllib3.exceptions.HTTPError as error:

@@ -16,6 +16,8 @@ from tests.sandbox.running import watched
 
 TEMPLATE = "k8s.io/cluster-autoscaler/node-template"
 STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
+REQUESTS = "/apis/autoscaling.x-k8s.io/v1/namespaces/default/provisioningrequests"
+TEMPLATES = "/api/v1/namespaces/default/podtemplates"
 _TIMES = ["lastProbeTime", "lastTransitionTime"]
 STATUS_SHAPE = {
     "status": ["autoscalerStatus", "clusterWide", "nodeGroups", "time"],
@@ -146,6 +148,85 @@ class Cluster:
     def group_status(self, name: str) -> dict[str, Any]:
         groups = {group["name"]: group for group in self.status().get("nodeGroups") or ()}
         return dict(groups.get(name, {}))
+
+
+class Gke(Cluster):
+    """With node pools as their owner makes them."""
+
+    def __init__(self, sandbox: SandboxProcess) -> None:
+        super().__init__(sandbox)
+        from google.cloud.container_v1 import ClusterManagerClient
+        from google.oauth2.service_account import Credentials
+
+        credentials = Credentials.from_service_account_file(self.env["GOOGLE_APPLICATION_CREDENTIALS"])
+        self.client = ClusterManagerClient(
+            credentials=credentials.with_scopes(["https://www.googleapis.com/auth/cloud-platform"]),
+            transport="rest",
+            client_options={"api_endpoint": self.env["GPU_SANDBOX_GOOGLE_ENDPOINT"]},
+        )
+        project, location = self.env["GPU_SANDBOX_PROJECT"], self.env["GPU_SANDBOX_LOCATION"]
+        self.parent = f"projects/{project}/locations/{location}/clusters/{sandbox.cluster_name}"
+
+    def node_pool(self, name: str, *, autoscaling: dict[str, Any] | None, zones: int = 1, queued: bool = False) -> None:
+        config: dict[str, Any] = {
+            "machine_type": "g2-standard-4",
+            "accelerators": [
+                {
+                    "accelerator_type": "nvidia-l4",
+                    "accelerator_count": 1,
+                    "gpu_driver_installation_config": {"gpu_driver_version": "DEFAULT"},
+                }
+            ],
+            "labels": {"role": name},
+        }
+        pool: dict[str, Any] = {
+            "name": name,
+            "config": config,
+            "initial_node_count": 0,
+            "locations": [f"us-central1-{zone}" for zone in "abc"[:zones]],
+        }
+        if autoscaling:
+            pool["autoscaling"] = {"enabled": True, **autoscaling}
+        if queued:
+            pool["queued_provisioning"] = {"enabled": True}
+            config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
+        self.client.create_node_pool(request={"parent": self.parent, "node_pool": pool})
+        self.sandbox.advance(minutes=1)
+        assert self.client.get_node_pool(name=f"{self.parent}/nodePools/{name}").status.name == "RUNNING"
+
+    def node_pools(self) -> list[str]:
+        pools = self.client.list_node_pools(parent=self.parent).node_pools
+        return [pool.name for pool in pools if pool.name != "default-pool"]
+
+    def sizes(self, pool: str) -> dict[str, int]:
+        groups = self.sandbox.describe()["groups"]
+        return {group["zone"][-1]: group["desired"] for group in groups if group["nodegroup"] == pool}
+
+    # ProvisioningRequests in the namespace `default`
+
+    def request(self, name: str, *, nodes: int, gpus: int = 1, run_seconds: int = 3600) -> None:
+        """For pods that select the node pool `queued`, one for each node; without these pods."""
+        pod = gpu_pod("", gpus=gpus, nodeSelector={"role": "queued"})
+        self.call("POST", TEMPLATES, {"metadata": {"name": name}, "template": {"spec": pod["spec"]}})
+        spec = {
+            "provisioningClassName": "queued-provisioning.gke.io",
+            "parameters": {"maxRunDurationSeconds": str(run_seconds)},
+            "podSets": [{"count": nodes, "podTemplateRef": {"name": name}}],
+        }
+        kind = {"apiVersion": "autoscaling.x-k8s.io/v1", "kind": "ProvisioningRequest"}
+        self.call("POST", REQUESTS, {**kind, "metadata": {"name": name}, "spec": spec})
+
+    def conditions(self, request: str) -> dict[str, tuple[str, str]]:
+        """The status and reason of each."""
+        found = self.call("GET", f"{REQUESTS}/{request}").get("status", {}).get("conditions", ())
+        return {each["type"]: (each["status"], each["reason"]) for each in found}
+
+    def details(self, request: str) -> dict[str, str]:
+        return dict(self.call("GET", f"{REQUESTS}/{request}")["status"]["provisioningClassDetails"])
+
+    def delete_requests(self) -> None:
+        self.call("DELETE", REQUESTS)
+        self.call("DELETE", TEMPLATES)
 
 
 class Eks(Cluster):

@@ -8,66 +8,14 @@ from typing import Any
 import pytest
 
 from gpu_sandbox import SandboxProcess
-from sandbox.tests.autoscaling import Cluster, gpu_pod
+from sandbox.tests.autoscaling import Gke, gpu_pod
 
 pytest.importorskip("google.cloud.container_v1", reason="Google's libraries are not installed")
 # In seconds. A GPU pod is new for 30, and is looked at by the next scan; a group reacts after 3, creates an instance in
 # 25, and a machine boots for 45.
 SEEN = 30 + 10
 JOINED = SEEN + 3 + 25 + 45
-
-
-class Gke(Cluster):
-    """With node pools as their owner makes them."""
-
-    def __init__(self, sandbox: SandboxProcess) -> None:
-        super().__init__(sandbox)
-        from google.cloud.container_v1 import ClusterManagerClient
-        from google.oauth2.service_account import Credentials
-
-        credentials = Credentials.from_service_account_file(self.env["GOOGLE_APPLICATION_CREDENTIALS"])
-        self.client = ClusterManagerClient(
-            credentials=credentials.with_scopes(["https://www.googleapis.com/auth/cloud-platform"]),
-            transport="rest",
-            client_options={"api_endpoint": self.env["GPU_SANDBOX_GOOGLE_ENDPOINT"]},
-        )
-        project, location = self.env["GPU_SANDBOX_PROJECT"], self.env["GPU_SANDBOX_LOCATION"]
-        self.parent = f"projects/{project}/locations/{location}/clusters/{sandbox.cluster_name}"
-
-    def node_pool(self, name: str, *, autoscaling: dict[str, Any] | None, zones: int = 1, queued: bool = False) -> None:
-        config: dict[str, Any] = {
-            "machine_type": "g2-standard-4",
-            "accelerators": [
-                {
-                    "accelerator_type": "nvidia-l4",
-                    "accelerator_count": 1,
-                    "gpu_driver_installation_config": {"gpu_driver_version": "DEFAULT"},
-                }
-            ],
-            "labels": {"role": name},
-        }
-        pool: dict[str, Any] = {
-            "name": name,
-            "config": config,
-            "initial_node_count": 0,
-            "locations": [f"us-central1-{zone}" for zone in "abc"[:zones]],
-        }
-        if autoscaling:
-            pool["autoscaling"] = {"enabled": True, **autoscaling}
-        if queued:
-            pool["queued_provisioning"] = {"enabled": True}
-            config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
-        self.client.create_node_pool(request={"parent": self.parent, "node_pool": pool})
-        self.sandbox.advance(minutes=1)
-        assert self.client.get_node_pool(name=f"{self.parent}/nodePools/{name}").status.name == "RUNNING"
-
-    def node_pools(self) -> list[str]:
-        pools = self.client.list_node_pools(parent=self.parent).node_pools
-        return [pool.name for pool in pools if pool.name != "default-pool"]
-
-    def sizes(self, pool: str) -> dict[str, int]:
-        groups = self.sandbox.describe()["groups"]
-        return {group["zone"][-1]: group["desired"] for group in groups if group["nodegroup"] == pool}
+LABEL, NAME = "autoscaling.gke.io/provisioning-request", "ResizeRequestName"
 
 
 @pytest.fixture(scope="module")
@@ -165,63 +113,127 @@ def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke, sandbox: Sand
     assert gke.phase("train") == "Running"
 
 
-PROVISIONING = "/apis/autoscaling.x-k8s.io/v1/namespaces/default/provisioningrequests"
-TEMPLATES = "/api/v1/namespaces/default/podtemplates"
+PRESENT = "True"
+QUEUED = {"Accepted": (PRESENT, "SuccessfullyQueued"), "Provisioned": ("False", "ResourcePoolExhausted")}
 
 
 @pytest.fixture
-def three(gke: Gke) -> Iterator[str]:
-    """A request for three nodes, without its pods."""
+def queued(gke: Gke) -> Iterator[Gke]:
+    """A cluster with a node pool `queued` of at most three nodes, which come by requests."""
     gke.node_pool("queued", autoscaling={"max_node_count": 3, "location_policy": "ANY"}, queued=True)
-    pod = gpu_pod("", **for_pool("queued"))
-    gke.call("POST", TEMPLATES, {"metadata": {"name": "three"}, "template": {"spec": pod["spec"]}})
-    spec = {
-        "provisioningClassName": "queued-provisioning.gke.io",
-        "parameters": {"maxRunDurationSeconds": "3600"},
-        "podSets": [{"count": 3, "podTemplateRef": {"name": "three"}}],
-    }
-    kind = {"apiVersion": "autoscaling.x-k8s.io/v1", "kind": "ProvisioningRequest"}
-    gke.call("POST", PROVISIONING, {**kind, "metadata": {"name": "three"}, "spec": spec})
-    yield f"{PROVISIONING}/three"
-    gke.call("DELETE", f"{PROVISIONING}/three")
-    gke.call("DELETE", f"{TEMPLATES}/three")
+    yield gke
+    gke.delete_requests()
 
 
-def conditions(gke: Gke, path: str) -> dict[str, tuple[str, str]]:
-    found = gke.call("GET", path).get("status", {}).get("conditions", ())
-    return {each["type"]: (each["status"], each["reason"]) for each in found}
-
-
-def test_a_request_gets_all_of_its_nodes_at_once_or_none(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
+def test_a_request_gets_all_of_its_nodes_at_once_or_none(queued: Gke, sandbox: SandboxProcess) -> None:
     sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a", "left": 2}]})
+    queued.request("three", nodes=3)
     sandbox.advance(minutes=1)
-    queued = {"Accepted": ("True", "SuccessfullyQueued"), "Provisioned": ("False", "ResourcePoolExhausted")}
-    assert conditions(gke, three) == queued
+    assert queued.conditions("three") == QUEUED
     sandbox.advance(hours=5)
-    assert (conditions(gke, three), gke.sizes("queued"), gke.gpu_nodes()) == (queued, {"a": 0}, [])
+    assert (queued.conditions("three"), queued.sizes("queued"), queued.gpu_nodes()) == (QUEUED, {"a": 3}, [])
 
     sandbox.clear_faults()
     sandbox.advance(minutes=3)
-    assert conditions(gke, three)["Provisioned"] == ("True", "Provisioned")
-    assert gke.taints() >= {"cloud.google.com/gke-queued", "nvidia.com/gpu"}
-    assert len(gke.gpu_nodes()) == 3
+    assert queued.conditions("three")["Provisioned"] == (PRESENT, "Provisioned")
+    assert queued.taints() >= {"cloud.google.com/gke-queued", "nvidia.com/gpu"}
+    assert [node["metadata"]["labels"][LABEL] for node in queued.gpu_nodes()] == 3 * [queued.details("three")[NAME]]
     sandbox.advance(minutes=15)  # ten in which no pod starts, and those that they are looked at
-    assert conditions(gke, three)["BookingExpired"] == ("True", "BookingExpired")
-    assert gke.gpu_nodes() == []
+    assert queued.conditions("three")["BookingExpired"] == (PRESENT, "BookingExpired")
+    assert queued.gpu_nodes() == []
+    sandbox.advance(hours=1)
+    assert queued.conditions("three")["CapacityRevoked"] == (PRESENT, "CapacityRevoked")
 
 
-def test_a_quota_is_named_and_pods_alone_bring_no_node(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
-    sandbox.apply_faults({"quotas": {"PREEMPTIBLE_NVIDIA_L4_GPUS": 2}})
-    gke.create(gpu_pod("alone", **{**for_pool("queued"), "tolerations": [{"operator": "Exists"}]}))
-    sandbox.advance(minutes=5)
-    assert conditions(gke, three)["Provisioned"] == ("False", "QuotaExceeded")
-    assert gke.sizes("queued") == {"a": 0}
-
-
-def test_a_request_that_is_deleted_while_it_waits_brings_nothing(gke: Gke, three: str, sandbox: SandboxProcess) -> None:
-    sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a"}]})
+def test_a_request_is_provisioned_before_its_nodes_are_there(queued: Gke, sandbox: SandboxProcess) -> None:
+    queued.request("one", nodes=1)
+    while "Provisioned" not in queued.conditions("one"):
+        sandbox.advance(10)
+    assert queued.gpu_nodes() == []
     sandbox.advance(minutes=1)
-    gke.call("DELETE", three)
+    assert len(queued.gpu_nodes()) == 1
+
+
+def test_machines_end_with_their_request_s_run_duration(queued: Gke, sandbox: SandboxProcess) -> None:
+    queued.request("one", nodes=1, run_seconds=300)
+    sandbox.advance(minutes=3)
+    assert len(queued.gpu_nodes()) == 1
+    sandbox.advance(minutes=4)
+    assert (queued.gpu_nodes(), queued.sizes("queued")) == ([], {"a": 0})
+
+
+def test_a_request_for_which_the_pool_is_too_full_fails_after_two_minutes(queued: Gke, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a"}]})
+    queued.request("two", nodes=2)
+    sandbox.advance(30)
+    queued.request("two-more", nodes=2)
+    sandbox.advance(30)
+    assert queued.conditions("two") == QUEUED
+    # Room for one is left: that is no reason yet.
+    assert queued.conditions("two-more") == {"Accepted": ("False", "NoQueuedNodepoolAvailable")}
+    sandbox.advance(minutes=2)
+    assert queued.conditions("two-more")["Failed"] == (PRESENT, "NodepoolSizeReached")
+    queued.request("one", nodes=1)
+    sandbox.advance(30)
+    queued.request("none-left", nodes=1)
+    sandbox.advance(30)
+    assert queued.conditions("none-left") == {"Accepted": ("False", "NodepoolSizeReached")}
+
+
+def test_a_request_waits_in_one_zone_whatever_others_have(gke: Gke, sandbox: SandboxProcess) -> None:
+    gke.node_pool("queued", autoscaling={"max_node_count": 3, "location_policy": "ANY"}, zones=2, queued=True)
+    sandbox.apply_faults({"stockouts": [{}]})
+    gke.request("one", nodes=1)
+    sandbox.advance(minutes=1)
+    sandbox.apply_faults({"stockouts": [{"zone": gke.details("one")["SelectedZone"]}]})
+    sandbox.advance(hours=1)
+    assert gke.conditions("one") == QUEUED
+    gke.delete_requests()
+
+
+def test_a_refused_request_fails_at_once_and_its_node_pool_is_left_alone(queued: Gke, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"code": "PERMISSION_DENIED"}]})
+    queued.request("refused", nodes=1)
+    sandbox.advance(30)
+    assert queued.conditions("refused")["Failed"] == (PRESENT, "PermissionDenied")
+    sandbox.clear_faults()
+    queued.request("next", nodes=1)
+    sandbox.advance(30)
+    assert queued.conditions("next") == {"Accepted": ("False", "NodepoolInBackoff")}
+
+
+def test_what_fails_other_than_for_capacity_is_rolled_back(queued: Gke, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"code": "IP_SPACE_EXHAUSTED"}]})
+    queued.request("one", nodes=1)
+    sandbox.advance(minutes=1)
+    assert queued.conditions("one") == {
+        "Accepted": (PRESENT, "SuccessfullyQueued"),
+        "Failed": (PRESENT, "IPSpaceExhausted"),
+    }
+    assert queued.sizes("queued") == {"a": 0}
+
+
+def test_pods_for_which_no_queued_pool_has_nodes(queued: Gke, sandbox: SandboxProcess) -> None:
+    queued.request("large", nodes=1, gpus=8)
+    sandbox.advance(30)
+    assert queued.conditions("large") == {"Accepted": ("False", "ProvisioningRequestNotSchedulableInNodepool")}
+
+
+def test_a_quota_is_named_and_pods_alone_bring_no_node(queued: Gke, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"quotas": {"PREEMPTIBLE_NVIDIA_L4_GPUS": 2}})
+    queued.create(gpu_pod("alone", **{**for_pool("queued"), "tolerations": [{"operator": "Exists"}]}))
+    sandbox.advance(minutes=5)
+    assert queued.sizes("queued") == {"a": 0}
+    queued.request("three", nodes=3)
+    sandbox.advance(minutes=1)
+    assert queued.conditions("three")["Provisioned"] == ("False", "QuotaExceeded")
+
+
+def test_a_request_that_is_deleted_while_it_waits_brings_nothing(queued: Gke, sandbox: SandboxProcess) -> None:
+    sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a"}]})
+    queued.request("three", nodes=3)
+    sandbox.advance(minutes=1)
+    queued.delete_requests()
     sandbox.clear_faults()
     sandbox.advance(minutes=5)
-    assert gke.sizes("queued") == {"a": 0}
+    assert (queued.sizes("queued"), queued.gpu_nodes()) == ({"a": 0}, [])

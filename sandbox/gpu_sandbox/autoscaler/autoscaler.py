@@ -61,8 +61,17 @@ class Autoscaler:
         self._now = self._clock.now
         self._status = StatusText()
         self._backoffs = Backoffs(timings=timings, clock=clock)
-        self._requests = ProvisioningRequests(
-            control_plane=control_plane, cloud=groups, clock=clock, booking=timings.booking
+        self._requests = (
+            ProvisioningRequests(
+                control_plane=control_plane,
+                resize_requests=groups.resize_requests,
+                backoffs=self._backoffs,
+                faults=faults,
+                clock=clock,
+                timings=timings,
+            )
+            if groups.resize_requests
+            else None
         )
         self._scale_up = ScaleUp(similar_despite=groups.similar_despite)
         self._groups: dict[str, NodeGroup] = {}
@@ -103,7 +112,9 @@ class Autoscaler:
             self._look_at_groups()
             self._learn_templates(cluster)
             self._see_growths(cluster)
-            self._requests.step(cluster, self._known())
+            if self._requests:
+                for name, size in self._requests.step(self._known()).items():
+                    self._resized(name, size)
             pods_are_new = self._grow(cluster)
             candidates = self._shrink(cluster, wait=pods_are_new)
             self._write_status(cluster, candidates)
@@ -114,7 +125,7 @@ class Autoscaler:
         """Differs where the next loop may do something that this one has prepared."""
         groups = [(group.name, group.target, group.machines, group.failed) for group in self._groups.values()]
         growths = [(name, growth.since, growth.increase) for name, growth in self._growths.items()]
-        others = self._backoffs.mark(), self._requests.mark()
+        others = self._backoffs.mark(), self._requests.mark() if self._requests else ()
         return tuple(groups), tuple(growths), tuple(self._deletions), tuple(self._unneeded_since), others
 
     def _take_taints_of_earlier_days(self, cluster: Cluster) -> None:
@@ -208,7 +219,10 @@ class Autoscaler:
         }
         self._unregistered_since = {machine: self._unregistered_since.get(machine, now) for machine in missing}
         for machine, group in missing.items():
-            long_ago = self._clock.reached(self._unregistered_since[machine] + self._timings.provision_timeout)
+            # For queued nodes the real one's timeout is a year (getMaxNodeProvisionTime).
+            long_ago = not group.queued and self._clock.reached(
+                self._unregistered_since[machine] + self._timings.provision_timeout
+            )
             if long_ago and group.target > group.min_size and self._delete(group.name, machine):
                 self._api.status_event("DeleteUnregistered", f"Removed unregistered node {machine}")
 

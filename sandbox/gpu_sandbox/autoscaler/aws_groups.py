@@ -45,6 +45,7 @@ class AwsNodeGroups:
     """Implements `NodeGroups`."""
 
     similar_despite = _SIMILAR_DESPITE
+    resize_requests = None
 
     def __init__(self, aws: AwsCloud, *, cluster_name: str) -> None:
         self._aws = aws
@@ -61,9 +62,6 @@ class AwsNodeGroups:
     def set_size(self, name: str, size: int) -> None:
         self._resized_at[name] = self._aws.clock.utc_now()
         self._aws.set_desired_capacity(name, size)
-
-    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
-        raise ValueError("EC2 Auto Scaling launches each machine by itself")
 
     def give_up_missing(self, name: str) -> int:
         group = next((each for each in self._aws.scalable_groups() if each.name == name), None)

@@ -34,7 +34,9 @@ _NOT_READY_TAINTS = frozenset(
     f"node.kubernetes.io/{name}" for name in ("not-ready", "disk-pressure", "network-unavailable")
 )
 _STARTUP_TAINTS = ("node.kubernetes.io/", TO_BE_DELETED, DELETION_CANDIDATE)
-_ITS_OWN_LABELS = ("kubernetes.io/hostname",)
+PROVISIONING_REQUEST = "autoscaling.gke.io/provisioning-request"
+"""GKE's label of a node that came by a resize request, whose name it has."""
+_ITS_OWN_LABELS = ("kubernetes.io/hostname", PROVISIONING_REQUEST)
 _OVER = ("Succeeded", "Failed")
 # The real one writes its status on each scan, ten seconds apart by default. So often is it written here, at any speed,
 # while it says the same: each write wakes etcd and the controllers that watch ConfigMaps.
@@ -117,7 +119,7 @@ def node_of(item: Mapping[str, Any], pods: Sequence[Pod]) -> Node:
 
 
 def template_from(node: Node) -> NodeTemplate:
-    """What the group's next node would be: this one without its name, and without taints that pass."""
+    """What the group's next node would be: this one without its name and its request, and without taints that pass."""
     return NodeTemplate(
         labels={key: value for key, value in node.labels.items() if key not in _ITS_OWN_LABELS},
         taints=[taint for taint in node.taints if not taint.key.startswith(_STARTUP_TAINTS)],

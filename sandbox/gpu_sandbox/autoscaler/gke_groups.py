@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
-from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeTemplate, SharedLimit
+from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeTemplate, ResizeRequest, SharedLimit
 from gpu_sandbox.google import GoogleCloud, ScalableGroup
 
 _MAX_PODS = 110
@@ -28,6 +29,7 @@ class GkeNodeGroups:
 
     def __init__(self, google: GoogleCloud) -> None:
         self._google = google
+        self.resize_requests = GkeResizeRequests(google)
 
     def look(self) -> list[NodeGroup]:
         return [_node_group(group) for group in self._google.scalable_groups()]
@@ -35,17 +37,34 @@ class GkeNodeGroups:
     def set_size(self, name: str, size: int) -> None:
         self._google.resize_group(name, size)
 
-    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
-        launched = self._google.launch_together(name, more)
-        if isinstance(launched, tuple):
-            return FailedLaunch(code=launched[0], message=launched[1])
-        return launched
-
     def give_up_missing(self, name: str) -> int:
         return self._google.give_up_missing(name)
 
     def delete(self, name: str, machine: str) -> None:
         self._google.delete_from_group(name, machine)
+
+
+class GkeResizeRequests:
+    """Implements `ResizeRequests`."""
+
+    def __init__(self, google: GoogleCloud) -> None:
+        self._google = google
+
+    def all(self) -> Mapping[str, ResizeRequest]:
+        return {
+            name: ResizeRequest(state=each.state, error=_failed(each.error))
+            for name, each in self._google.resize_requests().items()
+        }
+
+    def create(self, name: str, *, group: str, nodes: int, run_seconds: float) -> FailedLaunch | None:
+        return _failed(self._google.create_resize_request(name, group=group, by=nodes, run_seconds=run_seconds))
+
+    def withdraw(self, name: str) -> None:
+        self._google.withdraw_resize_request(name)
+
+
+def _failed(error: tuple[str, str] | None) -> FailedLaunch | None:
+    return FailedLaunch(code=error[0], message=error[1]) if error else None
 
 
 def _node_group(group: ScalableGroup) -> NodeGroup:
@@ -64,5 +83,5 @@ def _node_group(group: ScalableGroup) -> NodeGroup:
         template=NodeTemplate(labels=group.labels, taints=group.taints, allocatable=allocatable),
         shared=SharedLimit(pool=group.node_pool, max_size=group.pool_max_size) if group.pool_max_size else None,
         queued=group.queued,
-        failed=FailedLaunch(code=group.error[0], message=group.error[1]) if group.error else None,
+        failed=_failed(group.error),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gpu_sandbox.nodes.spec import TaintLike
 
@@ -61,20 +61,42 @@ class NodeGroup:
         return replace(self, target=self.target - 1, machines=self.machines - {machine})
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResizeRequest:
+    """Nodes that come all at once. `error` is why the last attempt failed."""
+
+    state: Literal["ACCEPTED", "PROVISIONING", "SUCCEEDED", "FAILED", "CANCELLED"]
+    error: FailedLaunch | None = None
+
+
+class ResizeRequests(Protocol):
+    """Those of Compute Engine, which the nodes of `queued` groups come by."""
+
+    def all(self) -> Mapping[str, ResizeRequest]:
+        """By name."""
+
+    def create(self, name: str, *, group: str, nodes: int, run_seconds: float) -> FailedLaunch | None:
+        """Have a group grow by so many nodes, all at once; why it is refused. ValueError if there is no such group."""
+
+    def withdraw(self, name: str) -> None:
+        """Cancel it if it waits, and delete it."""
+
+
 class NodeGroups(Protocol):
     """The groups of one cluster that the autoscaler is to take care of, and what it may do to them."""
 
     similar_despite: frozenset[str]
     """Labels that two groups of one kind may differ in."""
 
+    @property
+    def resize_requests(self) -> ResizeRequests | None:
+        """None where no group can be `queued`."""
+
     def look(self) -> list[NodeGroup]:
         """All of them, by name."""
 
     def set_size(self, name: str, size: int) -> None:
         """ValueError if the cloud refuses."""
-
-    def launch_together(self, name: str, more: int) -> frozenset[str] | FailedLaunch:
-        """Launch so many machines more, or none of them and say why; their names. ValueError if the cloud cannot."""
 
     def give_up_missing(self, name: str) -> int:
         """Stop asking for machines that the cloud does not have; returns the size that is left."""

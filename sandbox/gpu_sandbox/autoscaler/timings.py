@@ -22,8 +22,10 @@ class AutoscalerTimings:
     node_delete_delay: float = 5.0
     """From the taint on an empty node to the end of its machine."""
     provision_timeout: float = 900.0
+    acceptance: float = 120.0
+    """A ProvisioningRequest that no group takes for so long fails."""
     booking: float = 600.0
-    """For so long pods may start on the nodes of a ProvisioningRequest before these count as not needed."""
+    """For so long pods may start on the nodes of a ProvisioningRequest."""
     first_backoff: float = 300.0
     longest_backoff: float = 1800.0
     backoff_reset: float = 10800.0

@@ -11,6 +11,7 @@ from gpu_sandbox.errors import ComponentFailed
 
 CRD = "CustomResourceDefinition"
 _POLL = 0.05
+_DISCOVERY = "application/json;v=v2;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"
 _PATHS = {
     CRD: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
@@ -41,18 +42,33 @@ class Installation:
             raise ComponentFailed(f"{wanted['kind']} {wanted['metadata']['name']} was refused: {str(reply)[:2000]}")
 
     def _wait_until_served(self, crd: Mapping[str, Any]) -> None:
-        # That it is established is not enough: its API group is registered some moments later.
-        version = next(each["name"] for each in crd["versions"] if each["storage"])
-        path = f"/apis/{crd['group']}/{version}/{crd['names']['plural']}"
-        while (answer := self._answer("GET", path))[0] != 200:
+        # That it is established is not enough: its API group is registered some moments later, and listed in the
+        # discovery, which controllers read once when they start, some moments after that.
+        group, plural = crd["group"], crd["names"]["plural"]
+        versions = {each["name"] for each in crd["versions"] if each["served"]}
+        storage = next(each["name"] for each in crd["versions"] if each["storage"])
+        while self._answer("GET", f"/apis/{group}/{storage}/{plural}")[0] != 200 or not versions <= self._listed(
+            group, plural
+        ):
             if time.monotonic() > self._deadline:
-                raise ComponentFailed(f"the API server did not serve {path} in time; last: {str(answer)[:2000]}")
+                raise ComponentFailed(f"the API server did not serve {plural}.{group} in time")
             time.sleep(_POLL)
 
-    def _answer(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def _listed(self, group: str, plural: str) -> set[str]:
+        """The versions in which the discovery lists this resource."""
+        _, discovery = self._answer("GET", "/apis", accept=_DISCOVERY)
+        return {
+            version["version"]
+            for found in discovery["items"]
+            if found["metadata"]["name"] == group
+            for version in found["versions"]
+            if any(each["resource"] == plural for each in version.get("resources") or ())
+        }
+
+    def _answer(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         while True:
             try:
-                return self._control_plane.request(method, path, body)
+                return self._control_plane.request(method, path, body, **headers)
             except ConnectionError:
                 if time.monotonic() > self._deadline:
                     raise

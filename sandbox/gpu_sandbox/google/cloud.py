@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 from google.cloud.container_v1.types import NodeConfig, NodePool
@@ -36,6 +37,7 @@ from gpu_sandbox.google.operations import Operation, OperationError, Operations,
 from gpu_sandbox.google.permissions import Permissions, PermissionUse
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.replicas import Replicas
+from gpu_sandbox.google.resize_requests import ResizeRequest
 from gpu_sandbox.google.resource_manager_api import ResourceManagerApi
 
 
@@ -250,16 +252,28 @@ class GoogleCloud:
             self._group(name).resize(size, self._now())
         self._loop.wake()
 
-    def launch_together(self, name: str, more: int) -> frozenset[str] | tuple[str, str]:
-        """Launch so many instances more, and return their names; or none, and return the error's code and message.
+    def create_resize_request(self, name: str, *, group: str, by: int, run_seconds: float) -> tuple[str, str] | None:
+        """Have a group grow all at once; the code and message of the error if Compute Engine refuses.
 
-        So does a resize request of a managed instance group, which GKE makes for a ProvisioningRequest. ValueError if
-        there is no such group.
+        ValueError if there is no such group, or it has a request with that name.
         """
         with self._lock:
-            launched = self._group(name).launch_together(more, self._now())
+            refused = self._group(group).requests.create(name, by=by, run_seconds=run_seconds, now=self._now())
         self._loop.wake()
-        return launched
+        return refused
+
+    def resize_requests(self) -> dict[str, ResizeRequest]:
+        """Those of all groups, as they are now, by name."""
+        with self._lock:
+            groups = self.node_pools.groups()
+            return {name: copy(each) for group in groups for name, each in group.requests.all().items()}
+
+    def withdraw_resize_request(self, name: str) -> None:
+        """Cancel it if it waits, and delete it."""
+        with self._lock:
+            for group in self.node_pools.groups():
+                group.requests.withdraw(name, self._now())
+        self._loop.wake()
 
     def give_up_missing(self, name: str) -> int:
         """No longer ask for instances that cannot be had; the target size that is left."""

@@ -17,9 +17,9 @@ from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOpera
 from gpu_sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
 from gpu_sandbox.google.members import LaunchError, Member
 from gpu_sandbox.google.quotas import Quotas
+from gpu_sandbox.google.resize_requests import QUOTA_EXCEEDED, STOCKOUT, ResizeRequest, ResizeRequests
 from gpu_sandbox.google.templates import Template
 
-STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
 _ERRORS = {
     "IP_SPACE_EXHAUSTED": "IP space of '{subnet}' is exhausted.",
     "PERMISSIONS_ERROR": "Required 'compute.images.useReadOnly' permission for '{project}'",
@@ -32,7 +32,6 @@ _FULL = (
     "Specified reservation '{}' does not have available resources for the request.",
 )
 """Words of a launch for which any reservation, and of one for which the one named, has no machine left (the same)."""
-QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 _KEPT_ERRORS = 100
 _SUFFIX = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -63,6 +62,7 @@ class InstanceGroup:
         self.created_at = now
         self.members: list[Member] = []
         self.errors: list[LaunchError] = []
+        self.requests = ResizeRequests(self)
         self._around = around
         self._reacts_at = 0.0
 
@@ -76,23 +76,10 @@ class InstanceGroup:
         for member in self._least_needed(staying)[: max(len(staying) - size, 0)]:
             self._let_go(member, now, drain=drain)
 
-    def launch_together(self, more: int, now: float) -> frozenset[str] | tuple[str, str]:
-        """Launch so many more at once, and return their names; or none, and return why: a code and a message."""
-        there, needs = sum(bool(member.status) for member in self.members), self._needs()
-        refused = self._refused(there + more)
-        if refused is None and (
-            exceeded := self._around.quotas.exceeded(Counter({k: n * more for k, n in needs.items()}))
-        ):
-            refused = QUOTA_EXCEEDED, exceeded.message
-        if refused is not None:
-            return refused
-        names = set()
-        for _ in range(more):
-            self.members.append(Member(name=self._new_name()))
-            self._try_to_launch(self.members[-1], now)
-            names.add(self.members[-1].name)
-        self.target_size += more
-        return frozenset(names)
+    def add_member(self, request: ResizeRequest) -> None:
+        """Grow by a managed instance that comes with the others of a resize request."""
+        self.members.append(Member(name=self._new_name(), request=request))
+        self.target_size += 1
 
     def set_template(self, template: Template) -> None:
         """What its instances are from now on; labels and taints reach those that are there, as in GKE."""
@@ -186,6 +173,14 @@ class InstanceGroup:
         return next((member for member in self.members if member.name == name), None)
 
     @property
+    def quotas(self) -> Quotas:
+        return self._around.quotas
+
+    @property
+    def launch_retry(self) -> float:
+        return self._around.timings.launch_retry
+
+    @property
     def stable(self) -> bool:
         """Whether there is what there should be."""
         return len(self.members) == self.target_size and all(
@@ -232,34 +227,36 @@ class InstanceGroup:
     # Steps
 
     def advance(self, now: float) -> None:
+        self.requests.advance(now)
         for member in list(self.members):
             self._advance_member(member, now)
-        if self._reached(self._reacts_at):
+        if self.reached(self._reacts_at):
             missing = self.target_size - sum(not member.leaving for member in self.members)
             for _ in range(missing):
                 self.members.append(Member(name=self._new_name()))
 
     def _advance_member(self, member: Member, now: float) -> None:
-        if member.draining_until is not None and self._reached(member.draining_until):
+        if member.draining_until is not None and self.reached(member.draining_until):
             self._begin_deletion(member, now)
         elif member.action == "DELETING":
-            if self._reached(member.deadline):
+            if self.reached(member.deadline):
                 self._end_instance(member, now)
                 self.members.remove(member)
         elif not member.status:
-            if self._reached(member.deadline):
-                self._try_to_launch(member, now)
+            if self.reached(member.deadline) and not member.is_queued:
+                self.launch(member, now)
         elif member.status == "STAGING":
-            if self._reached(member.deadline):
+            if self.reached(member.deadline):
                 self._run(member, now)
         elif member.runs:
             self._advance_running(member, now)
 
-    def _reached(self, moment: float) -> bool:
+    def reached(self, moment: float) -> bool:
+        """As `Clock.reached`."""
         return self._around.clock.reached(moment)
 
     def _advance_running(self, member: Member, now: float) -> None:
-        if member.taken_at is not None and self._reached(member.taken_at):
+        if member.taken_at is not None and self.reached(member.taken_at):
             self._begin(member, "compute.instances.preempted", now)
             self._end_instance(member, now)
             self._make_anew(member, now)
@@ -270,9 +267,10 @@ class InstanceGroup:
             else:  # a group whose machines have a limit does not make them anew: its target goes down with them
                 self.delete([member.name], now)
 
-    def _try_to_launch(self, member: Member, now: float) -> None:
-        needs = self._needs()
-        if refused := self._refused(1 + sum(bool(each.status) for each in self.members)):
+    def launch(self, member: Member, now: float) -> None:
+        """Begin to make its instance, or note why there is none."""
+        needs = self.needs()
+        if refused := self.refused(1 + sum(bool(each.status) for each in self.members)):
             self._fail(member, *refused, now)
         elif exceeded := self._around.quotas.take(needs):
             self._fail(member, QUOTA_EXCEEDED, exceeded.message, now)
@@ -285,7 +283,8 @@ class InstanceGroup:
             member.deadline = now + self._around.timings.instance_create
             self._begin(member, "insert", now)
 
-    def _needs(self) -> Counter[str]:
+    def needs(self) -> Counter[str]:
+        """What one instance takes of which quota."""
         template = self.template
         return self._around.quotas.needs(
             accelerator=template.accelerator,
@@ -295,7 +294,7 @@ class InstanceGroup:
             max_run_seconds=template.max_run_seconds,
         )
 
-    def _refused(self, number: int) -> tuple[str, str] | None:
+    def refused(self, number: int) -> tuple[str, str] | None:
         """The code and message with which the launch of the group's `number`th instance fails now, but for quotas."""
         if self._out_of_stock(number) and self.template.reservation is not None:
             return RESERVED_ELSEWHERE, _FULL[bool(self.template.reservation)].format(self.template.reservation)
@@ -338,8 +337,9 @@ class InstanceGroup:
         member.status, member.action = "RUNNING", "NONE"
         member.running_since = now
         self._finish(member, now)
-        if (life := self.template.life_seconds) is not None:
-            member.run_ends_at = self._around.faults.deadline_seconds() + life
+        asked = member.request.run_seconds if member.request else None
+        if lives := [life for life in (self.template.life_seconds, asked) if life is not None]:
+            member.run_ends_at = self._around.faults.deadline_seconds() + min(lives)
         member.announced = self._announcement(member)
         self._around.outbox.instance_launched(member.announced)
 
@@ -350,6 +350,7 @@ class InstanceGroup:
             zone=self.zone,
             project_id=self._around.project_id,
             group=self.name,
+            request=member.request.name if member.request else "",
         )
 
     def _let_go(self, member: Member, now: float, *, drain: bool) -> None:

@@ -60,7 +60,7 @@ class ScalableGroup:
     """One zone's instance group of a node pool with autoscaling on, as GKE's autoscaler sees it.
 
     `name` is the group's whole URL, as in the autoscaler's events. `error` is the code and message of an instance that
-    cannot be had. A `queued` one has instances only all at once: `GoogleCloud.launch_together`.
+    cannot be had. A `queued` one has instances only by resize requests: `GoogleCloud.create_resize_request`.
     """
 
     name: str

@@ -8,6 +8,7 @@ from typing import Literal
 
 from gpu_sandbox.google.compute_operations import ComputeOperation
 from gpu_sandbox.google.interface import Instance
+from gpu_sandbox.google.resize_requests import ResizeRequest
 
 Action = Literal["NONE", "CREATING", "RECREATING", "DELETING"]
 
@@ -45,6 +46,13 @@ class Member:
     """When a spot instance that has had its notice ends."""
     under_way: ComputeOperation | None = None
     """The operation that makes its instance, or deletes it."""
+    request: ResizeRequest | None = None
+    """The resize request that it came with."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for the others of its request."""
+        return self.request is not None and self.request.state == "ACCEPTED"
 
     @property
     def leaving(self) -> bool:

@@ -17,7 +17,7 @@ from google.cloud.container_v1.types import (
 
 from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.errors import GoogleApiError, not_found
-from gpu_sandbox.google.instance_groups import STOCKOUT, InstanceGroup, Surroundings
+from gpu_sandbox.google.instance_groups import InstanceGroup, Surroundings
 from gpu_sandbox.google.interface import ScalableGroup
 from gpu_sandbox.google.members import LaunchError
 from gpu_sandbox.google.node_pool_rules import (
@@ -31,6 +31,7 @@ from gpu_sandbox.google.node_pool_rules import (
     taint_queued,
 )
 from gpu_sandbox.google.operations import Operation, OperationError, Operations, Progress
+from gpu_sandbox.google.resize_requests import STOCKOUT
 from gpu_sandbox.google.templates import template_of
 from gpu_sandbox.google.upgrades import BlueGreenUpgrade, SurgeUpgrade
 

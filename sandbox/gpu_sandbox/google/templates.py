@@ -17,6 +17,9 @@ from google.cloud.container_v1.types import (
 from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator, partitions_of
 from gpu_sandbox.google.interface import Driver, Instance, Market, Taint
 
+# GoogleCloudPlatform/cluster-autoscaler, pkg/cloudprovider/gke/labels/system_labels.go. GKE adds it to a Node that has
+# joined, sometimes late; here it is there from the beginning.
+_PROVISIONING_REQUEST = "autoscaling.gke.io/provisioning-request"
 _PREEMPTIBLE_LIFE = 24 * 3600.0
 _EFFECTS = {
     NodeTaint.Effect.NO_SCHEDULE: "NoSchedule",
@@ -71,7 +74,11 @@ class Template:
             "failure-domain.beta.kubernetes.io/zone": zone,
         }
 
-    def instance(self, *, instance_id: str, name: str, zone: str, project_id: str, group: str) -> Instance:
+    def instance(
+        self, *, instance_id: str, name: str, zone: str, project_id: str, group: str, request: str = ""
+    ) -> Instance:
+        """`request` is the resize request that it came with, by name, which GKE's label shows on its node."""
+        label = {_PROVISIONING_REQUEST: request} if request else {}
         return Instance(
             instance_id=instance_id,
             name=name,
@@ -83,7 +90,7 @@ class Template:
             cluster_name=self.cluster_name,
             node_pool=self.node_pool,
             group=group,
-            labels=self.labels_in(zone) | {"kubernetes.io/hostname": name},
+            labels=self.labels_in(zone) | {"kubernetes.io/hostname": name, **label},
             taints=self.taints,
             gpu=gpu_of_accelerator(self.accelerator) if self.accelerator else None,
             gpus=self.gpus,

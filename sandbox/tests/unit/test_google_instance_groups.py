@@ -75,6 +75,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.group = InstanceGroup(name="gke-c-gpu-grp", zone=ZONE, template=template, around=around, now=self.now)
         self.clock.loop(self.step, poll=0.0, name="group").start()
         self.wanted = 0
+        self.asked: list[str] = []
 
     @property
     def now(self) -> float:
@@ -126,6 +127,24 @@ class GroupMachine(RuleBasedStateMachine):
         member = next(member for member in self.group.members if member.draining_until)
         self.group.drained(member.instance_id, self.now)
 
+    @precondition(lambda self: self.wanted <= 4)  # the quota has room for eight
+    @rule(by=st.integers(1, 3))
+    def request(self, by: int) -> None:
+        name = f"gke-{len(self.asked)}"
+        self.asked.append(name)
+        assert self.group.requests.create(name, by=by, run_seconds=1e9, now=self.now) is None
+        self.wanted += by
+
+    @precondition(lambda self: self.asked)
+    @rule(index=st.integers(0, 9))
+    def withdraw(self, index: int) -> None:
+        name = self.asked[index % len(self.asked)]
+        self.wanted -= sum(self.waits(member, name) and not member.leaving for member in self.group.members)
+        self.group.requests.withdraw(name, self.now)
+
+    def waits(self, member: Member, name: str) -> bool:
+        return member.is_queued and member.request is not None and member.request.name == name
+
     @rule(out=st.booleans())
     def stock(self, out: bool) -> None:
         self.faults.clear()
@@ -145,6 +164,10 @@ class GroupMachine(RuleBasedStateMachine):
         counted = sum((member.counted for member in self.group.members), Counter[str]())
         for quota in self.quotas.regional():
             assert quota["usage"] == counted[str(quota["metric"])]
+
+    @invariant()
+    def what_waits_has_no_machine(self) -> None:
+        assert not [member for member in self.group.members if member.is_queued and member.status]
 
     def teardown(self) -> None:
         self.faults.clear()

@@ -1,5 +1,5 @@
-// kueue is Kueue's manager without what no workload of a sandbox meets: the dispatch to other clusters, requests for
-// provisioning, the visibility API, and the integrations of kinds that have no controller here.
+// kueue is Kueue's manager without what no workload of a sandbox meets: the dispatch to other clusters, the visibility
+// API, and the integrations of kinds that have no controller here.
 //
 //	kueue --kubeconfig FILE --webhook-port PORT --cert-dir FOLDER
 //
@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	autoscaling "k8s.io/autoscaler/cluster-autoscaler/apis/provisioningrequest/autoscaling.x-k8s.io/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -33,6 +34,7 @@ import (
 	queuecache "sigs.k8s.io/kueue/pkg/cache/queue"
 	schedulercache "sigs.k8s.io/kueue/pkg/cache/scheduler"
 	"sigs.k8s.io/kueue/pkg/constants"
+	"sigs.k8s.io/kueue/pkg/controller/admissionchecks/provisioning"
 	"sigs.k8s.io/kueue/pkg/controller/core"
 	"sigs.k8s.io/kueue/pkg/controller/core/indexer"
 	"sigs.k8s.io/kueue/pkg/controller/jobframework"
@@ -105,7 +107,9 @@ func run(arguments []string) error {
 }
 
 func addTypes(types *runtime.Scheme) error {
-	for _, add := range []func(*runtime.Scheme) error{scheme.AddToScheme, kueue.AddToScheme, kueuev1beta1.AddToScheme, config.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		scheme.AddToScheme, kueue.AddToScheme, kueuev1beta1.AddToScheme, config.AddToScheme, autoscaling.AddToScheme,
+	} {
 		if err := add(types); err != nil {
 			return err
 		}
@@ -132,6 +136,9 @@ func setUp(ctx context.Context, manager ctrl.Manager, client *rest.Config, setti
 	if name, err := tas.SetupControllers(manager, queues, cache, settings, nil); err != nil {
 		return fmt.Errorf("controller %s: %w", name, err)
 	}
+	if err := setUpProvisioning(ctx, manager); err != nil {
+		return err
+	}
 	if err := setUpIntegrations(ctx, manager, client, settings, cache, queues); err != nil {
 		return err
 	}
@@ -149,6 +156,24 @@ func setUpIndexes(ctx context.Context, manager ctrl.Manager) error {
 		return err
 	}
 	return jobframework.SetupIndexes(ctx, manager.GetFieldIndexer(), jobframework.WithEnabledFrameworks(integrations))
+}
+
+// setUpProvisioning adds the admission check that makes ProvisioningRequests, where the cluster has that kind, as GKE's
+// clusters do. Kueue's own main does the same.
+func setUpProvisioning(ctx context.Context, manager ctrl.Manager) error {
+	if err := provisioning.ServerSupportsProvisioningRequest(manager); err != nil {
+		return nil
+	}
+	if err := provisioning.SetupIndexer(ctx, manager.GetFieldIndexer()); err != nil {
+		return err
+	}
+	controller, err := provisioning.NewController(
+		manager.GetClient(), manager.GetEventRecorderFor("kueue-provisioning-request-controller"), nil,
+	)
+	if err != nil {
+		return err
+	}
+	return controller.SetupWithManager(manager)
 }
 
 func setUpIntegrations(
