@@ -8,6 +8,7 @@ from functools import cache
 
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL, jobs_path
+from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP, PLURAL
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -91,10 +92,17 @@ def kueue_workloads(namespace: str) -> Resource:
     """Kueue's Workloads of a namespace; keyed by their LocalQueue.
 
     Kueue 0.15 and later serve v1beta2, up to 0.19 v1beta1. What this package reads of a Workload is alike in both: its
-    owners, queueName, priority, active and conditions. (The name and the kind of its priority class are not.)
+    owners, queueName, priority, active, conditions, admissionChecks and requeueState. (The name and the kind of its
+    priority class are not.)
     """
     path = f"apis/kueue.x-k8s.io/{{version}}/namespaces/{namespace}/workloads"
     return Resource(path=path, key=_queue, is_optional=True, versions=("v1beta2", "v1beta1"))
+
+
+def provisioning_requests(namespace: str) -> Resource:
+    """ProvisioningRequests of a namespace; all have the key "": which Workload one is for, its owner tells."""
+    path = f"apis/{API_GROUP}/v1/namespaces/{namespace}/{PLURAL}"
+    return Resource(path=path, key=_any, is_optional=True)
 
 
 def workload_pods(namespace: str) -> Resource:

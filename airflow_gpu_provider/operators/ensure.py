@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from airflow_gpu_provider.clouds.google.rules import demand_lasts
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.operators.ensure_duties import (
     apply_plan,
@@ -89,8 +90,8 @@ class EnsureGpuPoolOperator(PoolOperator):
             stock or have not come within `timeout`, the run continues with them. Default: no fewer than wanted.
         all_or_nothing: If not all nodes come together within `timeout`, or every candidate is out of stock, release
             those that came, and retry later: after 5 minutes at first, 30 in the end. Default False: keep what came.
-        give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`. The run's
-            `max_runtime` then counts from when its nodes come. Default None.
+        give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`; `max_runtime` then
+            counts from when nodes come. With queued_provisioning: how long trainings may be queued. Default None.
         max_cost: What the run's nodes for this demand may cost, over all tries of the run, in the pool's currency. The
             nodes are kept until that is used at the latest, counted at the dearest machine that the pool may have
             (docs/cost.md). Default: no limit.
@@ -286,7 +287,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             latest = run_ends_at(context, reconciler.clock)
             if not nodes:
                 return reconciler.delete_demand_and_reconcile(key), now, latest
-            until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
+            until = min(filter(None, (now + demand_lasts(self.gpu_pool, self.give_up_after), latest)))
             outcome = reconciler.want(
                 key,
                 nodes,

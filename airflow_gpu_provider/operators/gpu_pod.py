@@ -178,7 +178,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             queue = queue_of(queue_name, self.labels if isinstance(self.labels, Mapping) else None)
-            check_nodes_come(self.gpu_pool, nodes=self.nodes, gpus=gpus, queue=queue)
+            check_nodes_come(self.task_id, self.gpu_pool, nodes=self.nodes, gpus=gpus, queue=queue)
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)

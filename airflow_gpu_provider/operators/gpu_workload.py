@@ -205,9 +205,11 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     try:
         manifest = with_queue(read_manifest(given["manifest"]), given.get("queue_name"))
         check_namespace(manifest, given.get("namespace"))
-        for gpus in gpus_asked(manifest):
+        asked = gpus_asked(manifest)
+        for gpus in asked:
             if isinstance(pool, GpuPool) and pool.is_rendered:
                 check_gpus(pool, gpus)
-                check_nodes_come(pool, nodes=1, gpus=gpus, queue=queue_in(manifest))
     except PoolSpecError as error:
         raise PoolSpecError(f"Task {given['task_id']}: {error.what}", error.fix, **error.details) from error
+    if asked and isinstance(pool, GpuPool):
+        check_nodes_come(given["task_id"], pool, nodes=1, gpus=0, queue=queue_in(manifest))

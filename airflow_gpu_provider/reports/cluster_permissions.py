@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS
 from airflow_gpu_provider.cluster.access_review import is_allowed
-from airflow_gpu_provider.cluster.autoscaler_status import API_GROUP, PLURAL, STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP as REQUESTS_GROUP
+from airflow_gpu_provider.cluster.provisioning_requests import PLURAL
 from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.reports.kueue_queues import API_GROUP, OF_CLUSTER
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
@@ -50,7 +53,7 @@ class Rule:
 def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
     """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
     wanted = (*_of_every_run(pod_namespace), *_of_plugins(pool), *_of_autoscaling(pool), *_of_provisioners(pool))
-    wanted += (*_of_queued_nodes(pool, pod_namespace),)
+    wanted += (*_of_queues(pool, pod_namespace),)
     if pool.manage != "scale":
         return wanted
     return tuple(replace(rule, roles="scale-only.yaml") if rule.roles in _OF_OWNED else rule for rule in wanted)
@@ -108,17 +111,16 @@ def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
         yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
 
 
-def _of_queued_nodes(pool: GpuPool, pod_namespace: str) -> Iterator[Rule]:
+def _of_queues(pool: GpuPool, pod_namespace: str) -> Iterator[Rule]:
     if not provisioning_class(pool):
         return
-    own = {
-        "roles": "queued-provisioning.yaml",
-        "only_for": "GpuPodOperator(nodes=...), whose nodes are asked for by it",
-    }
-    verbs = ("get", "create", "delete")
-    yield Rule(group=API_GROUP, resource=PLURAL, verbs=("list",), **own)
-    yield Rule(group=API_GROUP, resource=PLURAL, verbs=verbs, namespace=pod_namespace, **own)
-    yield Rule(group="", resource="podtemplates", verbs=verbs, namespace=pod_namespace, **own)
+    own: Any = {"roles": "kueue.yaml", "only_for": "why a queued task waits, and the doctor's check of its queue"}
+    watched: Any = {"verbs": ("list", "watch"), "namespace": pod_namespace, **own}
+    yield Rule(group=API_GROUP, resource="workloads", **watched)
+    yield Rule(group=REQUESTS_GROUP, resource=PLURAL, **watched)
+    yield Rule(group=API_GROUP, resource="localqueues", verbs=("list",), namespace=pod_namespace, **own)
+    for resource in OF_CLUSTER:
+        yield Rule(group=API_GROUP, resource=resource, verbs=("list",), **own)
 
 
 def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:

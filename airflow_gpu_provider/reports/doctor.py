@@ -17,6 +17,7 @@ from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_NAMESPAC
 from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import LaunchFailure
+from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import KARPENTERS
@@ -37,6 +38,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import money, too_dear_lines
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
+from airflow_gpu_provider.reports.kueue_queues import KueueQueues
 from airflow_gpu_provider.reports.status import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims
@@ -133,6 +135,8 @@ class _Doctor:
                 found["stock"] = self._launches
             else:
                 del found["stock"]  # others tell their pods only
+        if provisioning_class(self._pool):
+            found["queues"] = self._queues
         if self._pool.needs_cluster_autoscaler:
             found["autoscaler"] = self._autoscaler
         return found
@@ -316,6 +320,9 @@ class _Doctor:
     def _images(self) -> Findings:
         for message, fix in slow_pulls(self._on.api, self._pool, self._namespace):
             yield "warning", message, fix
+
+    def _queues(self) -> Findings:
+        yield from KueueQueues.read(self._on.api, self._namespace).examine(self._pool)
 
     def _autoscaler(self) -> Findings:
         status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)

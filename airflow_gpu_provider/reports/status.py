@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.apply.admission import Admission, admission, requests_of
+from airflow_gpu_provider.scaling.apply.admission import Admission, admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
@@ -331,7 +331,7 @@ def gang_rows(api: ApiClient, snapshot: PoolSnapshot) -> tuple[GangRow, ...]:
         return ()
     try:
         jobs = [job for job in list_gang_jobs(api, snapshot.pool.name) if not job.over]
-        found = admission(snapshot, jobs, requests=requests_of(api, snapshot.pool))
+        found = admission(snapshot, jobs)
     except PermissionDenied:
         return ()
     return tuple(_rows(snapshot, jobs, found))

@@ -189,7 +189,7 @@ def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
     if _is_autoscaled(node_pool) and not pool.is_autoscaled:
         yield "GKE's autoscaler also scales it, and removes nodes ten minutes after their last pod"
     if (node_pool.get("queued_provisioning") or {}).get("enabled"):
-        yield "its nodes come only by ProvisioningRequests, which this package makes only for node pools of its own"
+        yield "its nodes come only by ProvisioningRequests, which Kueue makes: give each task queue_name="
     if run_seconds(node_pool.get("config") or {}) is None:
         yield "its machines have no max_run_duration, so nothing ends them if Airflow is gone for good"
     if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):

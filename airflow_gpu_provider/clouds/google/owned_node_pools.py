@@ -68,6 +68,7 @@ class OwnedNodePools(GroupSource):
             *self._capacity_notes(),
             *self._upgrade_notes(),
             *preemptible_notes(self._pool),
+            *queued_notes(self._pool),
             *autoscaling_notes(self._pool, found.values()),
         )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
@@ -240,6 +241,17 @@ def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> t
         "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
         " minutes, so run Ensure once ahead of the first night",
     )
+
+
+def queued_notes(pool: GkeGpuPool) -> tuple[str, ...]:
+    """Return what several zones do for a pool whose nodes come by ProvisioningRequests.
+
+    GoogleCloudPlatform/cluster-autoscaler, provisioningrequests/scaleup/orchestrator.go: one node group is chosen when
+    a request is accepted.
+    """
+    if not pool.queued_provisioning or len(pool.node_locations) == 1:
+        return ()
+    return ("with queued_provisioning GKE chooses one zone for each request, and tries no other while it waits there",)
 
 
 def preemptible_notes(pool: GkeGpuPool) -> tuple[str, ...]:

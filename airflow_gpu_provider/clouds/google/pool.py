@@ -113,8 +113,8 @@ class GkeGpuPool(GpuPool):
             reservation is of one zone: name that in node_locations. Default: GKE's own choice.
         flex_start: Have GKE obtain the machines by flex-start, which waits for capacity and provides it for seven days
             at most: with scaling="autoscaler" only. Default False.
-        queued_provisioning: With flex_start, for GpuPodOperator(nodes=...): have GKE obtain all machines of a gang at
-            once, or none, by a ProvisioningRequest: see docs/gke.md. Default False.
+        queued_provisioning: With flex_start: have GKE obtain all machines of a gang at once, or none, by a
+            ProvisioningRequest, which Kueue makes for a task with queue_name: see docs/gke.md. Default False.
         shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
             organization policies may require it. Default: GKE's own, which is no secure boot.
         image_streaming: Have containers start before their images are all there: for images in Artifact Registry, nodes
@@ -263,6 +263,8 @@ class GkeGpuPool(GpuPool):
             return "Enlarge the reservation that reservation_affinity names, or free machines of it"
         if self.manage == "scale":
             return "Name more of the cluster's node pools in the pool's node_pools"
+        if self.queued_provisioning:
+            return "Add machine_types to the pool: each request waits in the one zone that GKE has chosen for it"
         return "Add node_locations, machine_types or capacity_types to the pool"
 
     @property

@@ -328,33 +328,49 @@ def provisioning_class(pool: GpuPool) -> str:
     return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) is True else ""
 
 
-def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
-    """Check that a task's pods get nodes where these come only by ProvisioningRequests.
+def demand_lasts(pool: GpuPool, give_up_after: timedelta | None = None) -> timedelta:
+    """Return how long a run's demand lasts: max_runtime, and where Kueue queues its trainings the time for that before.
 
-    GKE does not look at anti-affinity between pods when it counts a request's nodes, so each rank has to fill its node.
+    There demand brings no machine by itself, and no machine lives longer than `node_lifetime`.
 
     Args:
+        give_up_after: How long they may wait. Default, and at least: max_runtime.
+    """
+    if not provisioning_class(pool):
+        return pool.max_runtime
+    return pool.max_runtime + max(pool.max_runtime, give_up_after or timedelta(0))
+
+
+def check_nodes_come(task_id: str, pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
+    """Check that a task's pods get nodes where these come only by ProvisioningRequests, which Kueue makes.
+
+    GKE's autoscaler estimates a request's nodes without the pods' anti-affinity ("About flex-start with queued
+    provisioning", limitations), so each rank has to fill its node.
+
+    Args:
+        task_id: The task's, for the error.
         nodes: How many ranks there are; 1 for what is no gang.
         gpus: GPUs of each pod.
-        queue: The Kueue LocalQueue that admits them; there Kueue makes the request.
+        queue: The Kueue LocalQueue that admits them; None or "" for none.
 
     Raises:
         PoolSpecError: No request is made for them, or it would bring fewer nodes than there are ranks.
     """
-    if not provisioning_class(pool) or queue:
+    if not provisioning_class(pool):
         return
-    if nodes < 2:
+    if not queue:
         raise PoolSpecError(
-            f"The nodes of pool {pool.name} come only by ProvisioningRequests (queued_provisioning), which are made for"
-            " GpuPodOperator with nodes=2 or more.",
-            "Give nodes=, use a pool with flex_start alone, or give queue_name=, a queue of Kueue that makes requests.",
+            f"Task {task_id} has no queue_name, and the nodes of pool {pool.name} come only by ProvisioningRequests"
+            " (queued_provisioning), which Kueue makes.",
+            "Give queue_name=, a LocalQueue whose ClusterQueue has the admission check of docs/gke.md, or use a pool"
+            " with flex_start alone.",
             pool=pool.name,
         )
     offered = {size.gpus for size in pool.node_sizes.values() if size is not None and size.gpus}
-    if others := sorted(offered - {gpus}):
+    if nodes > 1 and (others := sorted(offered - {gpus})):
         raise PoolSpecError(
-            f"gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with queued_provisioning each rank takes a"
-            " whole one.",
+            f"Task {task_id} has gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with"
+            " queued_provisioning each rank takes a whole one.",
             f"Give gpus={others[-1]}, and the pool machine types with as many each.",
             pool=pool.name,
         )

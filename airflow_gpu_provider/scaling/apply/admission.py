@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
 from airflow_gpu_provider.clouds.backoff import ordinal
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, list_provisioning_requests
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
-from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_words
-from airflow_gpu_provider.scaling.decide.shortage import NO_REQUEST, NoCapacity, not_provisioned
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
     PoolSnapshot,
@@ -33,7 +29,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     usable_nodes,
     waits_for_gpus,
 )
-from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, gangs_of, list_gang_jobs, suspend
+from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, list_gang_jobs, suspend
 
 WHOLE_WITHIN = timedelta(minutes=2)
 """How long after its admission all of a gang's pods may take to get a node; longer if nodes are added for pods."""
@@ -47,33 +43,19 @@ class Admission:
         admit: Which may create their pods, and in which zone; "" if nodes are added for them, or nodes have no zone.
         suspend: Which did not get all their nodes, and have to wait again.
         why: Why each of the others waits, as text, by "namespace/name".
-        short: Of those whose nodes come by a ProvisioningRequest, why there are none yet, likewise.
-        lost: The same of those whose request brings none any more.
     """
 
     admit: tuple[tuple[GangJob, str], ...] = ()
     suspend: tuple[GangJob, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)
-    short: Mapping[str, NoCapacity] = field(default_factory=dict)
-    lost: Mapping[str, NoCapacity] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         return not (self.admit or self.suspend)
 
 
-def admission(
-    snapshot: PoolSnapshot,
-    jobs: Iterable[GangJob],
-    leaving: Collection[str] = (),
-    requests: Mapping[str, ProvisioningRequest] | None = None,
-) -> Admission:
-    """Return what to do about the pool's gangs now.
-
-    Args:
-        leaving: Nodes that are about to be cordoned or removed.
-        requests: Where nodes come only by ProvisioningRequests: these, by the uids of the Jobs.
-    """
+def admission(snapshot: PoolSnapshot, jobs: Iterable[GangJob], leaving: Collection[str] = ()) -> Admission:
+    """Return what to do about the pool's gangs now; `leaving` are nodes about to be cordoned or removed."""
     there = sorted((job for job in jobs if not job.over), key=lambda job: (job.created_at, job.namespace, job.name))
     runs = {lease.key.hash for lease in live_leases(snapshot)}
     admitted = [job for job in there if not job.suspended]
@@ -83,9 +65,6 @@ def admission(
     unwanted = {
         str(job): "its run wants no nodes any more, and it does not start" for job in waiting if job not in queue
     }
-    if requests is not None:
-        found = _by_requests(snapshot, queue, requests)
-        return replace(found, suspend=late, why={**found.why, **unwanted})
     room = _Room(snapshot, [node for node in usable_nodes(snapshot) if node.name not in leaving], admitted)
     admit: list[tuple[GangJob, str]] = []
     for job in queue:
@@ -97,31 +76,6 @@ def admission(
     left = queue[len(admit) :]
     why = {str(job): _why(room, job, left) for job in left}
     return Admission(admit=tuple(admit), suspend=late, why={**why, **unwanted})
-
-
-def requests_of(api: ApiClient, pool: GpuPool) -> Mapping[str, ProvisioningRequest] | None:
-    """Return the requests of a pool's gangs, by the uids of their Jobs; None where nodes come otherwise."""
-    return list_provisioning_requests(api, gangs_of(pool.name)) if provisioning_class(pool) else None
-
-
-def _by_requests(
-    snapshot: PoolSnapshot, queue: Iterable[GangJob], requests: Mapping[str, ProvisioningRequest]
-) -> Admission:
-    """Admit the gangs whose nodes are provisioned, whatever their turn: those nodes are for their pods alone."""
-    admit: list[tuple[GangJob, str]] = []
-    why: dict[str, str] = {}
-    short: dict[str, NoCapacity] = {}
-    lost: dict[str, NoCapacity] = {}
-    for job in queue:
-        request, name = requests.get(job.uid), str(job)
-        missing = not_provisioned(snapshot.pool, request) if request else None
-        if request and missing is None and not job.active:
-            admit.append((job, ""))
-            continue
-        why[name] = request.in_words if request else NO_REQUEST
-        if request and missing:
-            (lost if request.is_over else short)[name] = missing
-    return Admission(admit=tuple(admit), why=why, short=short, lost=lost)
 
 
 def _zone_for(snapshot: PoolSnapshot, job: GangJob, room: _Room) -> str | None:
@@ -266,13 +220,11 @@ class GangUpdate:
     Attributes:
         why: Why each suspended gang waits, as text, by "namespace/name".
         errors: What the cluster refused, such as a missing permission; by the gang's "namespace/name", "" for all
-            gangs. Also that a gang's ProvisioningRequest brings no nodes any more.
-        short: Why a gang's ProvisioningRequest has brought no nodes yet, likewise.
+            gangs.
     """
 
     why: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, GpuError] = field(default_factory=dict)
-    short: Mapping[str, NoCapacity] = field(default_factory=dict)
     log_lines: tuple[str, ...] = ()
 
 
@@ -284,10 +236,8 @@ class GangQueue:
         self._now = snapshot.now
         self._errors: dict[str, GpuError] = {}
         self._log_lines: list[str] = []
-        pool = snapshot.pool
         try:
-            jobs = list_gang_jobs(api, pool.name)
-            requests = requests_of(api, pool) if jobs else None
+            jobs = list_gang_jobs(api, snapshot.pool.name)
         except ClusterUnreachable:
             raise
         except GpuError as error:
@@ -295,8 +245,7 @@ class GangQueue:
         else:
             going = {machine.id for machine in (*decision.release, *decision.later)}
             leaving = {node.name for node in snapshot.nodes if node.machine in going} | {*decision.cordon}
-            self._found = admission(snapshot, jobs, leaving, requests)
-            self._errors.update(self._found.lost)
+            self._found = admission(snapshot, jobs, leaving)
 
     @property
     def is_empty(self) -> bool:
@@ -304,8 +253,7 @@ class GangQueue:
 
     @property
     def update(self) -> GangUpdate:
-        found = self._found
-        return GangUpdate(why=found.why, errors=self._errors, short=found.short, log_lines=tuple(self._log_lines))
+        return GangUpdate(why=self._found.why, errors=self._errors, log_lines=tuple(self._log_lines))
 
     def move_on(self, check: Callable[[], None]) -> None:
         """Carry out the admissions and suspensions; `check` is the pool lock's, which the caller holds."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
-from airflow_gpu_provider.cluster.autoscaler_status import ProvisioningRequest, check_running
+from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool
@@ -23,8 +23,6 @@ Karpenter's AWS provider leaves out what was out of stock for 3 minutes (pkg/cac
 
 WITHOUT_AUTOSCALER = 'or let this package scale: scaling="direct"'
 """What to do without an autoscaler."""
-
-NO_REQUEST = "its ProvisioningRequest is not there: it was deleted, or is being created"
 
 
 def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
@@ -144,20 +142,3 @@ def reported_by_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str
 def _is_past(group: Group, failure: LaunchFailure, now: datetime) -> bool:
     """Return True if a provisioner has tried since, or tries now; what it is refused now each decision tells."""
     return now - failure.at > _RECENT or any(each.lacks.endswith(failure.message) for each in group.machines)
-
-
-def not_provisioned(pool: GpuPool, request: ProvisioningRequest) -> NoCapacity | None:
-    """Return why a gang has no nodes by its request, as an error; None where it has them.
-
-    A request that is over was terminal: the task's next try makes another.
-    """
-    if request.is_provisioned:
-        return None
-    what = f"Pool {pool.name}: {request.in_words}."
-    if "quota" in request.reason.lower():
-        return QuotaExceeded(what, "Ask the cloud for a higher quota, or want fewer GPUs.", pool=pool.name)
-    if request.is_over:
-        fix = f"Retry the task: the next try requests its nodes again. {pool.how_to_widen}, if it fails again."
-    else:
-        fix = f"{pool.how_to_widen}, or give it more time with schedule_timeout_seconds."
-    return OutOfStock(what, fix, pool=pool.name)

@@ -40,7 +40,6 @@ class PoolUpdates:
         gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
             waits for gangs.
         gang_errors: What the cluster refused about gangs; see `gang_error`.
-        gang_shortages: Why gangs whose nodes come by ProvisioningRequests have none yet, by the Jobs.
     """
 
     log_lines: tuple[str, ...] = ()
@@ -48,7 +47,6 @@ class PoolUpdates:
     empty_nodes: frozenset[str] = frozenset()
     gangs: Mapping[str, str] = field(default_factory=dict)
     gang_errors: Mapping[str, GpuError] = field(default_factory=dict)
-    gang_shortages: Mapping[str, NoCapacity] = field(default_factory=dict)
 
     def gang_error(self, job: str) -> GpuError | None:
         """Return why a gang, by its Job's "namespace/name", cannot be admitted, such as a missing permission."""
@@ -134,7 +132,6 @@ class _Pods(Subscription):
         return PoolUpdates(
             gangs=self._gangs.why,
             gang_errors=self._gangs.errors,
-            gang_shortages=self._gangs.short,
             log_lines=(*outcome.log_lines, *reported_by_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
             empty_nodes=self._empty_nodes(outcome.snapshot),

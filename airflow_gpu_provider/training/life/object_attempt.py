@@ -19,7 +19,6 @@ from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
-from airflow_gpu_provider.scaling.apply.admission import requests_of
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
@@ -31,7 +30,7 @@ from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, Tas
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.indexed_job import ask_for_nodes, indexed_job
+from airflow_gpu_provider.training.place.indexed_job import indexed_job, with_lifetime_of_nodes
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest import place_workload, queue_in, training_pods
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
@@ -229,7 +228,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
 
         def once() -> Manifest:
             manifest = self._host.named_manifest
-            check_nodes_come(self._cluster.pool, nodes=1, gpus=0, queue=queue_in(manifest))
+            check_nodes_come(self.owner.task_id, self._cluster.pool, nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
 
@@ -323,10 +322,6 @@ class GangAttempt(ObjectAttempt[int]):
         self.pod = self._cluster.api.sanitize_for_serialization(template)
         self._host.show_pod(template)
         placement = self._settings.placement
-        if not placement.queue:
-            # Where there is no such kind, it would wait for nothing.
-            known = partial(requests_of, self._cluster.api, placement.pool)
-            call_with_retries(known, within=CREATE_WITHIN, report=self.log.warning)
         if self.owns_demand:
             check_namespace(self._cluster.api, self.pod["metadata"]["namespace"], creates_pods=False)
             call_with_retries(self._want_nodes, within=CREATE_WITHIN, report=self.log.warning)
@@ -336,8 +331,7 @@ class GangAttempt(ObjectAttempt[int]):
             gpus=placement.gpus,
             base_container=placement.base_container,
         )
-        ask_for_nodes(job, placement.pool)
-        self._find_or_create(job)
+        self._find_or_create(with_lifetime_of_nodes(job, placement.pool))
         self.tell_name()
 
     @property

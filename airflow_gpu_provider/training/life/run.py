@@ -168,6 +168,7 @@ class PodDeadlines:
         max_runtime: Counts from the pod's creation if the run has no demand.
         execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
         at_latest: The deadline of the try's first pod, for those that follow it.
+        queue_time: How long it may wait in a Kueue queue besides max_runtime. Default 0: time there counts like other.
     """
 
     api: ApiClient
@@ -177,14 +178,25 @@ class PodDeadlines:
     execution_timeout: timedelta | None
     started_at: datetime | None
     at_latest: datetime | None = None
+    queue_time: timedelta = timedelta(0)
     _leases: tuple[DemandLease, ...] | None = field(default=None, init=False)
 
     def of_pod(self, created_at: datetime) -> datetime:
         """Return when a pod created at that time must have ended."""
-        deadline = self._demand_until() or created_at + self.max_runtime
+        deadline = self._demand_until() or created_at + self.max_runtime + self.queue_time
         if self.execution_timeout is not None and self.started_at is not None:
             deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
         return deadline if self.at_latest is None else min(deadline, self.at_latest)
+
+    def queued_until(self, created_at: datetime) -> datetime | None:
+        """Return when Kueue must have admitted what was created at that time; None where its time there counts.
+
+        That leaves it its max_runtime, or half of what the run has left.
+        """
+        if not self.queue_time:
+            return None
+        until = self.of_pod(created_at)
+        return max(until - self.max_runtime, created_at + (until - created_at) / 2)
 
     def seconds_of_pod(self, pool: GpuPool, now: datetime) -> int:
         """Return for how long a pod that is created now may run.
@@ -193,7 +205,8 @@ class PodDeadlines:
             BudgetExceeded, RunTimeOver: It had no time to do anything: the run's money is used, or its time over.
             PodDeadline: The same of the task's execution_timeout, or of the try's deadline.
         """
-        seconds = int((self.of_pod(now) - now).total_seconds())
+        left = self.of_pod(now) - now
+        seconds = int((min(left, self.max_runtime) if self.queue_time else left).total_seconds())
         if seconds >= LEAST_SECONDS:
             return seconds
         if (budget := self.budget) is not None and budget.ends_at < now + timedelta(seconds=LEAST_SECONDS):

@@ -19,7 +19,6 @@ from kubernetes.client import ApiClient, V1Pod
 from kubernetes.stream import stream
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, ThirdObjectChanged
-from airflow_gpu_provider.cluster.autoscaler_status import API_VERSION, PLURAL
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
@@ -29,7 +28,7 @@ from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED, mark_collected
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.run import Ownership
-from airflow_gpu_provider.training.place.indexed_job import headless_service, node_request
+from airflow_gpu_provider.training.place.indexed_job import headless_service
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED
 from airflow_gpu_provider.untrusted import NotStorable, loads, storable
@@ -234,30 +233,15 @@ class TaskGangs(TaskObjects):
         super().__init__(api, kind="Job", path=KINDS["Job"].path)
 
     def create(self, request: Json, owner: Ownership) -> Json:
-        """Create the Job and what belongs to it, or return what an earlier attempt with a lost answer has created."""
+        """Create the Job and its Service, or return what an earlier attempt with a lost answer has created."""
         made = super().create(request, owner)
         self.reattach(made)
         return made
 
     def reattach(self, there: Json) -> None:
-        """Create the Job's headless Service and what asks for its nodes, unless they exist."""
-        namespace = f"namespaces/{there['metadata']['namespace']}"
-        path = f"/api/v1/{namespace}/services"
+        """Create the Job's headless Service, unless it exists."""
+        path = f"/api/v1/namespaces/{there['metadata']['namespace']}/services"
         _created(lambda: call(self._api, "create", path, resource="services", body=headless_service(there)))
-        if asked := node_request(there):
-            template, request = asked
-            self._create_own(f"/api/v1/{namespace}/podtemplates", template)
-            self._create_own(f"/apis/{API_VERSION}/{namespace}/{PLURAL}", request)
-
-    def _create_own(self, path: str, wanted: Json) -> None:
-        """Create what a Job owns, unless it exists; what an earlier Job of the same name has left is deleted."""
-        resource, meta = path.rpartition("/")[2], wanted["metadata"]
-        own = f"{path}/{meta['name']}"
-        if _created(lambda: call(self._api, "create", path, resource=resource, body=wanted)) is None:
-            there = call(self._api, "get", own, resource=resource)["metadata"]
-            if (there.get("ownerReferences") or [{}])[0].get("uid") != meta["ownerReferences"][0]["uid"]:
-                delete(self._api, own, resource=resource, uid=there["uid"])
-                call(self._api, "create", path, resource=resource, body=wanted)
 
     def is_suspended(self, there: Json) -> bool:
         return KINDS["Job"].is_suspended(there)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.clouds.google.rules import check_nodes_come
+from airflow_gpu_provider.clouds.google.rules import check_nodes_come, demand_lasts
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
@@ -45,6 +45,8 @@ from airflow_gpu_provider.training.watch.watch_loop import follow, run_kind_of
 
 CREATE_WITHIN = timedelta(minutes=5)
 """How long a worker tries to create a pod: a quota exhausted for longer is left to the task's retries."""
+
+_OF_SETTINGS = ("schedule_seconds", "start_seconds", "gpus", "hang_seconds")  # that a wait has as they are
 
 
 class TaskAttempt(ABC):
@@ -250,11 +252,11 @@ class TaskAttempt(ABC):
 
     def placed(self, pod: V1Pod) -> V1Pod:
         """Return a pod to create, checked and placed; errors that may be transient are tolerated for some minutes."""
-        own = self._settings.placement
+        own, nodes = self._settings.placement, self._settings.nodes
 
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, own.gpus)
-            check_nodes_come(self._cluster.pool, nodes=self._settings.nodes, gpus=own.gpus, queue=own.queue)
+            check_nodes_come(self._identity.task_id, self._cluster.pool, nodes=nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._run, self.owner, self.deadlines))
 
@@ -282,6 +284,7 @@ class TaskAttempt(ABC):
             clock=self._cluster.clock,
             key=self._owner_of_try().key,
             max_runtime=self._cluster.pool.max_runtime,
+            queue_time=demand_lasts(self._cluster.pool) - self._cluster.pool.max_runtime,
             execution_timeout=self._settings.execution_timeout,
             started_at=self._run.started_at,
             at_latest=self.record.deadline,
@@ -301,12 +304,10 @@ class TaskAttempt(ABC):
         return {
             **{key: meta[key] for key in ("namespace", "name", "uid")},
             "started": started,
-            "schedule_seconds": self._settings.schedule_seconds,
-            "start_seconds": self._settings.start_seconds,
+            **{key: getattr(self._settings, key) for key in _OF_SETTINGS},
             "deadline": deadline,
+            "queued_until": self.deadlines.queued_until(started),
             "is_covered": self.deadlines.is_covered,
-            "gpus": self._settings.gpus,
-            "hang_seconds": self._settings.hang_seconds,
             "money_short_at": budget.used_at(WARN_AT) if (budget := self.deadlines.budget) else None,
         }
 

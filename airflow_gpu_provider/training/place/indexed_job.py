@@ -1,31 +1,24 @@
-"""A pod as a gang: the Indexed Job that runs it on several nodes, and what belongs to that Job and goes with it. Pure.
+"""A pod as a gang: the Indexed Job that runs it on several nodes, and the headless Service that names its ranks. Pure.
 
-The headless Service names its ranks; the ProvisioningRequest, with its PodTemplate, asks for all its nodes at once.
-The Job is created suspended; its admission sets `suspend` to false. Kubernetes restarts none of its pods: a failed
-rank stays as it ended, and the other ranks run until the task has read their logs and ends them.
+The Service belongs to the Job, and goes with it. The Job is created suspended; its admission sets `suspend` to false.
+Kubernetes restarts none of its pods: a failed rank stays as it ended, and the other ranks run until the task has read
+their logs and ends them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.clouds.google.rules import provisioning_class
-from airflow_gpu_provider.cluster.autoscaler_status import (
-    API_VERSION,
-    CLASS_ANNOTATION,
-    PARAMETER_PREFIX,
-    REQUEST_ANNOTATION,
-)
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
-from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS, Manifest
+from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 
 MASTER_PORT = 29500
 """torchrun's default; each pod has its own IP, so two gangs on one node do not collide."""
@@ -93,27 +86,22 @@ def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dic
 
 def headless_service(job: Json) -> dict[str, Any]:
     """Return the Service that names a created Job's ranks, ready or not; it is deleted with the Job."""
-    own = _of_job(job)
+    meta = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": own,
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "labels": meta.get("labels") or {},
+            "ownerReferences": [owner],
+        },
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {JOB_LABEL: own["name"]},
+            "selector": {JOB_LABEL: meta["name"]},
         },
-    }
-
-
-def _of_job(job: Json) -> dict[str, Any]:
-    """Return the metadata of what goes with a created Job: its name and its labels; Kubernetes deletes it with it."""
-    meta = job["metadata"]
-    return {
-        "name": meta["name"],
-        "namespace": meta["namespace"],
-        "labels": meta.get("labels") or {},
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}],
     }
 
 
@@ -164,59 +152,18 @@ def _spread(spec: dict[str, Any], job: str) -> None:
     together[wish] = [*(together.get(wish) or []), near]
 
 
-_WARDEN = {"cloud.google.com/apply-warden-policies": "true"}
-"""The label of a PodTemplate that GKE is to change like the pods, by which it knows what they need."""
+_REQUEST_PARAMETER = "provreq.kueue.x-k8s.io/"
+"""Of a Job's annotations that Kueue makes parameters of its ProvisioningRequest: pkg/controller/constants of Kueue."""
 
 
-def ask_for_nodes(job: Json, pool: GpuPool) -> None:
-    """Note on a Job that is to be created what it asks for; nothing where its nodes come otherwise.
+def with_lifetime_of_nodes(job: dict[str, Any], pool: GpuPool) -> dict[str, Any]:
+    """Return a Job to create on a pool whose nodes come by ProvisioningRequests with how long they may live.
 
-    In a queue of Kueue, Kueue makes the request, with the same parameters, and gives the pods their annotations.
+    It takes precedence over `parameters` of the queue's ProvisioningRequestConfig. Unchanged for other pools.
     """
-    if not (class_name := provisioning_class(pool)):
-        return
-    lifetime = getattr(pool, "node_lifetime", None)
-    if lifetime is not None:
-        seconds = str(int(lifetime.total_seconds()))
-        _annotate(job["metadata"], {f"{PARAMETER_PREFIX}maxRunDurationSeconds": seconds})
-    if job["metadata"]["labels"].get(QUEUE_LABEL):
-        return
-    consumed = {REQUEST_ANNOTATION: job["metadata"]["name"], CLASS_ANNOTATION: class_name}
-    _annotate(job["spec"]["template"]["metadata"], consumed)
-
-
-def node_request(job: Json) -> tuple[Json, Json] | None:
-    """Return the PodTemplate and the ProvisioningRequest of a created Job; None where its nodes come otherwise."""
-    template, own = job["spec"]["template"], _of_job(job)
-    class_name = (template["metadata"].get("annotations") or {}).get(CLASS_ANNOTATION)
-    if class_name is None:
-        return None
-    spec = copy.deepcopy(template["spec"])
-    for between_pods in ("podAffinity", "podAntiAffinity"):  # GKE does not look at it, and each rank fills its node
-        (spec.get("affinity") or {}).pop(between_pods, None)
-    pod_template = {
-        "apiVersion": "v1",
-        "kind": "PodTemplate",
-        "metadata": {**own, "labels": own["labels"] | _WARDEN},
-        "template": {"metadata": {"labels": template["metadata"].get("labels") or {}}, "spec": spec},
-    }
-    request = {
-        "apiVersion": API_VERSION,
-        "kind": "ProvisioningRequest",
-        "metadata": own,
-        "spec": {
-            "provisioningClassName": class_name,
-            "parameters": _parameters(job["metadata"].get("annotations") or {}),
-            "podSets": [{"count": int(own["labels"][GANG_LABEL]), "podTemplateRef": {"name": own["name"]}}],
-        },
-    }
-    return pod_template, request
-
-
-def _annotate(metadata: Manifest, annotations: dict[str, str]) -> None:
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **annotations}
-
-
-def _parameters(annotations: Mapping[str, str]) -> dict[str, str]:
-    given = annotations.items()
-    return {key.removeprefix(PARAMETER_PREFIX): value for key, value in given if key.startswith(PARAMETER_PREFIX)}
+    lifetime = pool.node_lifetime
+    if not provisioning_class(pool) or lifetime is None:
+        return job
+    meta = job["metadata"]
+    seconds = {f"{_REQUEST_PARAMETER}maxRunDurationSeconds": str(int(lifetime.total_seconds()))}
+    return {**job, "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **seconds}}}

@@ -84,6 +84,7 @@ class AttemptWait(Record, ABC):
         deadline: When it must have ended.
         is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
         queue: The Kueue LocalQueue that admits it; empty for none.
+        queued_until: When that must have admitted it. None: it may wait there until the deadline.
         gpus: What to do about GPUs that do not compute; None: they are not sampled.
         hang_seconds: After how long without a line, or with GPUs that spin, it counts as hung. None for never.
         money_short_at: When the task's log warns that most of the run's `max_cost` is used; None without one.
@@ -100,6 +101,7 @@ class AttemptWait(Record, ABC):
     deadline: datetime
     is_covered: bool = True
     queue: str = ""
+    queued_until: datetime | None = None
     gpus: GpuWatching | None = None
     hang_seconds: float | None = None
     money_short_at: datetime | None = None

@@ -38,7 +38,6 @@ class WorkloadState:
         is_deleting: Somebody has deleted it.
         end: How it has ended; None until then.
         admitted_at: When this package last admitted a gang, even if it is suspended again; None if others admit it.
-        suspended_at: Since when the controller of a Job has had it suspended; None if it has not.
         completed: The ranks that have succeeded, as the Job controller has counted them (status.completedIndexes); also
             those whose pods no longer exist.
         failed_ranks: Those that have failed, as it has counted them (status.failedIndexes). It keeps the pod of a rank
@@ -53,14 +52,12 @@ class WorkloadState:
     is_deleting: bool
     end: WorkloadEnd | None = None
     admitted_at: datetime | None = None
-    suspended_at: datetime | None = None
     completed: frozenset[int] = frozenset()
     failed_ranks: frozenset[int] = frozenset()
 
     @classmethod
     def parse(cls, raw: Json, kind: WorkloadKind) -> Self:
         metadata, status = raw["metadata"], raw.get("status") or {}
-        suspended = [c for c in status.get("conditions") or () if (c["type"], c.get("status")) == ("Suspended", "True")]
         return cls(
             kind=kind.kind,
             name=metadata["name"],
@@ -70,7 +67,6 @@ class WorkloadState:
             is_deleting="deletionTimestamp" in metadata,
             end=kind.end(raw),
             admitted_at=parse_time((metadata.get("annotations") or {}).get(ADMITTED_AT)),
-            suspended_at=parse_time(suspended[0].get("lastTransitionTime")) if suspended else None,
             completed=_indexes(status.get("completedIndexes") or ""),
             failed_ranks=_indexes(status.get("failedIndexes") or ""),
         )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import Feed
 from airflow_gpu_provider.cluster.watched import (
@@ -111,7 +110,6 @@ class GangView(ObjectView[int]):
             queued=self._queue.in_words or self.pool_updates.gangs.get(self._gang, ""),
             is_queued=is_queued,
             queued_at=self._queued_at if self._knows_nodes else now,
-            no_capacity=self.pool_updates.gang_shortages.get(self._gang) or self.pool_updates.no_capacity,
             silence=self._silence(),
         )
 
@@ -121,7 +119,7 @@ class GangView(ObjectView[int]):
             return False
         if not self.is_admitted_here:
             return not self._queue.is_absent
-        return not provisioning_class(self._pool) and len(self._nodes.ready()) >= self._wait.nodes
+        return len(self._nodes.ready()) >= self._wait.nodes
 
 
 @dataclass(frozen=True)

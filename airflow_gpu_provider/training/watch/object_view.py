@@ -177,8 +177,7 @@ class ObjectView(View, Generic[R]):
     @property
     def _has_been_admitted(self) -> bool:
         """Whether it was seen unsuspended, or was suspended again by an eviction before this process watched it."""
-        suspended_at, evicted_at = self._object and self._object.suspended_at, self._queue.evicted_at
-        return self._was_admitted or bool(suspended_at and evicted_at and suspended_at >= evicted_at)
+        return self._was_admitted or self._queue.has_admitted
 
     def _barred(self, now: datetime) -> GpuError | None:
         waits = self.is_suspended and not self._has_been_admitted
@@ -267,7 +266,6 @@ class WorkloadView(ObjectView[str]):
         return replace(
             super().snapshot(now),
             ended_at=self._ended_at,
-            evicted=self._queue.evicted or self._evicted,
             refused=self._refused.now() if not self._newest() else None,
         )
 

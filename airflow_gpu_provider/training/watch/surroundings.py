@@ -1,44 +1,29 @@
-"""What a wait is told besides its own pods: the pool's nodes, what no watch shows, and the place in Kueue's queue.
+"""What a wait is told besides its own pods: the pool's nodes, and what no watch shows.
 
 NodesSeen: a pool's nodes, as their watches show them to one wait. DirectReads: what the API server itself says. A watch
 by labels says of an object that lost its label what it says of one that was deleted, and nothing of it after that; and
 a list says nothing of what came and went before it. Only a GET tells what is so.
-
-KueueQueue: what Kueue's Workload objects say about an object in a queue: its place, why it waits or why nothing will
-admit it, and its evictions.
-Conditions, reasons and priorities are those of kueue.x-k8s.io/v1beta2 and v1beta1 (Kueue 0.6 and later), which say them
-alike.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.clouds.backoff import ordinal
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.node_requirements import is_met
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
-from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pool_nodes
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, OutOfStock, ReferenceNotFound
+from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
+from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import size_of
 
 NEW = timedelta(seconds=5)
 """How long after a node has become usable the pool is not called full: the scheduler may take the pod there."""
-
-
-# Kueue's workload controller says it of a LocalQueue, and of the ClusterQueue that this one names.
-_NO_QUEUE = re.compile(r"(?:LocalQueue|ClusterQueue) \S{1,253} doesn't exist")
-_QUEUE_COMES_IN = timedelta(minutes=1)
-"""How long a queue may be missing: it may be created together with what is to wait in it."""
 
 
 class NodesSeen:
@@ -187,157 +172,3 @@ class DirectReads:
         """Drop all that was found: the watches list all objects again."""
         self._due.clear()
         self.failures.clear()
-
-
-class KueueQueue:
-    """What is known about one object in its LocalQueue; nothing if `queue` is empty."""
-
-    def __init__(self, namespace: str, queue: str, uid: str) -> None:
-        self._resource = kueue_workloads(namespace)
-        self._queue = queue
-        self._uid = uid
-        self._workloads: dict[str, Json] = {}  # the whole queue's, by uid
-        self._trouble: GpuError | None = None
-        self._is_synced = False
-        self._missing_since: datetime | None = None
-
-    def wants(self) -> dict[Resource, str]:
-        return {self._resource: self._queue} if self._queue else {}
-
-    def take(self, changes: Iterable[Change]) -> list[Change]:
-        """Take the feed's Workload changes, and return the others."""
-        rest = []
-        for change in changes:
-            if change.resource != self._resource:
-                rest.append(change)
-                continue
-            self._trouble = change.error
-            self._is_synced = self._is_synced or change.kind == "synced"
-            if change.kind == "present":
-                self._workloads[change.raw["metadata"]["uid"]] = change.raw
-            elif change.kind == "gone":
-                self._workloads.pop(change.raw["metadata"]["uid"], None)
-        return rest
-
-    @property
-    def in_words(self) -> str:
-        """Its place, and why it is not admitted; empty for an object in no queue."""
-        if not self._queue:
-            return ""
-        if self.is_unknown:
-            return f"its place in queue {self._queue} is unknown: {self._trouble}"
-        if not self._is_synced:
-            return f"in queue {self._queue}"
-        return queued_in_words(self._uid, self._queue, self._workloads.values())
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether it is unknown why it waits or was evicted."""
-        return self._trouble is not None and not isinstance(self._trouble, ClusterUnreachable)
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether the cluster has no Kueue that this package knows, so that normally nothing admits it."""
-        return isinstance(self._trouble, ObjectNotFound)
-
-    def barred(self, what: str, now: datetime) -> GpuError | None:
-        """Return why Kueue will not admit `what` by itself; None while it may, or if unknown.
-
-        It has deactivated the Workload (`spec.active`: an admission check was rejected, or it was requeued too often),
-        or the queue has not been there for a minute.
-        """
-        found = _conditions(self._uid, self._workloads.values())
-        reserved = found.get("QuotaReserved")
-        why = reserved.message if reserved is not None and not reserved.is_true else ""
-        if any(is_of(each, self._uid) and not _is_active(each) for each in self._workloads.values()):
-            return OutOfStock(
-                f"{what} will not be admitted: its Workload in queue {self._queue} is deactivated"
-                f" ({evicted_in_words(self._uid, self._workloads.values()) or why or 'no reason given'}).",
-                "See the ClusterQueue's admission checks and quota, and retry the task: it gets a new Workload.",
-                queue=self._queue,
-            )
-        is_missing = _NO_QUEUE.search(why) is not None
-        self._missing_since = (self._missing_since or now) if is_missing else None
-        if self._missing_since is None or now < self._missing_since + _QUEUE_COMES_IN:
-            return None
-        return ReferenceNotFound(
-            f"{what} will not be admitted: {why.rstrip('.')}.",
-            "Create it, or correct queue_name: kubectl get localqueues names those of the namespace, and each one's"
-            " ClusterQueue.",
-            missing="queue",
-            name=self._queue,
-        )
-
-    @property
-    def admitted_at(self) -> datetime | None:
-        """Since when Kueue has admitted it; None if it has not, or if unknown."""
-        return since(self._uid, "Admitted", self._workloads.values())
-
-    @property
-    def evicted(self) -> str:
-        """Why it was evicted; empty if it was not."""
-        return evicted_in_words(self._uid, self._workloads.values())
-
-    @property
-    def evicted_at(self) -> datetime | None:
-        return since(self._uid, "Evicted", self._workloads.values())
-
-
-def since(uid: str, kind: str, workloads: Iterable[Json]) -> datetime | None:
-    """Return since when a condition of the object's Workload is true; None if it is not."""
-    condition = _conditions(uid, workloads).get(kind)
-    return condition.since if condition is not None and condition.is_true else None
-
-
-def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
-    """Return the LocalQueue position of the object with this uid, and why Kueue does not admit it.
-
-    Args:
-        uid: The object's.
-        queue: The LocalQueue.
-        workloads: Kueue's Workloads of that queue.
-    """
-    workloads = [*workloads]
-    if not any(is_of(each, uid) for each in workloads):
-        return f"Kueue has not taken it into queue {queue} yet"
-    waiting = sorted((each for each in workloads if _is_pending(each)), key=_order)
-    place = next((number for number, each in enumerate(waiting, 1) if is_of(each, uid)), None)
-    where = f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"
-    found = _conditions(uid, workloads)
-    awaited = [found[kind] for kind in ("QuotaReserved", "Admitted") if kind in found and not found[kind].is_true]
-    why = next((each.message for each in awaited if each.message), "")
-    return "; ".join(filter(None, (where, why)))
-
-
-def evicted_in_words(uid: str, workloads: Iterable[Json]) -> str:
-    """Return why Kueue has evicted the object, "Preempted: ..."; empty if it has not."""
-    condition = _conditions(uid, workloads).get("Evicted")
-    return str(condition).rstrip(".") if condition is not None and condition.is_true else ""
-
-
-def is_of(workload: Json, uid: str) -> bool:
-    """Return True if the Workload is the one that Kueue has made for this object."""
-    return any(each["uid"] == uid for each in workload["metadata"].get("ownerReferences") or ())
-
-
-def _conditions(uid: str, workloads: Iterable[Json]) -> dict[str, Condition]:
-    """Return the conditions of the object's Workload; none before Kueue has made it."""
-    return next((conditions_of(each) for each in workloads if is_of(each, uid)), {})
-
-
-def _is_active(workload: Json) -> bool:
-    return bool((workload.get("spec") or {}).get("active", True))
-
-
-def _is_pending(workload: Json) -> bool:
-    if not _is_active(workload):
-        return False
-    conditions: Iterable[Json] = (workload.get("status") or {}).get("conditions") or ()
-    return not {each["type"] for each in conditions if each["status"] == "True"} & {"QuotaReserved", "Finished"}
-
-
-def _order(workload: Json) -> tuple[int, str, str]:
-    """Kueue's order: the highest priority first, then the oldest, then by name."""
-    metadata = workload["metadata"]
-    priority = int((workload.get("spec") or {}).get("priority") or 0)
-    return -priority, str(metadata.get("creationTimestamp")), str(metadata["name"])

@@ -28,7 +28,8 @@ from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
 from airflow_gpu_provider.training.wait.end import end_of, with_disruption
 from airflow_gpu_provider.training.wait.gpu_use import Rank
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
-from airflow_gpu_provider.training.watch.surroundings import AFTER_FAILURE, NEW, DirectReads, KueueQueue, NodesSeen
+from airflow_gpu_provider.training.watch.kueue_queue import KueueQueue
+from airflow_gpu_provider.training.watch.surroundings import AFTER_FAILURE, NEW, DirectReads, NodesSeen
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.training.log.task_log import TaskLog
@@ -86,7 +87,7 @@ class View(ABC):
         self._feed = feed
         self._on_pod = on_pod
         self._silence = silence
-        self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+        self._queue = KueueQueue(wait, pool)
         self._patience = Tolerance(wait.deadline, worked=True)  # its object was created with the same access
         self._events: dict[str, PodEvent] = {}
         self._known: dict[str, PodState] = {}  # pods by uid, those too that are gone

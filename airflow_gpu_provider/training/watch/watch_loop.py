@@ -29,9 +29,9 @@ from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
 from airflow_gpu_provider.training.watch.gang_view import OneGang
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler
+from airflow_gpu_provider.training.watch.kueue_queue import KueueQueue
 from airflow_gpu_provider.training.watch.object_view import OneWorkload
 from airflow_gpu_provider.training.watch.pod_view import OnePod
-from airflow_gpu_provider.training.watch.surroundings import KueueQueue
 from airflow_gpu_provider.training.watch.view import OnPod, RunKind, See, View
 
 
@@ -121,7 +121,7 @@ async def watch(
         GpuError: The cluster, or credentials for it, cannot be found.
     """
     wait = kind.wait
-    queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+    queue = KueueQueue(wait, pool)
     wants = {**kind.view_type.wants(wait), **queue.wants(), **pool_nodes(pool.node_selector)}
     open_access = open_access or partial(cluster_access, pool)
     async with watching(pool.cluster_identity, open_access, wants) as feed:

@@ -91,19 +91,22 @@ QUEUED = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-hig
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"gpus": 8}, "come only by ProvisioningRequests .* Give nodes="),
-        ({"gpus": 4, "nodes": 2}, "gpus=4, but nodes of pool train-gpu have 8: .* Give gpus=8"),
+        (
+            {"gpus": 8, "nodes": 2},
+            "Task train has no queue_name, and the nodes of pool train-gpu come only by .*Give",
+        ),
+        ({"gpus": 8}, "Task train has no queue_name"),
+        ({"gpus": 4, "nodes": 2, "queue_name": "team-a"}, "Task train has gpus=4, but nodes of pool .* Give gpus=8"),
     ],
 )
-def test_nodes_that_come_by_requests_are_for_whole_gangs(arguments: dict[str, Any], said: str) -> None:
+def test_nodes_that_come_by_requests_are_for_queues_and_for_whole_gangs(arguments: dict[str, Any], said: str) -> None:
     with DAG("d"), pytest.raises(PoolSpecError, match=said):
         GpuPodOperator(task_id="train", gpu_pool=QUEUED, image="i", **arguments)
 
 
-def test_whole_gangs_and_what_kueue_asks_for_get_them() -> None:
+def test_what_waits_in_a_queue_may_have_them() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team-a"}
     with DAG("d"):
-        GpuPodOperator(task_id="gang", gpu_pool=QUEUED, image="i", gpus=8, nodes=2)
-        GpuPodOperator(task_id="pod", gpu_pool=QUEUED, image="i", gpus=1, queue_name="team-a")
-        GpuPodOperator(
-            task_id="labelled", gpu_pool=QUEUED, image="i", gpus=1, labels={"kueue.x-k8s.io/queue-name": "team-a"}
-        )
+        GpuPodOperator(task_id="gang", gpu_pool=QUEUED, image="i", gpus=8, nodes=2, queue_name="team-a")
+        GpuPodOperator(task_id="pod", gpu_pool=QUEUED, image="i", gpus=1, queue_name="{{ params.queue }}")
+        GpuPodOperator(task_id="labelled", gpu_pool=QUEUED, image="i", gpus=1, labels=labels)

@@ -25,6 +25,12 @@ ALL: dict[str, tuple[GpuPool, str]] = {
     "EKS": (EksGpuPool(instance_types=["g6.xlarge"], **EKS), "zones, instance_types or capacity_types"),
     "groups of others on EKS": (EksGpuPool(manage="scale", node_groups=["gpu"], **EKS), "node_groups or asg_names"),
     "GKE": (GkeGpuPool(machine_types=["g2-standard-4"], **GKE), "node_locations, machine_types or capacity_types"),
+    "queued provisioning": (
+        GkeGpuPool(
+            machine_types=["g2-standard-4"], scaling="autoscaler", flex_start=True, queued_provisioning=True, **GKE
+        ),
+        "Add machine_types to the pool: each request waits in the one zone",
+    ),
     "a reservation": (
         GkeGpuPool(
             machine_types=["a3-megagpu-8g"],

@@ -78,6 +78,6 @@ def test_a_pool_is_asked_about_what_its_kind_needs() -> None:
     assert scaled - direct == {("configmaps", "autoscaler.yaml")}
     assert {roles for _, roles in of_others} == {"scale-only.yaml"}
     queued = {(rule.resource, rule.roles) for rule in rules(QUEUED, "default")}
-    assert queued - direct == {(name, "queued-provisioning.yaml") for name in ("provisioningrequests", "podtemplates")}
+    assert {roles for _, roles in queued - direct} == {"kueue.yaml"}
     assert {resource for resource, _ in brought - direct} == {"nodepools", "nodeclaims", "ec2nodeclasses"}
     assert {resource for resource, _ in by_class - direct} == {"computeclasses"}

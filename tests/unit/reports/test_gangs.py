@@ -10,10 +10,7 @@ from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.reports import status
 from airflow_gpu_provider.reports.status import gang_rows
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
-from tests.fakes.clients import FakeApiClient
-from tests.unit.cluster.test_provisioning_requests import QUEUED, WAITS
 from tests.unit.scaling.apply.test_admission import a, job, there
-from tests.unit.scaling.apply.test_admission_by_request import POOL, cluster
 from tests.unit.scaling.pools import NOW, A, lease, pod
 
 WANTED = lease(nodes=2, gang=2)
@@ -49,10 +46,3 @@ def test_a_role_that_may_not_read_jobs_shows_the_rest(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(status, "list_gang_jobs", refuse)
     assert gang_rows(None, there(A, A, leases=(WANTED,))) == ()  # type: ignore[arg-type]
-
-
-def test_a_gang_whose_nodes_are_requested_waits_in_the_request_s_words() -> None:
-    server = cluster(QUEUED, WAITS)
-    state = there(spec=POOL, leases=(WANTED,))
-    (row,) = gang_rows(FakeApiClient(server), state)  # type: ignore[arg-type]
-    assert row.state.startswith("waits: ProvisioningRequest train: Provisioned=False, ResourcePoolExhausted")

@@ -14,17 +14,14 @@ import pytest
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
-from airflow_gpu_provider.errors import OutOfStock, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
+from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.watch.gang_view import GangView, OneGang
 from airflow_gpu_provider.training.watch.watch_loop import watch
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeAsyncApi
-from tests.unit.clouds.google.test_gke_pool import FLEX_START
-from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 from tests.unit.training.test_pod_placement import a_pool
 from tests.unit.training.test_pod_watch import raw_node
 from tests.unit.training.test_pod_watch_orders import DONE_WITHIN
@@ -164,26 +161,6 @@ def test_gang_is_late_for_its_nodes_only_once_they_are_known() -> None:
     assert type(wait.step(view.snapshot(now), now).error) is PodDeadline
 
 
-def test_gang_whose_nodes_are_requested_is_late_though_others_nodes_are_there() -> None:
-    """Those are of other requests, and its wait is for capacity, which is what the error says."""
-    requested = gke_pool(**FLEX_START, queued_provisioning=True)
-    cluster = Cluster(2)
-    (nodes,) = pool_nodes(requested.node_selector)
-    long_ago, now = START - timedelta(hours=1), datetime.now(UTC)
-    meta = {**cluster.server.read(JOB)["metadata"], "creationTimestamp": f"{long_ago:%Y-%m-%dT%H:%M:%SZ}"}
-    wait = cluster.wait(now)
-    view = GangView(wait, requested, cast("Feed", None))
-    changes = [Change(resource=gangs("ml"), kind="present", raw={"metadata": meta, "spec": {"suspend": True}})]
-    changes += [Change(resource=nodes, kind="present", raw=raw_node(f"n{n}")) for n in range(2)]
-    view.take([*changes, Change(resource=nodes, kind="synced")], now)
-    short = OutOfStock("ProvisioningRequest train: Provisioned=False.", "Widen.")
-    view.pool_updates = PoolUpdates(gang_shortages={"ml/train": short})
-    error = wait.step(view.snapshot(now), now).error
-    assert type(error) is OutOfStock
-    assert "got no 2 nodes in 10 min" in error.what
-    assert "Provisioned=False" in error.what
-
-
 def test_the_first_failure_is_found_among_many() -> None:
     async def what(cluster: Cluster) -> None:
         await cluster.says("8 of 8 ranks run")
@@ -219,24 +196,18 @@ def test_gang_that_waits_says_that_its_place_is_unknown_and_is_not_preempted() -
     assert not any("PermissionDenied" in line for line in cluster.lines), cluster.lines
 
 
-def evicted(at: float) -> dict[str, Any]:
+def evicted(*, admitted_before: bool) -> dict[str, Any]:
     said = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "For one that is more important."}
     meta = {"name": "job-train", "uid": "w1", "creationTimestamp": stamp(0), "ownerReferences": [{"uid": "j1"}]}
-    status = {"conditions": [{**said, "lastTransitionTime": stamp(at)}]}
-    return {"metadata": meta, "spec": {"queueName": "team-a"}, "status": status}
+    admitted = [{"type": "Admitted", "status": "False", "reason": "NoReservation"}] if admitted_before else []
+    return {"metadata": meta, "spec": {"queueName": "team-a"}, "status": {"conditions": [said, *admitted]}}
 
 
 def test_gang_that_kueue_took_back_while_nobody_looked_is_preempted_and_one_that_never_began_is_not() -> None:
-    def suspended_at(cluster: Cluster, seconds: float) -> None:
-        condition = {"type": "Suspended", "status": "True", "lastTransitionTime": stamp(seconds)}
-        job = {**cluster.server.read(JOB), "spec": {"suspend": True}, "status": {"conditions": [condition]}}
-        cluster.server.put(JOB, job)
-
     async def what(cluster: Cluster) -> None:
-        suspended_at(cluster, 0)
-        cluster.server.put(f"{WORKLOADS}/job-train", evicted(at=20))
+        cluster.server.put(f"{WORKLOADS}/job-train", evicted(admitted_before=False))
         await cluster.says("1st of 1 in queue team-a")
-        suspended_at(cluster, 21)
+        cluster.server.put(f"{WORKLOADS}/job-train", evicted(admitted_before=True))
 
     _, progress = run(2, what, queue="team-a", suspended=True, may_read=True)
     assert type(progress.error) is PodPreempted

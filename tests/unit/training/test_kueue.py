@@ -21,10 +21,11 @@ from airflow_gpu_provider.errors import (
     PoolSpecError,
     ReferenceNotFound,
 )
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.pod_placement import queue_of
 from airflow_gpu_provider.training.watch.gang_view import GangView
+from airflow_gpu_provider.training.watch.kueue_queue import KueueQueue, evicted_in_words, queued_in_words
 from airflow_gpu_provider.training.watch.pod_view import PodView
-from airflow_gpu_provider.training.watch.surroundings import KueueQueue, evicted_in_words, queued_in_words
 from tests.unit.training import test_gang_wait, test_pod_wait, test_workload_wait
 from tests.unit.training.test_pod_end import START, stamp
 from tests.unit.training.test_pod_placement import a_pool
@@ -87,12 +88,16 @@ def test_eviction_says_why() -> None:
     assert evicted_in_words("mine", [workload("other", said)]) == ""
 
 
+def a_queue(name: str, pool: GpuPool | None = None, **wait: Any) -> KueueQueue:
+    return KueueQueue(replace(test_gang_wait.WAIT, namespace="ml", queue=name, uid="mine", **wait), pool or a_pool())
+
+
 def change(kind: Any, raw: Any = None, **more: Any) -> Change:
     return Change(resource=kueue_workloads("ml"), kind=kind, raw=raw or {}, **more)
 
 
 def test_place_is_told_as_far_as_it_is_known() -> None:
-    queue = KueueQueue("ml", "team-a", "mine")
+    queue = a_queue("team-a")
     assert queue.in_words == "in queue team-a"
     others = Change(resource=pods("ml"), kind="synced")
     assert queue.take([change("present", workload("mine", PENDING)), change("synced"), others]) == [others]
@@ -103,7 +108,7 @@ def test_place_is_told_as_far_as_it_is_known() -> None:
 
 
 def test_place_that_may_not_be_read_is_unknown_and_no_trouble_of_the_wait() -> None:
-    queue = KueueQueue("ml", "team-a", "mine")
+    queue = a_queue("team-a")
     refused = change("trouble", error=PermissionDenied("Cannot list workloads.", "Grant it."))
     assert queue.take([refused]) == []
     assert queue.in_words == "its place in queue team-a is unknown: Cannot list workloads. Grant it."
@@ -115,7 +120,7 @@ def test_place_that_may_not_be_read_is_unknown_and_no_trouble_of_the_wait() -> N
 
 
 def test_who_is_in_no_queue_watches_nothing() -> None:
-    queue = KueueQueue("ml", "", "mine")
+    queue = a_queue("")
     assert (queue.wants(), queue.in_words, queue.evicted) == ({}, "", "")
 
 
@@ -153,7 +158,7 @@ def test_a_queue_that_has_said_no_or_does_not_exist(
 ) -> None:
     mine, others = workload("mine", *conditions), workload("other", PENDING)
     mine["spec"]["active"], others["spec"]["active"] = active, False
-    queue = KueueQueue("ml", "team-a", "mine")
+    queue = a_queue("team-a")
     queue.take([change("present", others), change("present", mine), change("synced")])
     found = [queue.barred("Job train", START + timedelta(seconds=seconds)) for seconds in (0, 59, 60)]
     assert [type(error) if error else None for error in found] == [at_once, at_once, later]
@@ -163,7 +168,7 @@ def test_a_queue_that_has_said_no_or_does_not_exist(
 
 
 def test_a_queue_that_has_come_may_go_for_another_minute() -> None:
-    queue = KueueQueue("ml", "team-a", "mine")
+    queue = a_queue("team-a")
     for seconds, said in ((0, NO_QUEUE), (50, PENDING), (70, NO_QUEUE)):
         queue.take([change("present", workload("mine", said))])
         assert queue.barred("Job train", START + timedelta(seconds=seconds)) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import GkeGpuPool, accelerators
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
+from airflow_gpu_provider.clouds.google.rules import demand_lasts, provisioning_class
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Taint, deserialize_pool
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
@@ -416,3 +416,11 @@ def test_a_rendered_switch_that_is_no_word_for_true_or_false_is_refused() -> Non
 def test_shares_that_a_pod_leaves_are_others() -> None:
     shared = pool(machine_types=["g2-standard-4"], gpu_sharing={"strategy": "MPS", "max_shared_clients": 4})
     assert idle_gpus_warning(shared, 2) == ""
+
+
+def test_demand_for_what_kueue_queues_lasts_for_the_wait_and_the_run() -> None:
+    day = timedelta(days=1)
+    queued, direct = pool(**FLEX_START, queued_provisioning=True, max_runtime=day), pool(max_runtime=day)
+    given = (None, timedelta(hours=1), 5 * day)
+    assert [demand_lasts(queued, each) for each in given] == [2 * day, 2 * day, 6 * day]
+    assert {demand_lasts(direct, each) for each in given} == {day}

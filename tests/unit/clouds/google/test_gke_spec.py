@@ -10,7 +10,7 @@ import pytest
 from google.cloud.container_v1 import NodePool
 
 from airflow_gpu_provider.clouds.google import spec as gke_spec
-from airflow_gpu_provider.clouds.google.owned_node_pools import autoscaling_notes, preemptible_notes
+from airflow_gpu_provider.clouds.google.owned_node_pools import autoscaling_notes, preemptible_notes, queued_notes
 from airflow_gpu_provider.clouds.google.spec import (
     OWNER_LABEL,
     POOL_LABEL,
@@ -276,3 +276,10 @@ class TestPlan:
         with pytest.raises(PoolDrift, match="set up by prod_nightly-"):
             self.changes(spec("prod/weekly", node_labels={"a": "b"}), other)
         assert labels_of(other)[POOL_LABEL] == "train-gpu"
+
+
+def test_the_plan_notes_that_one_zone_is_chosen_for_each_request() -> None:
+    (note,) = queued_notes(spec(**QUEUED, node_locations=["us-central1-a", "us-central1-b"]).pool)
+    assert "one zone for each request" in note
+    assert queued_notes(spec(**QUEUED, node_locations=["us-central1-a"]).pool) == ()
+    assert queued_notes(spec(**FLEX_START).pool) == ()
