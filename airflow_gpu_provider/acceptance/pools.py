@@ -7,37 +7,29 @@ a node that does not answer for about a quarter of an hour more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
-from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
-CloudPool = EksGpuPool | GkeGpuPool
-
-NO_EC2_TYPE = "g99.xlarge"
-NO_GCE_TYPE = "g99-standard-4"
-"""Types that no cloud has, in the form that those of a coming generation will have."""
-
 _LONGEST = 24  # of 40: the names of groups are made of it, and those have limits of their own
 
 
-def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
+def accepted(pool: GpuPool, night: timedelta) -> GpuPool:
     """Return the pool that is tried: the same groups as the spec's, named otherwise, for one node and one night."""
-    if not isinstance(pool, EksGpuPool | GkeGpuPool):
+    if not pool.types_field:
         raise PoolSpecError(
             f"Pool {pool.name} is a {type(pool).__name__}, whose nodes this package does not create.",
-            "Use the spec of an EksGpuPool or a GkeGpuPool; `airflow gpu doctor` checks any pool.",
+            "Use the spec of a pool that has its own, like an EksGpuPool or a GkeGpuPool; `airflow gpu doctor` checks"
+            " any pool.",
             pool=pool.name,
         )
     if pool.manage != "full":
-        own = "instance_types" if isinstance(pool, EksGpuPool) else "machine_types"
         raise PoolSpecError(
             f"Pool {pool.name} has external groups (manage={pool.manage!r}); an acceptance creates its own.",
-            f"Name {own} in place of the groups, and leave manage out.",
+            f"Name {pool.types_field} in place of the groups, and leave manage out.",
             pool=pool.name,
         )
     if pool.is_autoscaled:
@@ -47,22 +39,12 @@ def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
             'Use the same spec with scaling="direct".',
             pool=pool.name,
         )
-    small = replace(pool, name=_named("accept", pool.name), max_nodes=1, min_nodes=0, max_runtime=night)
-    # By default a machine's life follows from max_runtime.
-    return replace(small, max_run_duration=None) if isinstance(small, GkeGpuPool) else small
+    return pool.for_one_night(_named("accept", pool.name), night)
 
 
-def with_impossible_first(pool: CloudPool) -> CloudPool:
-    """Return a pool of another name that would rather have a machine type that does not exist.
-
-    On GKE that type is described by the first real one's GPUs, and types with other GPUs would contradict it.
-    """
-    name = _named("fallback", pool.name.removeprefix("accept-"))
-    if isinstance(pool, EksGpuPool):
-        return replace(pool, name=name, instance_types=(NO_EC2_TYPE, *pool.instance_types))
-    accelerator, count = has = pool.accelerator_of(pool.machine_types[0])
-    types = (NO_GCE_TYPE, *(each for each in pool.machine_types if pool.accelerator_of(each) == has))
-    return replace(pool, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
+def with_impossible_first(pool: GpuPool) -> GpuPool:
+    """Return a pool of another name that would rather have a machine type that does not exist."""
+    return pool.with_unknown_type_first(_named("fallback", pool.name.removeprefix("accept-")))
 
 
 def _named(prefix: str, name: str) -> str:
@@ -104,15 +86,14 @@ class Budget:
 
 def price_of(pool: GpuPool, given: float | None) -> float:
     """Return what a node of the pool costs an hour at the most: what was given, else the spec's dearest market."""
-    markets = getattr(pool, "capacity_types", ())
-    prices = [given] if given is not None else [pool.price(market) for market in markets]
+    prices = [given] if given is not None else [pool.price(market) for market in pool.markets]
     if given is not None and not 0 < given < float("inf"):
         what = f"A node does not cost {given:g} {pool.currency} an hour: what the acceptance costs has no bound."
         raise PoolSpecError(what, "Give --price as a number above zero.")
     known = [price for price in prices if price is not None and 0 < price < float("inf")]
     if not known or len(known) < len(prices):
         raise PoolSpecError(
-            f"Pool {pool.name}: the spec has no price per hour for {' and '.join(markets) or 'its market'}, so"
+            f"Pool {pool.name}: the spec has no price per hour for {' and '.join(pool.markets) or 'its market'}, so"
             " the cost of the acceptance has no bound.",
             "Set --price, or price_per_hour in the spec as a number.",
             pool=pool.name,

@@ -14,10 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
-from airflow_gpu_provider.acceptance.pools import Budget, CloudPool
+from airflow_gpu_provider.acceptance.pools import Budget
 from airflow_gpu_provider.acceptance.steps import NotAsExpected, Record, StepReport, check_nothing_left
 from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.untrusted import one_line
 
 _PACKAGES = (
@@ -31,10 +32,10 @@ _PACKAGES = (
 )
 
 
-def markdown(record: Record, *, pool: CloudPool, image: str, budget: Budget, at: datetime) -> str:
+def markdown(record: Record, *, pool: GpuPool, image: str, budget: Budget, at: datetime) -> str:
     """Return the report, with no secret in it: see `redacted`."""
     may_be = pool.preferences
-    where = ", ".join(may_be.zones) or pool.region
+    where = ", ".join(may_be.zones) or pool.cluster_region
     steps = record.steps
     parts = [
         f"# Acceptance on {pool.kind.upper()}: {'passed' if record.has_passed else 'not passed'}",
@@ -57,22 +58,7 @@ def markdown(record: Record, *, pool: CloudPool, image: str, budget: Budget, at:
         "## Versions",
         _table(("what", "version"), [*_versions(), *record.facts.items()]),
     ]
-    return redacted("\n\n".join(parts) + "\n", names_of(pool))
-
-
-def names_of(pool: CloudPool) -> dict[str, str]:
-    """Return the names in a spec that tell whose account it is, and what each is."""
-    fields = {
-        "cluster_name": "cluster",
-        "project_id": "project",
-        "aws_conn_id": "connection",
-        "gcp_conn_id": "connection",
-        "node_role": "role",
-        "service_account": "service-account",
-        "launch_template": "launch-template",
-    }
-    found = {str(value): word for name, word in fields.items() if (value := getattr(pool, name, None))}
-    return {name: word for name, word in found.items() if name not in ("aws_default", "google_cloud_default")}
+    return redacted("\n\n".join(parts) + "\n", pool.private_names)
 
 
 def _left(each: Listed) -> str:
@@ -150,7 +136,7 @@ def redacted(text: str, names: Mapping[str, str] | None = None) -> str:
 
 
 def report_of_run(
-    ti: Any, *, pools: Sequence[CloudPool], image: str, budget: Budget, steps: Mapping[str, Sequence[str]]
+    ti: Any, *, pools: Sequence[GpuPool], image: str, budget: Budget, steps: Mapping[str, Sequence[str]]
 ) -> tuple[str, bool]:
     """Return the report of a DAG run, and whether all of it has passed.
 

@@ -19,8 +19,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.acceptance import gpu_program
-from airflow_gpu_provider.acceptance.pools import CloudPool, with_impossible_first
-from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
+from airflow_gpu_provider.acceptance.pools import with_impossible_first
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
@@ -30,6 +29,7 @@ from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
@@ -91,7 +91,7 @@ class Record:
 class Acceptance:
     """One acceptance of one pool, as `pools.accepted` returns it; `echo` takes a line for who watches."""
 
-    def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, echo: Report) -> None:
+    def __init__(self, pool: GpuPool, *, image: str, pod_namespace: str, echo: Report) -> None:
         self.pool = pool
         self.fallback = with_impossible_first(pool)
         self.record = Record()
@@ -100,7 +100,7 @@ class Acceptance:
         self._echo = echo
         self._tasks = Tasks("none", DAG_ID)
         self._is_ending = False
-        self._open_nights: dict[str, CloudPool] = {}
+        self._open_nights: dict[str, GpuPool] = {}
 
     def run(self) -> None:
         """Run all steps. The last two run whatever happened before them."""
@@ -231,7 +231,7 @@ class Acceptance:
             report.lines.append(f"the node is a {node['instance_type']} in {node['zone']}")
 
     @contextmanager
-    def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
+    def _night(self, pool: GpuPool, report: StepReport) -> Iterator[Tasks]:
         """Open one night's run, and scale the pool down at its end; after a signal, `_delete` does."""
         self._tasks = tasks = Tasks(f"accept__{uuid.uuid4().hex[:12]}", DAG_ID)
         self._open_nights[tasks.run_id] = pool
@@ -248,14 +248,12 @@ class Acceptance:
         if done.result["nodes"] or done.result["desired"]:
             raise NotAsExpected(f"After scale-down there are {done.result['nodes']} nodes.")
 
-    def _scale_down(self, tasks: Tasks, pool: CloudPool) -> Done:
+    def _scale_down(self, tasks: Tasks, pool: GpuPool) -> Done:
         done = tasks.run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
         del self._open_nights[tasks.run_id]
         return done
 
-    def _ensure(
-        self, tasks: Tasks, pool: CloudPool, report: StepReport, prefetch: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    def _ensure(self, tasks: Tasks, pool: GpuPool, report: StepReport, prefetch: Sequence[str] = ()) -> dict[str, Any]:
         done = tasks.run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, prefetch=prefetch))
         report.phases += [(f"ensure: {each['phase']}", float(each["seconds"])) for each in done.result["timeline"]]
         report.lines += [
@@ -292,7 +290,7 @@ class Acceptance:
             self.record.facts[name] = str(done.result.get(key, ""))
         report.lines.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
 
-    def _note_node(self, name: str, pool: CloudPool) -> None:
+    def _note_node(self, name: str, pool: GpuPool) -> None:
         node = call(self._opened(self.pool).api, "get", f"/api/v1/nodes/{name}", resource="nodes")
         info = node.get("status", {}).get("nodeInfo") or {}
         for word, key in (
@@ -303,8 +301,10 @@ class Acceptance:
         ):
             self.record.facts[word] = str(info.get(key, ""))
         self.record.facts["Room for images and pods"] = f"{(room := _room(node))} GiB"
-        if isinstance(pool, EksGpuPool) and pool.user_data is None and room < (pool.disk_size or 0) * _OF_A_VOLUME:
-            raise NotAsExpected(f"{name} has room for {room} GiB of images and pods; disk_size is {pool.disk_size}.")
+        if pool.room_for_images is not None and room < pool.room_for_images * _OF_A_VOLUME:
+            raise NotAsExpected(
+                f"{name} has room for {room} GiB of images and pods; disk_size is {pool.room_for_images}."
+            )
 
     def _delete(self, report: StepReport) -> None:
         failed = []
@@ -331,7 +331,7 @@ class Acceptance:
             time.sleep(_LOOK_SECONDS)
         check_nothing_left(self.record.lists, report)
 
-    def _opened(self, pool: CloudPool) -> Reconciler:
+    def _opened(self, pool: GpuPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", report=self._echo)
 
 

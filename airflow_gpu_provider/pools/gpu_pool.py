@@ -11,7 +11,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
@@ -84,6 +84,12 @@ class GpuPool(ABC):
     kind: ClassVar[str]
     placed_by: ClassVar[tuple[str, ...]] = ("name", "taints", "price_per_hour", "currency")
     """The fields that a workload's placement goes by: not where the cluster is, nor as whom it is spoken to."""
+    types_field: ClassVar[str] = ""
+    """The field that names the machine types of groups that this package creates; empty where it creates none."""
+    unknown_type: ClassVar[str] = ""
+    """A machine type that the cloud does not have, in the form that those of a coming generation will have."""
+    private_fields: ClassVar[Mapping[str, str]] = {}
+    """The fields that identify an account, a cluster or a connection, each with a word for what it is."""
 
     name: str
     max_nodes: int
@@ -187,6 +193,11 @@ class GpuPool(ABC):
         return ()
 
     @property
+    def cluster_region(self) -> str:
+        """The region that its cluster is in, as nodes have it in topology.kubernetes.io/region; empty: not known."""
+        return ""
+
+    @property
     def preferences(self) -> Preferences:
         """What its machines may be, and what of that it prefers."""
         return Preferences(markets=self.markets, types=self.machine_types, zones=self.zones)
@@ -230,6 +241,16 @@ class GpuPool(ABC):
     def spot_notice(self) -> int | None:
         """How many seconds pods have once a spot machine is taken back; None: not known."""
         return None
+
+    # -- a pool like it ------------------------------------------------------------------------------------------
+
+    def for_one_night(self, name: str, night: timedelta) -> Self:
+        """Return the same pool under another name, of one node and for runs of at most `night`."""
+        return replace(self, name=name, max_nodes=1, min_nodes=0, max_runtime=night)
+
+    def with_unknown_type_first(self, name: str) -> Self:
+        """Return the same pool under another name, which would rather have machines of `unknown_type`."""
+        return replace(self, name=name, **{self.types_field: (self.unknown_type, *self.machine_types)})
 
     # -- who adds its nodes ----------------------------------------------------------------------------------
 
@@ -275,6 +296,11 @@ class GpuPool(ABC):
     def shares_gpus(self) -> bool:
         """Whether several pods share a GPU: what a node offers are shares, and others' pods take the rest."""
         return False
+
+    @property
+    def room_for_images(self) -> int | None:
+        """The size in GiB of the disk that has images and pods, where the spec alone decides it; None: it does not."""
+        return None
 
     @property
     def needs_host_ipc(self) -> bool:
@@ -331,6 +357,14 @@ class GpuPool(ABC):
         return nodes
 
     @property
+    def private_names(self) -> dict[str, str]:
+        """The values of `private_fields`, each with its word; but for those that every installation has."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name in self.private_fields}
+        defaults = {each.name: each.default for each in fields(self)}
+        own = {name: value for name, value in given.items() if value and value != defaults[name]}
+        return {str(value): self.private_fields[name] for name, value in own.items()}
+
+    @property
     def spec_hash(self) -> str:
         """A short hash of the fields that shape the node groups; groups carry it as a tag."""
         text = json.dumps(self._group_fields(), sort_keys=True)
@@ -381,19 +415,14 @@ class GpuPool(ABC):
             except PoolSpecError as error:
                 raise self._error(f"taints: {error.what.rstrip('.')}", error.fix) from error
 
-    def _check_manage(self, *, shape: tuple[str, ...], machine_types: str) -> None:
-        """Check that groups are named if they are external, and only then.
-
-        Args:
-            shape: Fields that shape groups; not allowed for external groups.
-            machine_types: The field that names the types; external groups already have theirs.
-        """
+    def _check_manage(self, shape: tuple[str, ...]) -> None:
+        """Check that groups are named if they are external, and only then; these take no field of `shape`."""
         self._check("manage", _MANAGE.__contains__, '"full" or "scale"')
         if is_template(self.manage):
             return
         named = self.groups_of_others
         if self.manage == "full":
-            self._check(machine_types, len, "at least one machine type with GPUs")
+            self._check(self.types_field, len, "at least one machine type with GPUs")
             for name in (name for name, groups in named.items() if groups):
                 raise self._error(f'{name} names external groups, but manage is "full"', 'Set manage="scale".')
             return

@@ -141,6 +141,14 @@ class EksGpuPool(GpuPool):
 
     kind: ClassVar[str] = "eks"
     placed_by: ClassVar[tuple[str, ...]] = (*GpuPool.placed_by, "instance_types", "capacity_types")
+    types_field: ClassVar[str] = "instance_types"
+    unknown_type: ClassVar[str] = "g99.xlarge"
+    private_fields: ClassVar[Mapping[str, str]] = {
+        "cluster_name": "cluster",
+        "aws_conn_id": "connection",
+        "node_role": "role",
+        "launch_template": "launch-template",
+    }
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     cluster_name: str
@@ -175,6 +183,10 @@ class EksGpuPool(GpuPool):
     def has_image_volume(self) -> bool:
         """Whether images and pods are on IMAGE_VOLUME rather than the root volume: Bottlerocket's are."""
         return self.ami_type.startswith("BOTTLEROCKET_")
+
+    @property
+    def room_for_images(self) -> int | None:
+        return self.disk_size if self.user_data is None else None
 
     @property
     def needs_cluster_autoscaler(self) -> bool:
@@ -217,6 +229,10 @@ class EksGpuPool(GpuPool):
     @property
     def machine_types(self) -> Sequence[str]:
         return self.instance_types
+
+    @property
+    def cluster_region(self) -> str:
+        return self.region
 
     @property
     def preferences(self) -> Preferences:
@@ -283,7 +299,7 @@ class EksGpuPool(GpuPool):
         if self.launch_template is not None:
             wanted = "a launch template's name or id, with :3, :$Latest or :$Default where a version is meant"
             self._check("launch_template", _TEMPLATE.fullmatch, wanted)
-        self._check_manage(shape=SHAPE, machine_types="instance_types")
+        self._check_manage(SHAPE)
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()
         self._check_processors()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
@@ -138,6 +138,14 @@ class GkeGpuPool(GpuPool):
         *(*GpuPool.placed_by, "machine_types", "accelerator_type", "accelerator_count", "capacity_types"),
         *("gpu_sharing", "gpu_partition_size"),
     )
+    types_field: ClassVar[str] = "machine_types"
+    unknown_type: ClassVar[str] = "g99-standard-4"
+    private_fields: ClassVar[Mapping[str, str]] = {
+        "cluster_name": "cluster",
+        "project_id": "project",
+        "gcp_conn_id": "connection",
+        "service_account": "service-account",
+    }
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     project_id: str
@@ -258,6 +266,10 @@ class GkeGpuPool(GpuPool):
         return self.node_locations
 
     @property
+    def cluster_region(self) -> str:
+        return self.region
+
+    @property
     def how_to_widen(self) -> str:
         if self.is_reserved:
             return "Enlarge the reservation that reservation_affinity names, or free machines of it"
@@ -275,6 +287,16 @@ class GkeGpuPool(GpuPool):
     def spot_notice(self) -> int:
         """Half of Compute Engine's 30 seconds; GKE's kubelet keeps the rest ("Preemptible VMs", "Spot VMs")."""
         return 15
+
+    def for_one_night(self, name: str, night: timedelta) -> Self:
+        """A machine's life follows from max_runtime, as it does by default."""
+        return replace(super().for_one_night(name, night), max_run_duration=None)
+
+    def with_unknown_type_first(self, name: str) -> Self:
+        """The type is described by the first real one's GPUs, and types with other GPUs would contradict it."""
+        accelerator, count = has = self.accelerator_of(self.machine_types[0])
+        types = (self.unknown_type, *(each for each in self.machine_types if self.accelerator_of(each) == has))
+        return replace(self, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
@@ -327,7 +349,7 @@ class GkeGpuPool(GpuPool):
             "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT (or PREEMPTIBLE), in order"
         )
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
-        self._check_manage(shape=SHAPE, machine_types="machine_types")
+        self._check_manage(SHAPE)
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")

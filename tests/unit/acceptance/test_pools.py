@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.acceptance.pools import (
-    NO_EC2_TYPE,
-    NO_GCE_TYPE,
-    accepted,
-    with_impossible_first,
-)
+from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 
@@ -39,8 +34,7 @@ def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
     assert (small.name, small.max_nodes, small.min_nodes, small.max_runtime) == ("accept-train", 1, 0, NIGHT)
     fallback = with_impossible_first(small)
     assert fallback.name == "fallback-train"
-    types = fallback.instance_types if isinstance(fallback, EksGpuPool) else fallback.machine_types
-    assert types[0] in (NO_EC2_TYPE, NO_GCE_TYPE)
+    assert fallback.machine_types[0] in ("g99.xlarge", "g99-standard-4")
     if isinstance(small, GkeGpuPool):
         assert small.node_lifetime == NIGHT + timedelta(minutes=15)
 
@@ -58,7 +52,7 @@ def test_the_fallback_of_a_pool_of_several_kinds_is_to_one_kind(
     types: list[str], attached: str | None, kept: tuple[str, ...]
 ) -> None:
     mixed = gke(machine_types=types, accelerator_type=attached)
-    assert with_impossible_first(accepted(mixed, NIGHT)).machine_types == (NO_GCE_TYPE, *kept)
+    assert with_impossible_first(accepted(mixed, NIGHT)).machine_types == ("g99-standard-4", *kept)
 
 
 @pytest.mark.parametrize(
