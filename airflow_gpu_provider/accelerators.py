@@ -301,6 +301,55 @@ def gpu_of_machine(name: str) -> GpusOfMachine | None:
     return None if machine is None or machine.gpu is None else GpusOfMachine(gpu=machine.gpu, gpus=machine.gpus)
 
 
+# -- what machines have besides TCP for GPUs that train together --------------------------------------------------
+
+
+def _of(family: str, sizes: str, interfaces: int) -> dict[str, int]:
+    return {f"{family}.{size}": interfaces for size in sizes.split()}
+
+
+EFA_INTERFACES: Mapping[str, int] = {
+    **_of("g4dn", "8xlarge 12xlarge 16xlarge metal", 1),
+    **_of("g5", "8xlarge 12xlarge 16xlarge 24xlarge 48xlarge", 1),
+    **_of("g6", "8xlarge 12xlarge 16xlarge 24xlarge 48xlarge", 1),
+    **_of("gr6", "8xlarge", 1),
+    **_of("g6e", "8xlarge 12xlarge 16xlarge", 1),
+    **_of("g6e", "24xlarge", 2),
+    **_of("g6e", "48xlarge", 4),
+    **_of("g7", "8xlarge 12xlarge 24xlarge", 1),
+    **_of("g7", "48xlarge", 2),
+    **_of("g7e", "8xlarge 12xlarge", 1),
+    **_of("g7e", "24xlarge", 2),
+    **_of("g7e", "48xlarge", 4),
+    **_of("p3dn", "24xlarge", 1),
+    **_of("p4d", "24xlarge", 4),
+    **_of("p4de", "24xlarge", 4),
+    **_of("p5", "4xlarge", 1),
+    **_of("p5", "48xlarge", 32),
+    **_of("p5e", "48xlarge", 32),
+    **_of("p5en", "48xlarge", 16),
+    **_of("p6-b200", "48xlarge", 8),
+    **_of("p6-b300", "48xlarge", 16),
+}
+"""How many a machine may have at most (DescribeInstanceTypes, EfaInfo)."""
+
+_GPUDIRECT = {
+    "a3-highgpu-8g": "GPUDirect-TCPX",
+    "a3-megagpu-8g": "GPUDirect-TCPXO",
+    "a3-ultragpu-8g": "GPUDirect RDMA",
+    "a4-highgpu-8g": "GPUDirect RDMA",
+}
+"""What NCCL can use on Google's machines, each with a plugin of its own: GKE's pages "Maximize GPU network bandwidth in
+Standard mode clusters" and "AI-optimized GKE cluster"."""
+
+
+def fast_network(machine_type: str) -> str:
+    """Return what NCCL can use besides TCP on machines of a type of either cloud, in words; empty: nothing."""
+    if interfaces := EFA_INTERFACES.get(machine_type):
+        return f"up to {interfaces} EFA interface{'s' * (interfaces > 1)}"
+    return _GPUDIRECT.get(machine_type, "")
+
+
 # Machine types rarely available on demand, and how to obtain them ("GPU machine types", "Consumption options").
 _LARGE = ("reservation", "spot", "flex-start")
 _NOT_ON_DEMAND: dict[str, tuple[str, ...]] = {

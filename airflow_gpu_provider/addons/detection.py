@@ -1,4 +1,4 @@
-"""What hands out the GPUs and EFA interfaces of a pool's nodes already: looked up in the cluster, decided from data.
+"""What hands out the GPUs and the fabric of a pool's nodes already: looked up in the cluster, decided from data.
 
 A second device plugin on a node hands the same GPUs out twice, and so does a plugin next to a DRA driver.
 """
@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.clouds.aws.rules import EFA_RESOURCE
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
@@ -20,26 +18,19 @@ from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_it
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.pools.on_nodes import PLUGIN_FOLDER, FabricPlugin
 
 Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]
-
-PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
-
-# With this label a node has no device plugin from GKE: the GPU Operator brings its own.
-_GKE_STAYS_AWAY = "gke-no-default-nvidia-gpu-device-plugin"
 
 # Labels that feature discovery puts on GPU nodes some time after they have joined.
 _DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
 
-_EFA_WORDS: dict[Kind, str] = {"device plugin": "efa-k8s-device-plugin", "DRA driver": "dranet"}
-
 # Labels of Karpenter's and Auto Mode's machines, not all known before they exist.
 _OF_PROVISIONERS = ("karpenter.sh/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "cloud.google.com/")
 
-# Where the platform itself brings driver and plugin: by the pool's provisioner, and by a label of nodes that are there.
-_PLATFORMS = {"auto-mode": "EKS Auto Mode", "autopilot": "GKE Autopilot", "compute-class": "GKE"}
-_AUTO_MODE = ("eks.amazonaws.com/compute-type", "auto")
+# The label of nodes whose platform brings driver and plugin, whatever the spec has made known of it.
+_AUTO_MODE, _BY_AUTO_MODE = ("eks.amazonaws.com/compute-type", "auto"), "EKS Auto Mode"
 
 # Labels that every node has, whose values a pool's spec does not fix.
 _ANY_VALUE = frozenset(
@@ -87,7 +78,7 @@ def _read(api: ApiClient, pool: GpuPool) -> tuple[list[dict[str, Any]], list[dic
 
 
 def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
-    if pool.provisioner != "karpenter":
+    if not pool.has_node_classes:
         return []
     found = [each for each in list_node_pools(api) or () if not each.mismatch(pool.node_selector, pool.parsed_taints)]
     answers = {brings_bottlerocket(api, each) for each in found}
@@ -108,33 +99,26 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
     ]
     if platform := _platform_of(pool, nodes):
         servers.append(Server(kind="platform", name=platform, serves=True))
-    elif _brings_plugin(pool, nodes):
-        servers.append(Server(kind="node image", name="Bottlerocket", serves=True))
+    elif image := _image_with_plugin(pool, nodes):
+        servers.append(Server(kind="node image", name=image, serves=True))
     found = [server for server in servers if server.serves is not False]
     if not found and not any(_is_ours(one, pool) for one in daemon_sets) and _have_gpus(nodes):
         servers.append(Server(kind="node image", name="of the nodes that are there", serves=True))
     return servers
 
 
-def _brings_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> bool:
-    """Return True if the image of the nodes that are there, or else of those to come, has a device plugin."""
+def _image_with_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
+    """Return the image that brings the device plugin, of the nodes that are there, or else of those to come."""
     if nodes:
-        return all(NodeImage.parse(node).has_plugin for node in nodes)
-    return str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET")
-
-
-def platform_of(pool: GpuPool) -> str:
-    """Return the platform that brings the device plugin, by the pool's spec alone; empty where none does."""
-    if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
-        return "GKE"
-    return _PLATFORMS.get(pool.provisioner or "", "")
+        return "Bottlerocket" if all(NodeImage.parse(node).has_plugin for node in nodes) else ""
+    return pool.nodes_to_come.image_with_plugin
 
 
 def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
     key, value = _AUTO_MODE
     if nodes and all((node["metadata"].get("labels") or {}).get(key) == value for node in nodes):
-        return _PLATFORMS["auto-mode"]
-    return platform_of(pool)
+        return _BY_AUTO_MODE
+    return pool.nodes_to_come.platform
 
 
 def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server | None:
@@ -159,25 +143,28 @@ def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server
     return server
 
 
-def look_for_efa(api: ApiClient, pool: GpuPool) -> Server | None:
-    """Return what hands out the EFA interfaces of a pool's nodes already; None where our plugin is wanted."""
-    return efa_served_by(pool, *_read(api, pool))
+def look_for_fabric(api: ApiClient, pool: GpuPool, fabric: FabricPlugin) -> Server | None:
+    """Return what hands out the fabric's interfaces on a pool's nodes already; None where our plugin is wanted."""
+    return fabric_served_by(pool, fabric, *_read(api, pool))
 
 
-def efa_served_by(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Server | None:
-    """Decide `look_for_efa` from plain data."""
+def fabric_served_by(
+    pool: GpuPool, fabric: FabricPlugin, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]
+) -> Server | None:
+    """Decide `look_for_fabric` from plain data."""
+    named: dict[Kind, str] = {"device plugin": fabric.plugin, "DRA driver": fabric.dra_driver}
     pictures = _pictures(pool, nodes, discovery=False)
     found = [
         Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
         for one in daemon_sets
-        for kind, word in _EFA_WORDS.items()
+        for kind, word in named.items()
         if word in _words(one) and not _is_by_us(one, pool)
     ]
     return _on_its_nodes(
         pool,
         found,
-        hands_out=f"EFA interfaces as resource claims, not as {EFA_RESOURCE}",
-        or_else="leave network out and give pods resourceClaims",
+        hands_out=f"{fabric.fabric} interfaces as resource claims, not as {fabric.resource}",
+        or_else=fabric.without,
     )
 
 
@@ -278,24 +265,11 @@ def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) ->
         is_provisioned = bool(pool.provisioner) and key.startswith(_OF_PROVISIONERS)
         return is_discovered if nodes else is_discovered or is_provisioned or key in _ANY_VALUE
 
-    labels = [node["metadata"].get("labels") or {} for node in nodes] or [_expected_labels(pool)]
+    labels = [node["metadata"].get("labels") or {} for node in nodes] or [pool.nodes_to_come.labels]
     return [
         NodePicture(labels=_with_discovery(each, discovery), taints=pool.parsed_taints, is_open=is_open)
         for each in labels
     ]
-
-
-def _expected_labels(pool: GpuPool) -> dict[str, str]:
-    types = [accelerators.instance_type(name) for name in getattr(pool, "instance_types", ())]
-    archs = {machine.arch for machine in types if machine}
-    labels = {"kubernetes.io/os": "linux", **pool.labels}
-    if len(archs) == 1 and None not in types:
-        labels["kubernetes.io/arch"] = archs.pop()
-    if len(types) == 1:
-        labels["node.kubernetes.io/instance-type"] = next(iter(getattr(pool, "instance_types")))  # noqa: B009
-    if region := getattr(pool, "region", None):
-        labels["topology.kubernetes.io/region"] = region
-    return labels
 
 
 def _with_discovery(labels: Mapping[str, str], discovery: bool) -> dict[str, str]:

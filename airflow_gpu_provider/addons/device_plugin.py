@@ -1,4 +1,4 @@
-"""What is installed for the nodes of one pool: NVIDIA's device plugin and driver, and EFA's device plugin. Pure.
+"""What is installed for the nodes of one pool: NVIDIA's device plugin and driver, and a fabric's device plugin. Pure.
 
 All of it is in one namespace, which has nothing else: its pods need folders of the node, which pod security below
 `privileged` refuses, and who may write DaemonSets there owns the nodes.
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
-from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.pools.on_nodes import PLUGIN_FOLDER, NodeDaemon
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
 
 Manifest = dict[str, Any]
@@ -235,37 +234,7 @@ class DevicePlugin:
         return options
 
 
-# -- NVIDIA's driver on GKE nodes whose pool leaves it to a DaemonSet: Google's installers for COS and Ubuntu --------
-
-# As in GoogleCloudPlatform/container-engine-accelerators, nvidia-driver-installer/{cos,ubuntu}/daemonset-preloaded.yaml
-# have it, but for one pool's nodes only.
-
-# With the digest that daemonset-preloaded-latest.yaml beside it has.
-PAUSE_IMAGE = "gke.gcr.io/pause:3.8@sha256:880e63f94b145e46f1b1082bb71b85e21f16b99b180b9996407d61240ceb9830"
-
-# The node images bring these; there is nothing to pull.
-_PRELOADED = {"cos": "cos-nvidia-installer:fixed", "ubuntu": "gke-nvidia-installer:fixed"}
-_DRIVER = {"app.kubernetes.io/name": "nvidia-driver-installer"}
-_COS_ENVIRONMENT = {
-    "NVIDIA_INSTALL_DIR_HOST": "/home/kubernetes/bin/nvidia",
-    "NVIDIA_INSTALL_DIR_CONTAINER": "/usr/local/nvidia",
-    "VULKAN_ICD_DIR_HOST": "/home/kubernetes/bin/nvidia/vulkan/icd.d",
-    "VULKAN_ICD_DIR_CONTAINER": "/etc/vulkan/icd.d",
-    "ROOT_MOUNT_DIR": "/root",
-    "COS_TOOLS_DIR_HOST": "/var/lib/cos-tools",
-    "COS_TOOLS_DIR_CONTAINER": "/build/cos-tools",
-}
-# What of the node each installer sees: name -> (path on the node, path in the container)
-_MOUNTS = {
-    "cos": {
-        "dev": ("/dev", "/dev"),
-        "vulkan-icd": ("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
-        "nvidia": ("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
-        "root": ("/", "/root"),
-        "cos-tools": ("/var/lib/cos-tools", "/build/cos-tools"),
-    },
-    "ubuntu": {"dev": ("/dev", "/dev"), "boot": ("/boot", "/boot"), "root": ("/", "/root")},
-}
+# -- what nodes need beside it, by the pool's cloud -----------------------------------------------------------
 
 
 def driver_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest | None:
@@ -273,71 +242,22 @@ def driver_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) 
 
     `image` is another installer instead of the node image's own.
     """
-    if not isinstance(pool, GkeGpuPool) or pool.driver != "daemonset":
+    return _manifest_of(pool, pool.driver_installer(image), namespace)
+
+
+def fabric_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest | None:
+    """Return the DaemonSet that hands out the interfaces of the pool's fabric, or None where it has none."""
+    return _manifest_of(pool, pool.fabric_plugin(image), namespace)
+
+
+def _manifest_of(pool: GpuPool, daemon: NodeDaemon | None, namespace: str) -> Manifest | None:
+    if daemon is None:
         return None
-    return daemon_set(pool, f"nvidia-driver-installer-{pool.name}", namespace, _DRIVER, _driver_pod_spec(pool, image))
-
-
-def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> Manifest:
-    system = "ubuntu" if "UBUNTU" in pool.image_type.upper() else "cos"
-    mounts = _MOUNTS[system]
-    return {
-        "priorityClassName": _PRIORITY,
-        "automountServiceAccountToken": False,
-        "nodeSelector": pool.node_selector,
-        "tolerations": [{"operator": "Exists"}],
-        **({"hostNetwork": True, "hostPID": True} if system == "cos" else {}),
-        "volumes": [{"name": name, "hostPath": {"path": host}} for name, (host, _) in mounts.items()],
-        "initContainers": [_installer(system, image)],
-        "containers": [{"name": "pause", "image": PAUSE_IMAGE}],
-    }
-
-
-def _installer(system: str, image: str | None) -> Manifest:
-    environment = _COS_ENVIRONMENT if system == "cos" else {}
-    return {
-        "name": "nvidia-driver-installer",
-        "image": image or _PRELOADED[system],
-        "imagePullPolicy": "IfNotPresent" if image else "Never",
-        "resources": {"requests": {"cpu": "150m"}},
-        "securityContext": {"privileged": True},
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
-        "volumeMounts": [{"name": name, "mountPath": inside} for name, (_, inside) in _MOUNTS[system].items()],
-    }
-
-
-# -- EFA's device plugin, whose pods ask for vpc.amazonaws.com/efa ---------------------------------------------------
-
-# EKS's images bring the driver and no plugin ("Manage EFA devices on Amazon EKS" in EKS's user guide).
-
-# From the one registry from which aws/eks-charts, stable/aws-efa-k8s-device-plugin, pulls in all regions of AWS. That
-# chart is privileged since v0.5.4, for hints of which GPU and interface are near each other; without, the plugin hands
-# out the interfaces as well (NVIDIA/aicr#872).
-EFA_IMAGE = "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin:v0.5.22-eksbuild.9"
-_EFA_NAME = "aws-efa-k8s-device-plugin"
-_EFA_MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}
-
-
-def wants_efa(pool: GpuPool) -> bool:
-    return pool.kind == "eks" and getattr(pool, "network", None) == "efa"
-
-
-def efa_manifest(pool: GpuPool, *, namespace: str, image: str | None = None) -> Manifest:
-    container = {
-        "name": _EFA_NAME,
-        "image": image or EFA_IMAGE,
-        "resources": {"requests": {"cpu": "10m", "memory": "20Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": name, "mountPath": path} for name, path in _EFA_MOUNTS.items()],
-    }
     pod_spec = {
         "priorityClassName": _PRIORITY,
         "automountServiceAccountToken": False,
-        "hostNetwork": True,
         "nodeSelector": dict(pool.node_selector),
         "tolerations": _tolerations(pool),
-        "containers": [container],
-        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in _EFA_MOUNTS.items()],
+        **daemon.pod_spec,
     }
-    app = {"app.kubernetes.io/name": _EFA_NAME}
-    return daemon_set(pool, f"{_EFA_NAME}-{pool.name}", namespace, app, pod_spec)
+    return daemon_set(pool, f"{daemon.name}-{pool.name}", namespace, {"app.kubernetes.io/name": daemon.name}, pod_spec)

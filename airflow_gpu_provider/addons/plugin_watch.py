@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_LABELS
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
@@ -130,7 +129,8 @@ async def watch_plugin(
     narrator = Narrator(report, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
     # Where the platform brings the plugin none of our pods is there, nor a role to watch them.
-    wants = pool_nodes(pool.node_selector) if platform_of(pool) else {pods: pool.name, **pool_nodes(pool.node_selector)}
+    own = {} if pool.nodes_to_come.platform else {pods: pool.name}
+    wants = {**own, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         now = await feed.api.now()
         first_look = max(end, now + _FIRST_LOOK)

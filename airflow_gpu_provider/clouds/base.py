@@ -375,6 +375,13 @@ class Platform(ABC):
         A group with a launch under way is left: no machine that exists may be taken for it. Returns the new sizes.
         """
 
+    def cluster_autoscaler(self, *, flags: Sequence[str], image: str | None, role_arn: str | None) -> str:
+        """Return cluster-autoscaler's manifest for the pool's cluster: only where the pool `takes_cluster_autoscaler`.
+
+        The arguments are those of `addons.cluster_autoscaler.manifest_for`.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def delete(self, report: Report) -> None:
         """Delete the groups that this package created."""

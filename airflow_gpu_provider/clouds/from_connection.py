@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.parse_errors import kind_of, parsed
 from airflow_gpu_provider.untrusted import NotParsed
 
@@ -116,3 +116,22 @@ def with_readable_extra(connection: C) -> C:
             connection=of_airflow.conn_id,
         )
     return connection
+
+
+def extras_of(conn_id: str) -> dict[str, Any]:
+    """Return the extra of a connection of type kubernetes.
+
+    Raises:
+        ConnectionNotFound: There is no such connection.
+        CredentialsError: Its extra is no JSON object.
+    """
+    # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
+    try:
+        extras = with_readable_extra(BaseHook.get_connection(conn_id)).extra_dejson
+    except AirflowNotFoundException as error:
+        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
+    return {name.removeprefix(prefix): value for name, value in extras.items()}

@@ -75,8 +75,10 @@ class GpuHealth:
             _log.warning("Nodes with a broken GPU cannot be avoided: %s", error)
             return ()
         against = {node["metadata"]["name"]: why for node in there if (why := _why_avoided(node, key))}
-        if against and not self._can_be_avoided:
-            _log.warning("GKE Autopilot lets no pod avoid a node, and this pod may run on %s.", _in_words(against))
+        if against and not self._pool.lets_pods_avoid_nodes:
+            _log.warning(
+                "Pods of pool %s cannot avoid a node; this one may run on %s.", self._pool.name, _in_words(against)
+            )
             return ()
         if self._labels:
             for node in there:
@@ -112,8 +114,8 @@ class GpuHealth:
         name = str(error.details.get("node") or "") if isinstance(error, BadGpu) else ""
         if error is None or not name:
             return
-        if not self._can_be_avoided:
-            _log.warning("GKE Autopilot lets no pod avoid a node, and the next try may run on %s again.", name)
+        if not self._pool.lets_pods_avoid_nodes:
+            _log.warning("Pods of pool %s cannot avoid a node; the next try may run on %s.", self._pool.name, name)
             return
         try:
             evidence = self._accuse(name, key, error.what)
@@ -125,10 +127,6 @@ class GpuHealth:
             whose = f"pods of {key.dag_id}" if evidence and not evidence.counts_for_all else "all pods"
             until = "until it reboots or its annotation" if evidence else "until its annotation or label"
             _log.warning("Node %s is avoided by %s %s %s is removed.", name, whose, until, BAD_GPU)
-
-    @property
-    def _can_be_avoided(self) -> bool:
-        return self._pool.provisioner != "autopilot"
 
     @property
     def _labels(self) -> bool:

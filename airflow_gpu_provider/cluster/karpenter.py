@@ -31,9 +31,6 @@ NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"
 """The API group of Auto Mode's NodeClasses; a Karpenter that somebody installed uses its cloud's own."""
 
-KARPENTERS = ("karpenter", "auto-mode")
-"""The provisioners of a pool that have NodePools and NodeClaims."""
-
 EVENTS = "/api/v1/namespaces/default/events"
 """Where events about objects without a namespace are, NodePools and NodeClaims among them."""
 

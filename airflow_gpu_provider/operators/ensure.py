@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from airflow_gpu_provider.clouds.google.rules import demand_lasts
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.operators.ensure_duties import (
     apply_plan,
@@ -287,7 +286,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             latest = run_ends_at(context, reconciler.clock)
             if not nodes:
                 return reconciler.delete_demand_and_reconcile(key), now, latest
-            until = min(filter(None, (now + demand_lasts(self.gpu_pool, self.give_up_after), latest)))
+            until = min(filter(None, (now + self.gpu_pool.demand_lasts(self.give_up_after), latest)))
             outcome = reconciler.want(
                 key,
                 nodes,

@@ -19,8 +19,6 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.clouds.aws.rules import interfaces_of_a_pod
-from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.operators.pod_arguments import (
     KEEP_POD,
     LaterArguments,
@@ -178,7 +176,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             queue = queue_of(queue_name, self.labels if isinstance(self.labels, Mapping) else None)
-            check_nodes_come(self.task_id, self.gpu_pool, nodes=self.nodes, gpus=gpus, queue=queue)
+            self.gpu_pool.check_nodes_come(self.task_id, nodes=self.nodes, gpus=gpus, queue=queue)
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
@@ -252,9 +250,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
     def _placement(self) -> Placement:
         pool, queue = self.rendered_pool, queue_of(self.queue_name, self.labels)
         gpus, container = int(self.gpus), self.base_container_name
-        efa = interfaces_of_a_pod(pool, gpus) if self.nodes > 1 else 0
+        fabric = pool.fabric_of(gpus) if self.nodes > 1 else None
         shm = self.shm_size
-        return Placement(pool=pool, gpus=gpus, base_container=container, shm_size=shm, queue=queue, efa=efa)
+        return Placement(pool=pool, gpus=gpus, base_container=container, shm_size=shm, queue=queue, fabric=fabric)
 
     # -- what its try calls: see PodHost ---------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
@@ -212,4 +211,4 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     except PoolSpecError as error:
         raise PoolSpecError(f"Task {given['task_id']}: {error.what}", error.fix, **error.details) from error
     if asked and isinstance(pool, GpuPool):
-        check_nodes_come(given["task_id"], pool, nodes=1, gpus=0, queue=queue_in(manifest))
+        pool.check_nodes_come(given["task_id"], nodes=1, gpus=0, queue=queue_in(manifest))

@@ -58,9 +58,9 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         self.service_account_role_arn = service_account_role_arn
         self.image = self._by_keyword("image", image, None)  # in default_args it is the training pod's
         if getattr(gpu_pool, "is_rendered", False):
-            from airflow_gpu_provider.addons.cluster_autoscaler import on_eks
+            from airflow_gpu_provider.addons.cluster_autoscaler import check_takes
 
-            on_eks(self.gpu_pool)
+            check_takes(self.gpu_pool)
 
     def execute(self, context: Context) -> dict[str, Any]:
         import yaml

@@ -130,7 +130,7 @@ class InstallDevicePluginOperator(PoolOperator):
             change, name = "unchanged", str(server)
             self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
         self._install_driver(api)
-        self._install_efa(api)
+        self._install_fabric_plugin(api)
         return {"pool": self.gpu_pool.name, "served_by": name, "change": change}, ServerClock(api).now()
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
@@ -154,19 +154,20 @@ class InstallDevicePluginOperator(PoolOperator):
             server_side_apply(api, each)
         return server_side_apply(api, manifest)
 
-    def _install_efa(self, api: ApiClient) -> None:
-        from airflow_gpu_provider.addons.detection import look_for_efa
-        from airflow_gpu_provider.addons.device_plugin import efa_manifest, wants_efa
+    def _install_fabric_plugin(self, api: ApiClient) -> None:
+        from airflow_gpu_provider.addons.detection import look_for_fabric
+        from airflow_gpu_provider.addons.device_plugin import fabric_manifest
 
-        if not wants_efa(self.gpu_pool):
+        fabric = self.gpu_pool.fabric_plugin()
+        manifest = fabric_manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
+        if fabric is None or manifest is None:
             return
-        server = look_for_efa(api, self.gpu_pool)
+        server = look_for_fabric(api, self.gpu_pool, fabric)
         if server is not None:
-            self.log.info("EFA interfaces of pool %s are handed out by %s", self.gpu_pool.name, server)
+            self.log.info("%s interfaces of pool %s are handed out by %s", fabric.fabric, self.gpu_pool.name, server)
             return
-        manifest = efa_manifest(self.gpu_pool, namespace=self.namespace, image=self.efa_image)
         change = self._put(api, manifest)
-        self.log.info("EFA's device plugin %s: %s", manifest["metadata"]["name"], change)
+        self.log.info("%s's device plugin %s: %s", fabric.fabric, manifest["metadata"]["name"], change)
 
     def _install_driver(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.device_plugin import driver_manifest

@@ -11,15 +11,8 @@ from airflow.sdk import DAG
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.block_tasks import value_of
 from airflow_gpu_provider.tasks.roles import role_of
-
-_ALLOWING = (
-    *("instance_types", "machine_types", "capacity_types", "zones", "node_locations"),
-    *("node_labels", "node_selector_labels"),
-)
-"""The fields of all kinds of pools that Allowed is made of."""
 
 
 def check_one_spec_in_dag(task_id: str, pool: Any, dag: DAG | None) -> None:
@@ -48,4 +41,4 @@ def check_one_spec_in_dag(task_id: str, pool: Any, dag: DAG | None) -> None:
 
 
 def _is_known(pool: Any) -> bool:
-    return isinstance(pool, GpuPool) and not any(is_template(getattr(pool, name, "")) for name in ("name", *_ALLOWING))
+    return isinstance(pool, GpuPool) and not pool.to_render(("name", *pool.allowed_by))

@@ -251,17 +251,12 @@ def ranks_of(given: int | Sequence[int] | None) -> list[Any] | None:
 # ignored, what contradicts it is refused. KubernetesPodOperator's own connection arguments are treated alike. What
 # comes from default_args is not checked: it is meant for other operators.
 
-_EKS = ("cluster_name", "region", "aws_conn_id")
-_GKE = (
-    "cluster_name",
-    "location",
-    "project_id",
-    "gcp_conn_id",
-    "impersonation_chain",
-    "use_internal_ip",
-    "use_dns_endpoint",
+_MOVED = frozenset(
+    (
+        *("cluster_name", "region", "aws_conn_id", "location", "project_id", "gcp_conn_id"),
+        *("impersonation_chain", "use_internal_ip", "use_dns_endpoint"),
+    )
 )
-_OF_KIND = {"eks": _EKS, "gke": _GKE}
 _CONNECTION = ("kubernetes_conn_id", "cluster_context")
 _ANY = {
     "project_id": "PROVIDE_PROJECT_ID",  # the Google provider's value for the connection's
@@ -318,7 +313,7 @@ class MovedArguments(PoolOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         if isinstance(kwargs.get("gpu_pool"), GpuPool):
-            moved = {name: value for name, value in kwargs.items() if name in {*_EKS, *_GKE, *_CONNECTION}}
+            moved = {name: value for name, value in kwargs.items() if name in {*_MOVED, *_CONNECTION}}
             check_agrees(made.kwargs["task_id"], moved, kwargs["gpu_pool"])
 
     def _check_moved(self, pool: GpuPool) -> None:
@@ -333,16 +328,18 @@ class MovedArguments(PoolOperator):
 
 def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
     """Raise PoolSpecError if an argument contradicts the pool; None and templates are ignored."""
+    of_pool = pool.cluster_arguments
+    of_others = _MOVED - of_pool.keys() if _MOVED & of_pool.keys() else frozenset()
     for name, value in given.items():
         if value is None or value == _ANY.get(name) or is_template(value):
             continue
-        if value is not False and name in {*_EKS, *_GKE} and name not in _OF_KIND.get(pool.kind, (name,)):
+        if value is not False and name in of_others:
             raise PoolSpecError(
                 f"Task {task_id}: {name}={value!r}, but gpu_pool {pool.name} is a {type(pool).__name__}.",
                 f"Leave {name} out: the pool names its cluster.",
                 pool=pool.name,
             )
-        own = getattr(pool, name, value)
+        own = of_pool.get(name, value)
         if not is_template(own) and _plain(own) != _plain(value):
             raise PoolSpecError(
                 f"Task {task_id}: {name}={value!r}, but that of gpu_pool {pool.name} is {own!r}.",

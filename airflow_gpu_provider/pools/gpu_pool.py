@@ -21,6 +21,7 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
+from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodeDaemon, NodesToCome, PodFabric
 from airflow_gpu_provider.pools.prices import LIST, limit_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
@@ -88,6 +89,10 @@ class GpuPool(ABC):
     """The field that names the machine types of groups that this package creates; empty where it creates none."""
     unknown_type: ClassVar[str] = ""
     """A machine type that the cloud does not have, in the form that those of a coming generation will have."""
+    allowed_by: ClassVar[tuple[str, ...]] = ("node_labels",)
+    """The fields that `allowed` is made of."""
+    cluster_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields that name its cluster, and how it is reached: as the cloud's own pod operator names its arguments."""
     private_fields: ClassVar[Mapping[str, str]] = {}
     """The fields that identify an account, a cluster or a connection, each with a word for what it is."""
 
@@ -250,7 +255,8 @@ class GpuPool(ABC):
 
     def with_unknown_type_first(self, name: str) -> Self:
         """Return the same pool under another name, which would rather have machines of `unknown_type`."""
-        return replace(self, name=name, **{self.types_field: (self.unknown_type, *self.machine_types)})
+        types: dict[str, Any] = {self.types_field: (self.unknown_type, *self.machine_types)}
+        return replace(self, name=name, **types)
 
     # -- who adds its nodes ----------------------------------------------------------------------------------
 
@@ -260,6 +266,21 @@ class GpuPool(ABC):
         return None
 
     @property
+    def reads_of_provisioner(self) -> Sequence[tuple[str, str, str]]:
+        """What of a provisioner's own objects is read: verb, API group and resource."""
+        return ()
+
+    @property
+    def has_karpenter(self) -> bool:
+        """Whether Karpenter, or EKS Auto Mode after it, adds the nodes, by NodePools and NodeClaims."""
+        return False
+
+    @property
+    def has_node_classes(self) -> bool:
+        """Whether the images of the nodes are known by its provisioner's node classes."""
+        return False
+
+    @property
     def is_autoscaled(self) -> bool:
         """Whether an autoscaler, and not this package, adds the nodes."""
         return self.scaling == "autoscaler"
@@ -267,6 +288,16 @@ class GpuPool(ABC):
     @property
     def needs_cluster_autoscaler(self) -> bool:
         """Whether nodes are added only if cluster-autoscaler runs in the cluster."""
+        return False
+
+    @property
+    def has_autoscaler_status(self) -> bool:
+        """Whether cluster-autoscaler's ConfigMap with its status is read for it."""
+        return self.needs_cluster_autoscaler
+
+    @property
+    def takes_cluster_autoscaler(self) -> bool:
+        """Whether this package can install cluster-autoscaler in its cluster."""
         return False
 
     @property
@@ -296,6 +327,50 @@ class GpuPool(ABC):
     def shares_gpus(self) -> bool:
         """Whether several pods share a GPU: what a node offers are shares, and others' pods take the rest."""
         return False
+
+    # -- what is on its nodes, and what pods get of them -----------------------------------------------------
+
+    @property
+    def nodes_to_come(self) -> NodesToCome:
+        """What the spec alone makes known of nodes that do not exist yet."""
+        return NodesToCome(labels={"kubernetes.io/os": "linux", **self.labels})
+
+    def driver_installer(self, image: str | None = None) -> NodeDaemon | None:
+        """Return what installs NVIDIA's driver on the nodes, where that is left to a DaemonSet of this package's.
+
+        `image` is another installer instead of the cloud's own.
+        """
+        return None
+
+    def fabric_plugin(self, image: str | None = None) -> FabricPlugin | None:
+        """Return what hands out the interfaces of the nodes' fabric; None where they have none that is handed out.
+
+        `image` is another one instead of the cloud's own.
+        """
+        return None
+
+    def fabric_of(self, gpus: int) -> PodFabric | None:
+        """Return what each pod of a gang with so many GPUs asks for of the nodes' fabric; None where they have none."""
+        return None
+
+    @property
+    def lets_pods_avoid_nodes(self) -> bool:
+        """Whether pods may keep off single nodes, by their affinity."""
+        return True
+
+    def refuses_not_to_evict(self, node_selector: Mapping[str, str]) -> bool:
+        """Return True if no node comes for a pod with this selector that asks the autoscaler not to evict it."""
+        return False
+
+    @property
+    def how_to_start_sooner(self) -> str:
+        """What of the spec would make images be there sooner: a clause; empty: nothing."""
+        return ""
+
+    @property
+    def how_to_find_libraries(self) -> str:
+        """What an image needs so that programs find the driver's libraries on the nodes; empty: nothing."""
+        return ""
 
     @property
     def room_for_images(self) -> int | None:
@@ -331,6 +406,49 @@ class GpuPool(ABC):
     @abstractmethod
     def cluster_identity(self) -> str:
         """The pool's cluster and the credentials used for it; pools that have the same may share connections."""
+
+    @property
+    def cluster_arguments(self) -> dict[str, Any]:
+        """The values of `cluster_fields`."""
+        return {name: getattr(self, name) for name in self.cluster_fields}
+
+    @property
+    def kubernetes_connection(self) -> str | None:
+        """The Airflow connection of type kubernetes by which its cluster is reached; None: it is reached otherwise."""
+        return None
+
+    @property
+    def provisioning_class(self) -> str:
+        """The class of the ProvisioningRequests by which nodes come; empty where they come otherwise.
+
+        Empty, too, where only a rendered spec says which.
+        """
+        return ""
+
+    def demand_lasts(self, give_up_after: timedelta | None = None) -> timedelta:
+        """Return how long demand lasts: max_runtime, and the time before it for which Kueue may queue trainings.
+
+        There demand brings no machine by itself, and no machine lives longer than `node_lifetime`.
+
+        Args:
+            give_up_after: How long they may wait. Default, and at least: max_runtime.
+        """
+        if not self.provisioning_class:
+            return self.max_runtime
+        return self.max_runtime + max(self.max_runtime, give_up_after or timedelta(0))
+
+    def check_nodes_come(self, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:  # noqa: B027
+        """Check that a task's pods get nodes where these come only for some tasks.
+
+        Args:
+            task_id: The task's, for the error.
+            nodes: How many ranks there are; 1 for what is no gang.
+            gpus: GPUs of each pod.
+            queue: The Kueue LocalQueue that admits them; None or "" for none.
+
+        Raises:
+            PoolSpecError: No nodes would come for them, or too few.
+        """
 
     def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
         """Return how many nodes provide `gpus` GPUs, or check `nodes`; exactly one of the two is given.

@@ -6,13 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
-from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP as REQUESTS_GROUP
 from airflow_gpu_provider.cluster.provisioning_requests import PLURAL
@@ -87,32 +83,27 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
 
 
 def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
-    if not platform_of(pool):
+    if not pool.nodes_to_come.platform:
         verbs = ("list", "watch")
         yield Rule(group="", resource="pods", verbs=verbs, namespace=PLUGIN_NAMESPACE, roles="device-plugin.yaml")
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:
-    if pool.needs_cluster_autoscaler or pool.provisioner == "cluster-autoscaler":
+    if pool.has_autoscaler_status:
         report = {"namespace": STATUS_NAMESPACE, "name": STATUS_NAME}
         yield Rule(group="", resource="configmaps", verbs=("get",), roles="autoscaler.yaml", **report)
 
 
 def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
-    provisioner = pool.provisioner
-    if provisioner in KARPENTERS:
-        for resource in ("nodepools", "nodeclaims"):
-            yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))
+    for verb, group, resource in pool.reads_of_provisioner:
+        yield Rule(group=group, resource=resource, verbs=(verb,))
+    if pool.has_karpenter:
         # Events of cluster-scoped objects are kept there.
         yield Rule(group="", resource="events", verbs=("list",), namespace="default")
-    if provisioner == COMPUTE_CLASS:
-        yield Rule(group="cloud.google.com", resource="computeclasses", verbs=("get",))
-    if provisioner == "karpenter":
-        yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
 
 
 def _of_queues(pool: GpuPool, pod_namespace: str) -> Iterator[Rule]:
-    if not provisioning_class(pool):
+    if not pool.provisioning_class:
         return
     own: Any = {"roles": "kueue.yaml", "only_for": "why a queued task waits, and the doctor's check of its queue"}
     watched: Any = {"verbs": ("list", "watch"), "namespace": pod_namespace, **own}

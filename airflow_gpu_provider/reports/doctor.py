@@ -17,10 +17,8 @@ from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_NAMESPAC
 from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import LaunchFailure
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
-from airflow_gpu_provider.cluster.karpenter import KARPENTERS
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
@@ -131,11 +129,11 @@ class _Doctor:
             found["prices"] = self._prices
         if self._provisioner:
             del found["quota"]  # the provisioner meets it, and tells of it
-            if self._provisioner in KARPENTERS:
+            if self._pool.has_karpenter:
                 found["stock"] = self._launches
             else:
                 del found["stock"]  # others tell their pods only
-        if provisioning_class(self._pool):
+        if self._pool.provisioning_class:
             found["queues"] = self._queues
         if self._pool.needs_cluster_autoscaler:
             found["autoscaler"] = self._autoscaler
@@ -357,14 +355,7 @@ def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
     found = {node.image.driver for node in nodes if node.image.driver}
     if found:
         return f"existing nodes have it from {', '.join(sorted(found))}"
-    ami_type, driver = getattr(pool, "ami_type", ""), getattr(pool, "driver", "")
-    if ami_type and ami_type != "CUSTOM":
-        return f"nodes have it from their image, {ami_type}"
-    if driver in ("default", "latest"):
-        return f"GKE installs it ({driver})"
-    if driver == "daemonset":
-        return "InstallDevicePluginOperator installs it by a DaemonSet"
-    return "the nodes' owner installs it; every node has allocatable GPUs"
+    return pool.nodes_to_come.driver
 
 
 def list_plugin_pods(api: ApiClient, pool: GpuPool) -> dict[str, PodState]:

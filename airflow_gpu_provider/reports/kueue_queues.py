@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
@@ -114,8 +113,8 @@ class KueueQueues:
 
 def _of_config(pool: GpuPool, config: Json) -> Iterator[Problem]:
     spec, name = _spec(config), f"ProvisioningRequestConfig {config['metadata']['name']}"
-    if (found := spec.get("provisioningClassName")) != provisioning_class(pool):
-        yield "problem", f"{name} has provisioningClassName {found}, and the pool needs {provisioning_class(pool)}"
+    if (found := spec.get("provisioningClassName")) != pool.provisioning_class:
+        yield "problem", f"{name} has provisioningClassName {found}, and the pool needs {pool.provisioning_class}"
     if GPU_RESOURCE not in (spec.get("managedResources") or ()):
         yield "problem", f"{name} lacks {GPU_RESOURCE} in managedResources"
     selected = (spec.get("podSetUpdates") or {}).get("nodeSelector") or ()

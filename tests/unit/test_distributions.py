@@ -75,7 +75,7 @@ def folders(wheel: ZipFile) -> set[str]:
 
 
 def test_the_provider_carries_the_manifest_that_it_applies(provider: ZipFile) -> None:
-    assert "airflow_gpu_provider/addons/cluster_autoscaler.yaml" in provider.namelist()
+    assert "airflow_gpu_provider/clouds/aws/cluster_autoscaler.yaml" in provider.namelist()
 
 
 def test_the_provider_carries_no_sandbox(provider: ZipFile) -> None:

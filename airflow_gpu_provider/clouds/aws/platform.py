@@ -12,6 +12,7 @@ from airflow_gpu_provider.clouds.aws import permissions as eks_permissions
 from airflow_gpu_provider.clouds.aws import prices
 from airflow_gpu_provider.clouds.aws.clients import instances
 from airflow_gpu_provider.clouds.aws.cluster import EksCluster
+from airflow_gpu_provider.clouds.aws.cluster_autoscaler import image_for, manifest
 from airflow_gpu_provider.clouds.aws.external_groups import ExternalGroups
 from airflow_gpu_provider.clouds.aws.group_state import instance_end, instance_ids, launched_by, lives
 from airflow_gpu_provider.clouds.aws.node_groups import asg_name
@@ -70,6 +71,10 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
         )
         caller = self._clients.sts.call("get_caller_identity")
         return eks_permissions.simulate(self._clients.iam, caller["Arn"], wanted)
+
+    def cluster_autoscaler(self, *, flags: Sequence[str], image: str | None, role_arn: str | None) -> str:
+        image = image or image_for(str(self._eks.description["version"]))
+        return manifest(self._pool, image=image, flags=flags, role_arn=role_arn)
 
     def cluster_access(self) -> ClusterAccess:
         return self._eks.access

@@ -13,6 +13,8 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.clouds.aws.rules import (
     IN_TEMPLATES,
+    efa_of_a_pod,
+    faster_starts,
     release_problems,
     reservation_problems,
     template_problems,
@@ -20,6 +22,7 @@ from airflow_gpu_provider.clouds.aws.rules import (
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodesToCome, PodFabric
 from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, as_whole, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
@@ -143,6 +146,8 @@ class EksGpuPool(GpuPool):
     placed_by: ClassVar[tuple[str, ...]] = (*GpuPool.placed_by, "instance_types", "capacity_types")
     types_field: ClassVar[str] = "instance_types"
     unknown_type: ClassVar[str] = "g99.xlarge"
+    allowed_by: ClassVar[tuple[str, ...]] = (*GpuPool.allowed_by, "instance_types", "capacity_types", "zones")
+    cluster_fields: ClassVar[tuple[str, ...]] = ("cluster_name", "region", "aws_conn_id")
     private_fields: ClassVar[Mapping[str, str]] = {
         "cluster_name": "cluster",
         "aws_conn_id": "connection",
@@ -183,6 +188,39 @@ class EksGpuPool(GpuPool):
     def has_image_volume(self) -> bool:
         """Whether images and pods are on IMAGE_VOLUME rather than the root volume: Bottlerocket's are."""
         return self.ami_type.startswith("BOTTLEROCKET_")
+
+    @property
+    def takes_cluster_autoscaler(self) -> bool:
+        return True
+
+    @property
+    def nodes_to_come(self) -> NodesToCome:
+        types = [accelerators.instance_type(name) for name in self.instance_types]
+        archs = {machine.arch for machine in types if machine}
+        labels = {"topology.kubernetes.io/region": self.region}
+        if len(archs) == 1 and None not in types:
+            labels["kubernetes.io/arch"] = archs.pop()
+        if len(types) == 1:
+            labels["node.kubernetes.io/instance-type"] = self.instance_types[0]
+        found = super().nodes_to_come
+        return replace(
+            found,
+            labels={**found.labels, **labels},
+            driver=found.driver if self.ami_type == "CUSTOM" else f"nodes have it from their image, {self.ami_type}",
+            image_with_plugin="Bottlerocket" if self.has_image_volume else "",
+        )
+
+    def fabric_plugin(self, image: str | None = None) -> FabricPlugin | None:
+        from airflow_gpu_provider.clouds.aws.efa_plugin import efa_plugin
+
+        return efa_plugin(image) if self.network == "efa" else None
+
+    def fabric_of(self, gpus: int) -> PodFabric | None:
+        return efa_of_a_pod(self, gpus) if self.network == "efa" else None
+
+    @property
+    def how_to_start_sooner(self) -> str:
+        return faster_starts(self)
 
     @property
     def room_for_images(self) -> int | None:

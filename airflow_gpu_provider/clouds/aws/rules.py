@@ -6,15 +6,15 @@ What EKS takes in a launch template alone, EFA, EC2's network for machines that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.accelerators import instance_type
+from airflow_gpu_provider.accelerators import EFA_INTERFACES, instance_type
 from airflow_gpu_provider.clouds.aws.user_data import problems as user_data_problems
+from airflow_gpu_provider.pools.on_nodes import PodFabric
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network", "fast_start")
 """The arguments for which a pool's node groups have launch templates of this package's."""
@@ -96,36 +96,6 @@ EFA_RESOURCE = "vpc.amazonaws.com/efa"
 """What EFA's device plugin calls an interface, of which a pod asks for some."""
 
 
-def _of(family: str, sizes: str, interfaces: int) -> dict[str, int]:
-    return {f"{family}.{size}": interfaces for size in sizes.split()}
-
-
-EFA_INTERFACES: Mapping[str, int] = {
-    **_of("g4dn", "8xlarge 12xlarge 16xlarge metal", 1),
-    **_of("g5", "8xlarge 12xlarge 16xlarge 24xlarge 48xlarge", 1),
-    **_of("g6", "8xlarge 12xlarge 16xlarge 24xlarge 48xlarge", 1),
-    **_of("gr6", "8xlarge", 1),
-    **_of("g6e", "8xlarge 12xlarge 16xlarge", 1),
-    **_of("g6e", "24xlarge", 2),
-    **_of("g6e", "48xlarge", 4),
-    **_of("g7", "8xlarge 12xlarge 24xlarge", 1),
-    **_of("g7", "48xlarge", 2),
-    **_of("g7e", "8xlarge 12xlarge", 1),
-    **_of("g7e", "24xlarge", 2),
-    **_of("g7e", "48xlarge", 4),
-    **_of("p3dn", "24xlarge", 1),
-    **_of("p4d", "24xlarge", 4),
-    **_of("p4de", "24xlarge", 4),
-    **_of("p5", "4xlarge", 1),
-    **_of("p5", "48xlarge", 32),
-    **_of("p5e", "48xlarge", 32),
-    **_of("p5en", "48xlarge", 16),
-    **_of("p6-b200", "48xlarge", 8),
-    **_of("p6-b300", "48xlarge", 16),
-}
-"""How many a machine may have at most (DescribeInstanceTypes, EfaInfo)."""
-
-
 def _efa_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
     """Yield why a rendered pool cannot have network="efa", each with its fix."""
     if without := [name for name in pool.instance_types if name not in EFA_INTERFACES]:
@@ -142,18 +112,19 @@ def _efa_problems(pool: EksGpuPool) -> Iterator[tuple[str, str]]:
         )
 
 
-def interfaces_of_a_pod(pool: GpuPool, gpus: int) -> int:
-    """Return how many interfaces a rank of a gang asks for: its GPUs' share of what each of the pool's types has.
+def efa_of_a_pod(pool: EksGpuPool, gpus: int) -> PodFabric:
+    """Return what a rank of a gang with EFA asks for; FI_PROVIDER makes libfabric, and so NCCL's plugin, take EFA."""
+    resources = {EFA_RESOURCE: str(interfaces_of_a_pod(pool, gpus)), "hugepages-2Mi": huge_pages_of_a_pod(pool)}
+    return PodFabric(resources=resources, env={"FI_PROVIDER": "efa"})
 
-    Without EFA, 0.
-    """
-    if pool.kind != "eks" or getattr(pool, "network", None) != "efa":
-        return 0
+
+def interfaces_of_a_pod(pool: EksGpuPool, gpus: int) -> int:
+    """Return how many interfaces a rank of a gang asks for: its GPUs' share of what each of the pool's types has."""
     of = {name: (EFA_INTERFACES[name], size.gpus if size else None) for name, size in pool.node_sizes.items()}
     return min(max(1, has * min(gpus, there or gpus) // (there or gpus)) for has, there in of.values())
 
 
-def huge_pages_of_a_pod(pool: GpuPool) -> str:
+def huge_pages_of_a_pod(pool: EksGpuPool) -> str:
     """Return how much memory in pages of 2 MiB a rank of a gang with EFA asks for, as a quantity.
 
     EFA's driver on Amazon Linux sets 5128 pages aside ("Run machine learning training with EFA" in EKS's user guide),
@@ -161,12 +132,33 @@ def huge_pages_of_a_pod(pool: GpuPool) -> str:
     """
     cpus = [machine.vcpus for name in pool.node_sizes if (machine := instance_type(name))]
     of_type = 2 * _BOTTLEROCKET_PAGES * min(cpus, default=_USUAL_HUGE_PAGES)
-    mib = min(_USUAL_HUGE_PAGES, of_type) if getattr(pool, "has_image_volume", False) else _USUAL_HUGE_PAGES
+    mib = min(_USUAL_HUGE_PAGES, of_type) if pool.has_image_volume else _USUAL_HUGE_PAGES
     return f"{mib}Mi"
 
 
 _USUAL_HUGE_PAGES = 5120  # MiB
 _BOTTLEROCKET_PAGES = 110
+
+
+# -- where images are unpacked -------------------------------------------------------------------------------
+
+_WITHOUT_DISKS = ("p2", "p3", "g5g")
+"""The families of the catalogue without disks of their own (DescribeInstanceTypes, InstanceStorageInfo)."""
+
+
+def has_local_disk(name: str) -> bool:
+    """Return True if machines of EC2 type `name` have local NVMe; False for a type that the catalogue does not know."""
+    return instance_type(name) is not None and name.partition(".")[0] not in _WITHOUT_DISKS
+
+
+def faster_starts(pool: EksGpuPool) -> str:
+    """Return what makes the pool's images be there sooner; empty where it has that, or nothing does."""
+    if pool.fast_start:
+        return ""
+    disks = [name for name in pool.instance_types if has_local_disk(name)]
+    have = f"{', '.join(disks)} {'have' if len(disks) > 1 else 'has'} a local NVMe" if disks else ""
+    by = "fast_start=True makes images go to a faster disk" if pool.manage == "full" else ""
+    return ", ".join(filter(None, (by, have)))
 
 
 # -- capacity reservations ----------------------------------------------------------------------------------

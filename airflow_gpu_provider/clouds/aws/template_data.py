@@ -18,7 +18,7 @@ from typing import Any
 from airflow_gpu_provider.accelerators import instance_type
 from airflow_gpu_provider.clouds.aws.instance_types import Fabric
 from airflow_gpu_provider.clouds.aws.pool import IMAGE_VOLUME, EksGpuPool
-from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, needs
+from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, has_local_disk, needs
 from airflow_gpu_provider.clouds.aws.user_data import API_VERSION, as_data, as_text, from_text
 from airflow_gpu_provider.clouds.group_checks import Difference
 from airflow_gpu_provider.pools import Candidate
@@ -35,14 +35,6 @@ _ON_LOCAL_DISKS = {"instance": {"localStorage": {"strategy": "RAID0"}}}
 
 _IN_PARALLEL = {"featureGates": {"FastImagePull": True}}
 """Images pulled and unpacked in parallel."""
-
-_WITHOUT_DISKS = ("p2", "p3", "g5g")
-"""The families of the catalogue without disks of their own (DescribeInstanceTypes, InstanceStorageInfo)."""
-
-
-def has_local_disk(name: str) -> bool:
-    """Return True if machines of EC2 type `name` have local NVMe; False for a type that the catalogue does not know."""
-    return instance_type(name) is not None and name.partition(".")[0] not in _WITHOUT_DISKS
 
 
 def uses_local_disks(pool: EksGpuPool, name: str) -> bool:

@@ -14,6 +14,7 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.clouds.google import rules as gke_machines
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
+from airflow_gpu_provider.pools.on_nodes import NodeDaemon, NodesToCome
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_some_of,
@@ -30,6 +31,9 @@ GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 """GKE adds it to node pools with GPUs, unless all node pools of the cluster have them; Ensure does in its place."""
 
 DRIVERS = ("default", "latest", "disabled", "daemonset")
+_WITHOUT_GKES_PLUGIN = "gke-no-default-nvidia-gpu-device-plugin"
+"""The label of nodes that have no device plugin from GKE: the GPU Operator brings its own."""
+
 LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
@@ -140,6 +144,14 @@ class GkeGpuPool(GpuPool):
     )
     types_field: ClassVar[str] = "machine_types"
     unknown_type: ClassVar[str] = "g99-standard-4"
+    allowed_by: ClassVar[tuple[str, ...]] = (
+        *GpuPool.allowed_by,
+        *("machine_types", "capacity_types", "node_locations"),
+    )
+    cluster_fields: ClassVar[tuple[str, ...]] = (
+        *("cluster_name", "location", "project_id", "gcp_conn_id"),
+        *("impersonation_chain", "use_internal_ip", "use_dns_endpoint"),
+    )
     private_fields: ClassVar[Mapping[str, str]] = {
         "cluster_name": "cluster",
         "project_id": "project",
@@ -215,6 +227,44 @@ class GkeGpuPool(GpuPool):
     def needs_host_ipc(self) -> bool:
         """Whether pods need the host's IPC namespace: MPS's clients and its daemon talk through /dev/shm."""
         return self.gpu_sharing.get("strategy") == "MPS"
+
+    @property
+    def nodes_to_come(self) -> NodesToCome:
+        found = super().nodes_to_come
+        drivers = {
+            "daemonset": "InstallDevicePluginOperator installs it by a DaemonSet",
+            "disabled": found.driver,
+        }
+        return replace(
+            found,
+            labels={**found.labels, "topology.kubernetes.io/region": self.region},
+            driver=drivers.get(self.driver, f"GKE installs it ({self.driver})"),
+            platform="" if self.node_labels.get(_WITHOUT_GKES_PLUGIN) == "true" else "GKE",
+        )
+
+    def driver_installer(self, image: str | None = None) -> NodeDaemon | None:
+        from airflow_gpu_provider.clouds.google.driver_installer import driver_installer
+
+        return driver_installer(self.image_type, image) if self.driver == "daemonset" else None
+
+    @property
+    def how_to_start_sooner(self) -> str:
+        is_given = self.image_streaming or self.manage != "full"
+        return "" if is_given else "image_streaming=True starts containers before their images are all there"
+
+    @property
+    def how_to_find_libraries(self) -> str:
+        return (
+            "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars,"
+            " unless the image has it, as NVIDIA's have. If it is set:"
+        )
+
+    @property
+    def provisioning_class(self) -> str:
+        return gke_machines.QUEUED_CLASS if self.queued_provisioning is True else ""
+
+    def check_nodes_come(self, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:
+        gke_machines.check_nodes_come(self, task_id, nodes=nodes, gpus=gpus, queue=queue)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

@@ -320,28 +320,7 @@ QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="No
 """GKE adds it to node pools with queued provisioning."""
 
 
-def provisioning_class(pool: GpuPool) -> str:
-    """Return the class of the ProvisioningRequests by which a pool's nodes come; empty where they come otherwise.
-
-    Empty, too, where only a rendered spec says which.
-    """
-    return QUEUED_CLASS if getattr(pool, "queued_provisioning", False) is True else ""
-
-
-def demand_lasts(pool: GpuPool, give_up_after: timedelta | None = None) -> timedelta:
-    """Return how long a run's demand lasts: max_runtime, and where Kueue queues its trainings the time for that before.
-
-    There demand brings no machine by itself, and no machine lives longer than `node_lifetime`.
-
-    Args:
-        give_up_after: How long they may wait. Default, and at least: max_runtime.
-    """
-    if not provisioning_class(pool):
-        return pool.max_runtime
-    return pool.max_runtime + max(pool.max_runtime, give_up_after or timedelta(0))
-
-
-def check_nodes_come(task_id: str, pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
+def check_nodes_come(pool: GpuPool, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:
     """Check that a task's pods get nodes where these come only by ProvisioningRequests, which Kueue makes.
 
     GKE's autoscaler estimates a request's nodes without the pods' anti-affinity ("About flex-start with queued
@@ -356,7 +335,7 @@ def check_nodes_come(task_id: str, pool: GpuPool, *, nodes: int, gpus: int, queu
     Raises:
         PoolSpecError: No request is made for them, or it would bring fewer nodes than there are ranks.
     """
-    if not provisioning_class(pool):
+    if not pool.provisioning_class:
         return
     if not queue:
         raise PoolSpecError(

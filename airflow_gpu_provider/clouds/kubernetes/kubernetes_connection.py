@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from airflow_gpu_provider.clouds.from_connection import FromConnection, check_header_text, with_readable_extra
+from airflow_gpu_provider.clouds.from_connection import FromConnection, check_header_text, extras_of
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
+from airflow_gpu_provider.errors import CredentialsError, GpuError
 from airflow_gpu_provider.parse_errors import kind_of, parsed, path_in_words, problem_of
 from airflow_gpu_provider.untrusted import NotParsed
 
@@ -81,25 +81,6 @@ def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
     )
     _check_credentials(kubeconfig, access, conn_id)
     return access
-
-
-def extras_of(conn_id: str) -> dict[str, Any]:
-    """Return the extra of a connection of type kubernetes.
-
-    Raises:
-        ConnectionNotFound: There is no such connection.
-        CredentialsError: Its extra is no JSON object.
-    """
-    # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
-    from airflow.sdk import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
-
-    prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
-    try:
-        extras = with_readable_extra(BaseHook.get_connection(conn_id)).extra_dejson
-    except AirflowNotFoundException as error:
-        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
-    return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 
 def _load(extras: dict[str, Any], settings: Any, context: str | None, conn_id: str) -> Kubeconfig:

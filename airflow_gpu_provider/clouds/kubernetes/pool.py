@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.on_nodes import NodesToCome
 from airflow_gpu_provider.pools.values import are_labels, as_tuple, as_whole, is_dns_subdomain, is_template
 
 COMPUTE_CLASS = "compute-class"
@@ -16,18 +17,54 @@ COMPUTE_CLASS = "compute-class"
 COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 """What pods select, and what GKE labels and taints the nodes of a class with; the value is the class's name."""
 
+_NODE_POOLS = (("list", "karpenter.sh", "nodepools"), ("list", "karpenter.sh", "nodeclaims"))
 _OF_NODE_POOLS = (
     "Allow its NodePool more: other types, zones or capacity types in its requirements, higher limits;"
     " or add a NodePool with the same labels"
 )
-_MORE_OF = {
-    "karpenter": _OF_NODE_POOLS,
-    "auto-mode": _OF_NODE_POOLS,
-    "autopilot": "Select GPUs that more machines have, or another zone or capacity, by node_selector_labels",
-    COMPUTE_CLASS: "Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
-    "cluster-autoscaler": "Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provisioner:
+    """What adds and removes nodes by its own configuration.
+
+    Attributes:
+        name: Its name, for people.
+        how_to_widen: GpuPool's.
+        brings_plugin: Whether its nodes come with driver and device plugin.
+        reads: GpuPool's `reads_of_provisioner`.
+    """
+
+    name: str
+    how_to_widen: str
+    brings_plugin: bool = False
+    reads: tuple[tuple[str, str, str], ...] = ()
+
+
+PROVISIONERS: Mapping[str, Provisioner] = {
+    "karpenter": Provisioner(
+        name="Karpenter",
+        how_to_widen=_OF_NODE_POOLS,
+        reads=(*_NODE_POOLS, ("get", "karpenter.k8s.aws", "ec2nodeclasses")),
+    ),
+    "auto-mode": Provisioner(name="EKS Auto Mode", how_to_widen=_OF_NODE_POOLS, brings_plugin=True, reads=_NODE_POOLS),
+    "autopilot": Provisioner(
+        name="GKE Autopilot",
+        how_to_widen="Select GPUs that more machines have, or another zone or capacity, by node_selector_labels",
+        brings_plugin=True,
+    ),
+    COMPUTE_CLASS: Provisioner(
+        name="GKE",
+        how_to_widen="Give its ComputeClass more priorities: other machine types, zones, reservations or spot",
+        brings_plugin=True,
+        reads=(("get", "cloud.google.com", "computeclasses"),),
+    ),
+    "cluster-autoscaler": Provisioner(
+        name="cluster-autoscaler",
+        how_to_widen="Add groups to cluster-autoscaler whose nodes have these labels, or a higher maximum size",
+    ),
 }
-_PROVISIONERS = tuple(_MORE_OF)
+_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", COMPUTE_CLASS_LABEL)
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 
@@ -67,6 +104,8 @@ class KubernetesGpuPool(GpuPool):
 
     kind: ClassVar[str] = "kubernetes"
     placed_by: ClassVar[tuple[str, ...]] = (*GpuPool.placed_by, "gpus_per_node")
+    allowed_by: ClassVar[tuple[str, ...]] = (*GpuPool.allowed_by, "node_selector_labels")
+    cluster_fields: ClassVar[tuple[str, ...]] = ("kubernetes_conn_id", "cluster_context")
     __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     nodes: Sequence[str] = ()
@@ -88,6 +127,10 @@ class KubernetesGpuPool(GpuPool):
         return ""
 
     @property
+    def kubernetes_connection(self) -> str:
+        return self.kubernetes_conn_id
+
+    @property
     def node_selector(self) -> dict[str, str]:
         """The labels that pods select. A provisioner's nodes carry no label of this package, so pods select none."""
         return dict(self.node_selector_labels) if self.provisioner else super().node_selector
@@ -98,7 +141,7 @@ class KubernetesGpuPool(GpuPool):
 
     @property
     def how_to_widen(self) -> str:
-        return _MORE_OF[self.provisioner] if self.provisioner else "Add nodes to the pool"
+        return self._by.how_to_widen if self._by else "Add nodes to the pool"
 
     @property
     def machines_of_others(self) -> frozenset[str]:
@@ -116,6 +159,43 @@ class KubernetesGpuPool(GpuPool):
     @property
     def nodes_come_with_pods(self) -> bool:
         return self.provisioner is not None
+
+    @property
+    def _by(self) -> Provisioner | None:
+        return PROVISIONERS[self.provisioner] if self.provisioner else None
+
+    @property
+    def reads_of_provisioner(self) -> Sequence[tuple[str, str, str]]:
+        return self._by.reads if self._by else ()
+
+    @property
+    def has_karpenter(self) -> bool:
+        return self.provisioner in ("karpenter", "auto-mode")
+
+    @property
+    def has_node_classes(self) -> bool:
+        """Karpenter's alone: Auto Mode brings the device plugin itself."""
+        return self.provisioner == "karpenter"
+
+    @property
+    def has_autoscaler_status(self) -> bool:
+        return self.provisioner == "cluster-autoscaler"
+
+    @property
+    def nodes_to_come(self) -> NodesToCome:
+        platform = self._by.name if self._by and self._by.brings_plugin else ""
+        return replace(super().nodes_to_come, platform=platform)
+
+    @property
+    def lets_pods_avoid_nodes(self) -> bool:
+        return self.provisioner != "autopilot"
+
+    def refuses_not_to_evict(self, node_selector: Mapping[str, str]) -> bool:
+        """On Autopilot it requests an extended run time, for which no node of these kinds is added.
+
+        buildkite/agent-stack-k8s#849. Autopilot removes no node from a pod without a controller anyway.
+        """
+        return self.provisioner == "autopilot" and any(label in node_selector for label in _NO_EXTENDED_RUN_TIME)
 
     @property
     def is_grown_by_cluster_autoscaler(self) -> bool:
@@ -154,7 +234,7 @@ class KubernetesGpuPool(GpuPool):
                 "price_per_hour=\"list\" needs a cloud that is asked, and this pool's nodes may be anybody's",
                 "Give the price as a number.",
             )
-        self._check("provisioner", lambda value: value in (None, *_PROVISIONERS), f"one of {_PROVISIONERS}")
+        self._check("provisioner", lambda value: value in (None, *PROVISIONERS), f"one of {tuple(PROVISIONERS)}")
         if self.provisioner:
             self._validate_provisioner()
         if bool(self.nodes) == bool(self.node_selector_labels):

@@ -15,12 +15,11 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.clouds import ec2_launches
 from airflow_gpu_provider.clouds.base import FailureKind, Group, LaunchFailure, Machine, MachineState, Plan, Report
 from airflow_gpu_provider.clouds.kubernetes.platform import ExternalMachinesPlatform
-from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS, COMPUTE_CLASS_LABEL
+from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS, COMPUTE_CLASS_LABEL, PROVISIONERS
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import ComputeClass, check_running, read_compute_class
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.karpenter import (
-    KARPENTERS,
     NO_CAPACITY,
     Launch,
     NodeClaim,
@@ -122,15 +121,6 @@ def place_of(labelled: Iterable[Mapping[str, str]], otherwise: Candidate) -> Can
     )
 
 
-NAMES = {
-    "karpenter": "Karpenter",
-    "auto-mode": "EKS Auto Mode",
-    "autopilot": "GKE Autopilot",
-    COMPUTE_CLASS: "GKE",
-    "cluster-autoscaler": "cluster-autoscaler",
-}
-
-
 class ProvisionedPlatform(ExternalMachinesPlatform):
     """A pool whose nodes come when pods ask for them: one group that always exists, and nothing to apply."""
 
@@ -140,7 +130,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
 
     @property
     def _who(self) -> str:
-        return NAMES[self._provisioner]
+        return PROVISIONERS[self._provisioner].name
 
     def plan(self, nodes: int) -> Plan:
         """Check that the provisioner can bring such nodes; there is never anything to change.
@@ -152,7 +142,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         by, notes = self._who, tuple[str, ...]()
         if self._provisioner == "cluster-autoscaler":
             check_running(self._api, self._pool.name, ServerClock(self._api).now())
-        if self._provisioner in KARPENTERS:
+        if self._pool.has_karpenter:
             usable = self._usable_node_pools()
             by += f" (NodePool {', '.join(pool.name for pool in usable)})"
             notes = (*_troubles(usable), *self._limits(usable, nodes), *_stays(usable))
@@ -175,7 +165,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         nodes = list_nodes(self._api, self._pool.node_selector)
         if self._provisioner == COMPUTE_CLASS:
             return (replace(self._provided(nodes, ()), issues=self._of_compute_class()),)
-        if self._provisioner not in KARPENTERS:
+        if not self._pool.has_karpenter:
             return (self._provided(nodes, ()),)
         claims = self._node_claims()
         group, pools = self._provided(nodes, claims), self._own(list_node_pools(self._api) or ())

@@ -11,10 +11,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.clouds.base import Report, platform_for
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter import KARPENTERS, why_kept
+from airflow_gpu_provider.cluster.karpenter import why_kept
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
@@ -78,7 +77,7 @@ class Reconciler(PoolAccess):
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
         seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
-        seen = self._with_kept(seen) if self.pool.provisioner in KARPENTERS else seen
+        seen = self._with_kept(seen) if self.pool.has_karpenter else seen
         seen = self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
         return seen.with_doubts()
 
@@ -279,7 +278,7 @@ class Reconciler(PoolAccess):
 
         Jobs are listed only if the run has wanted nodes for a gang, or a gang that waits may still bring nodes.
         """
-        may_be = lease.gang or provisioning_class(self.pool)
+        may_be = lease.gang or self.pool.provisioning_class
         jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if may_be else ()
         to_go = [(job.namespace, job.name, job.uid) for job in jobs]
         were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)

@@ -113,10 +113,6 @@ def _is_bad_xid(line: str) -> bool:
 E = TypeVar("E", bound=PodFailed)
 
 _SHOWN = 10
-_LIBRARY_ON_GKE = (
-    "GKE mounts the driver's libraries at /usr/local/nvidia/lib64: set LD_LIBRARY_PATH to that in env_vars, unless the"
-    " image has it, as NVIDIA's have. If it is set:"
-)
 # CUDA's runtime calls a driver whose library it does not find "insufficient", which PyTorch calls none.
 _LIBRARY_NOT_FOUND = re.compile(
     r"libcuda\.so|libnvidia-ml\.so|NVML Shared Library Not Found|NVMLError_LibraryNotFound"
@@ -199,9 +195,9 @@ def _last(lines: Sequence[str]) -> list[str]:
 
 
 def _fix(word: LastWord, pool: GpuPool) -> str:
-    """Return what to do: an image on GKE may have a driver, and no way to its library."""
-    is_unfound = pool.kind == "gke" and _LIBRARY_NOT_FOUND.search(word.line)
-    return f"{_LIBRARY_ON_GKE} {word.advice.fix}" if is_unfound else word.advice.fix
+    """Return what to do: an image may have a driver, and no way to its library."""
+    hint = pool.how_to_find_libraries if _LIBRARY_NOT_FOUND.search(word.line) else ""
+    return f"{hint} {word.advice.fix}" if hint else word.advice.fix
 
 
 def _gpu_memory(pool: GpuPool, instance_type: str) -> str:

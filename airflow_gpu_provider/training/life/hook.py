@@ -11,8 +11,7 @@ from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCal
 from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.clouds.base import Platform, platform_for
-from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import extras_of
-from airflow_gpu_provider.clouds.kubernetes.pool import KubernetesGpuPool
+from airflow_gpu_provider.clouds.from_connection import extras_of
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.gpu_health import GpuHealth
@@ -47,8 +46,7 @@ class PoolHook:
     ) -> None:
         self.pool = pool
         self._callbacks = callbacks
-        own = pool.kubernetes_conn_id if isinstance(pool, KubernetesGpuPool) else None
-        self._settings_conn_id = own or settings_conn_id
+        self._settings_conn_id = pool.kubernetes_connection or settings_conn_id
 
     @cached_property
     def platform(self) -> Platform:

@@ -15,7 +15,6 @@ from typing import Generic, cast
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient
 
-from airflow_gpu_provider.clouds.google.rules import check_nodes_come
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
@@ -228,7 +227,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
 
         def once() -> Manifest:
             manifest = self._host.named_manifest
-            check_nodes_come(self.owner.task_id, self._cluster.pool, nodes=1, gpus=0, queue=queue_in(manifest))
+            self._cluster.pool.check_nodes_come(self.owner.task_id, nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.clouds.google.rules import check_nodes_come, demand_lasts
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import Json
@@ -256,7 +255,7 @@ class TaskAttempt(ABC):
 
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, own.gpus)
-            check_nodes_come(self._identity.task_id, self._cluster.pool, nodes=nodes, gpus=own.gpus, queue=own.queue)
+            self._cluster.pool.check_nodes_come(self._identity.task_id, nodes=nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._run, self.owner, self.deadlines))
 
@@ -284,7 +283,7 @@ class TaskAttempt(ABC):
             clock=self._cluster.clock,
             key=self._owner_of_try().key,
             max_runtime=self._cluster.pool.max_runtime,
-            queue_time=demand_lasts(self._cluster.pool) - self._cluster.pool.max_runtime,
+            queue_time=self._cluster.pool.demand_lasts() - self._cluster.pool.max_runtime,
             execution_timeout=self._settings.execution_timeout,
             started_at=self._run.started_at,
             at_latest=self.record.deadline,

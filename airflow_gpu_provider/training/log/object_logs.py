@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.clouds.aws.rules import EFA_INTERFACES
+from airflow_gpu_provider.accelerators import fast_network
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
@@ -190,15 +190,6 @@ _ANSWERED_WITHIN = 5.0
 
 _ON_SOCKETS = re.compile(r"NCCL INFO (?:Using network Socket\b|Channel \S{1,20} .{0,200} via NET/Socket)")
 
-_GPUDIRECT = {
-    "a3-highgpu-8g": "GPUDirect-TCPX",
-    "a3-megagpu-8g": "GPUDirect-TCPXO",
-    "a3-ultragpu-8g": "GPUDirect RDMA",
-    "a4-highgpu-8g": "GPUDirect RDMA",
-}
-"""What NCCL can use on Google's machines, each with a plugin of its own: GKE's pages "Maximize GPU network bandwidth in
-Standard mode clusters" and "AI-optimized GKE cluster"."""
-
 
 class NetworkLook:
     """Reads the type of one node, when the first line says that NCCL uses sockets.
@@ -242,16 +233,9 @@ def is_on_sockets(line: str) -> bool:
     return "NCCL INFO" in line and _ON_SOCKETS.search(line) is not None
 
 
-def faster_than_sockets(instance_type: str) -> str:
-    """Return the network that machines of that type have for NCCL besides TCP, in words; empty if they have none."""
-    if interfaces := EFA_INTERFACES.get(instance_type):
-        return f"up to {interfaces} EFA interface{'s' * (interfaces > 1)}"
-    return _GPUDIRECT.get(instance_type, "")
-
-
 def on_sockets_in_words(instance_type: str) -> str:
     """Return what to tell about a gang whose NCCL goes over TCP; empty where its machines have nothing better."""
-    faster = faster_than_sockets(instance_type)
+    faster = fast_network(instance_type)
     if not faster:
         return ""
     return (

@@ -151,9 +151,8 @@ def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
 
     A provisioner may bring the next machine in another zone than those that are there.
     """
-    named = getattr(pool, "zones", ()) or getattr(pool, "node_locations", ())
-    bound = () if named or pool.provisioner else groups()
-    found = named or [zone for group in bound for zone in group.candidate.zone.split(", ") if zone]
+    bound = () if pool.zones or pool.provisioner else groups()
+    found = pool.zones or [zone for group in bound for zone in group.candidate.zone.split(", ") if zone]
     return tuple(dict.fromkeys(found))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
@@ -162,7 +161,7 @@ def with_lifetime_of_nodes(job: dict[str, Any], pool: GpuPool) -> dict[str, Any]
     It takes precedence over `parameters` of the queue's ProvisioningRequestConfig. Unchanged for other pools.
     """
     lifetime = pool.node_lifetime
-    if not provisioning_class(pool) or lifetime is None:
+    if not pool.provisioning_class or lifetime is None:
         return job
     meta = job["metadata"]
     seconds = {f"{_REQUEST_PARAMETER}maxRunDurationSeconds": str(int(lifetime.total_seconds()))}

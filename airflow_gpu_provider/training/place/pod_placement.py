@@ -17,13 +17,12 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.clouds.aws.rules import EFA_RESOURCE, huge_pages_of_a_pod
-from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS_LABEL
 from airflow_gpu_provider.cluster.node_requirements import Requirement
 from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.on_nodes import PodFabric
 from airflow_gpu_provider.pools.values import is_dns_label, is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
@@ -36,14 +35,6 @@ SHM_VOLUME = "gpu-pod-shm"
 # consolidates over bare pods.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _STAYS = {_SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
-# On Autopilot "false" requests an extended run time, and its autoscaler adds no node of these kinds for such a pod
-# (buildkite/agent-stack-k8s#849). It removes no node from a pod without a controller anyway.
-_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", COMPUTE_CLASS_LABEL)
-
-
-_HUGE_PAGES = "hugepages-2Mi"
-_OVER_EFA = {"FI_PROVIDER": "efa"}
-"""libfabric's choice of network, by which NCCL's plugin for it sends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +53,7 @@ class Placement:
         queue: The Kueue LocalQueue that admits the pod; empty for none.
         instance_type: The machine type that its node has to be; empty for any of the pool's.
         env: Variables for the base container; the user's variables with the same names take precedence.
-        efa: EFA interfaces for the base container; 0 where it trains on one node, or the nodes have none.
+        fabric: What the base container gets of its nodes' fabric; None where it trains on one node, or they have none.
     """
 
     pool: GpuPool
@@ -76,7 +67,7 @@ class Placement:
     queue: str = ""
     instance_type: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    efa: int = 0
+    fabric: PodFabric | None = None
 
 
 def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
@@ -96,14 +87,14 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerated]
     _require(pod.spec, (*_of_types(placement.pool), *placement.avoid))
     _give_gpus(pod.spec, base, placement)
-    if placement.efa:
-        _give_interfaces(base, placement.efa, huge_pages_of_a_pod(placement.pool))
+    if placement.fabric:
+        _give_fabric(base, placement.fabric)
     if placement.pool.needs_host_ipc:
         check_shm(placement.pool, placement.shm_size)
         pod.spec.host_ipc = True
     else:
         _mount_shm(pod.spec, base, placement.shm_size)
-    _tell(base, {**placement.env, **(_OVER_EFA if placement.efa else {})})
+    _tell(base, {**placement.env, **(placement.fabric.env if placement.fabric else {})})
     _limit_time(pod, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
     check_environment((*pod.spec.containers, *(pod.spec.init_containers or ())))
@@ -196,7 +187,7 @@ def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
 
 def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
     """Return the annotations that keep autoscalers from evicting the pod, but still let it get a node."""
-    is_refused = pool.provisioner == "autopilot" and any(label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME)
+    is_refused = pool.refuses_not_to_evict(spec.node_selector)
     return {key: value for key, value in _STAYS.items() if not (is_refused and key == _SAFE_TO_EVICT)}
 
 
@@ -240,10 +231,10 @@ def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement)
     base.resources = resources
 
 
-def _give_interfaces(base: k8s.V1Container, count: int, huge_pages: str) -> None:
-    """Ask for EFA interfaces and huge pages, unless the user has; Kubernetes takes those beside CPU or memory only."""
+def _give_fabric(base: k8s.V1Container, fabric: PodFabric) -> None:
+    """Ask for the fabric's resources, unless the user has; Kubernetes takes huge pages beside CPU or memory only."""
     resources = base.resources
-    for name, value in ((EFA_RESOURCE, str(count)), (_HUGE_PAGES, huge_pages)):
+    for name, value in fabric.resources.items():
         asked = {**(resources.limits or {}), **(resources.requests or {})}.get(name, value)
         resources.limits = {**(resources.limits or {}), name: asked}
         resources.requests = {**(resources.requests or {}), name: asked}

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-from airflow_gpu_provider.clouds.aws.template_data import has_local_disk
-from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
@@ -215,15 +212,7 @@ def slow_pull(phases: Sequence[Mapping[str, Any]], pool: GpuPool) -> str:
 
 def remedies(pool: GpuPool) -> list[str]:
     """Return what makes a pull shorter for the pool, or hides it."""
-    found = ["gpu_nodes(prefetch=[...]) begins it when the node joins"]
-    if isinstance(pool, GkeGpuPool) and not pool.image_streaming and pool.manage == "full":
-        found.append("image_streaming=True starts containers before their images are all there")
-    if isinstance(pool, EksGpuPool) and not pool.fast_start:
-        disks = [name for name in pool.instance_types if has_local_disk(name)]
-        have = f"{', '.join(disks)} {'have' if len(disks) > 1 else 'has'} a local NVMe" if disks else ""
-        by = "fast_start=True makes images go to a faster disk" if pool.manage == "full" else ""
-        found += filter(None, [", ".join(filter(None, (by, have)))])
-    return found
+    return [*filter(None, ("gpu_nodes(prefetch=[...]) begins it when the node joins", pool.how_to_start_sooner))]
 
 
 def _words(seconds: float) -> str:

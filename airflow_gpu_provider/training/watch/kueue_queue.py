@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.backoff import ordinal
-from airflow_gpu_provider.clouds.google.rules import provisioning_class
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import Change
@@ -77,7 +76,7 @@ class KueueQueue:
     def wants(self) -> dict[Resource, str]:
         if not self._queue:
             return {}
-        by_requests = {self._requested: ""} if provisioning_class(self._pool) else {}
+        by_requests = {self._requested: ""} if self._pool.provisioning_class else {}
         return {self._resource: self._queue, **by_requests}
 
     def take(self, changes: Iterable[Change]) -> list[Change]:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.addons.cluster_autoscaler import image_for, is_autoscaler_image, manifest
+from airflow_gpu_provider.addons.cluster_autoscaler import is_autoscaler_image
+from airflow_gpu_provider.clouds.aws.cluster_autoscaler import image_for, manifest
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from airflow_gpu_provider.addons import device_plugin
-from airflow_gpu_provider.addons.cluster_autoscaler import manifest
-from airflow_gpu_provider.addons.device_plugin import DevicePlugin, efa_manifest
+from airflow_gpu_provider.addons.device_plugin import DevicePlugin, fabric_manifest
+from airflow_gpu_provider.clouds.aws.cluster_autoscaler import manifest
 from airflow_gpu_provider.operators import install_device_plugin
-from tests.unit.addons.test_pinned import EKS, MANIFESTS, PRELOADED, images
+from tests.unit.addons.test_pinned import EFA, EKS, MANIFESTS, PRELOADED, images
 
 MINE = f"mirror.example:5000/gpu/mine:v1@sha256:{'0' * 64}"
 # Open: docs/security.md has where to read theirs.
@@ -42,7 +42,7 @@ def test_a_digest_is_of_one_version() -> None:
     [
         DevicePlugin(pool=EKS, image=MINE).manifests(),
         list(yaml.safe_load_all(manifest(EKS, image=MINE))),
-        efa_manifest(EKS, namespace="x", image=MINE),
+        fabric_manifest(EFA, namespace="x", image=MINE),
     ],
     ids=["device plugin", "cluster-autoscaler", "EFA's device plugin"],
 )

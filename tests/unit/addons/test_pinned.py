@@ -14,14 +14,14 @@ import pytest
 import yaml
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.addons.cluster_autoscaler import image_for, manifest
 from airflow_gpu_provider.addons.device_plugin import (
     PLUGIN_NAMESPACE,
     DevicePlugin,
     driver_manifest,
-    efa_manifest,
+    fabric_manifest,
     namespace_manifests,
 )
+from airflow_gpu_provider.clouds.aws.cluster_autoscaler import image_for, manifest
 from airflow_gpu_provider.operators import install_device_plugin
 
 PACKAGE = Path(__file__).parents[3] / "airflow_gpu_provider"
@@ -44,7 +44,7 @@ def gke(image_type: str) -> GkeGpuPool:
 MANIFESTS: dict[str, Any] = {
     "device plugin": DevicePlugin(pool=EKS).manifests(),
     "cluster-autoscaler": list(yaml.safe_load_all(manifest(EKS, image=image_for("1.36")))),
-    "EFA's plugin": efa_manifest(EFA, namespace=PLUGIN_NAMESPACE),
+    "EFA's plugin": fabric_manifest(EFA, namespace=PLUGIN_NAMESPACE),
     "driver on COS": driver_manifest(gke("COS_CONTAINERD"), namespace=PLUGIN_NAMESPACE),
     "driver on Ubuntu": driver_manifest(gke("UBUNTU_CONTAINERD"), namespace=PLUGIN_NAMESPACE),
 }

@@ -10,7 +10,6 @@ from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.clouds.aws.rules import huge_pages_of_a_pod
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
@@ -233,8 +232,11 @@ def test_more_than_any_machine_has(resource: str, amount: str) -> None:
         placed(a_pod(resources=limits(**{resource: amount})))
 
 
+OF_FOUR = a_pool(instance_types=["p4d.24xlarge"], network="efa").fabric_of(8)
+
+
 def test_a_rank_asks_for_its_interfaces_and_huge_pages() -> None:
-    (base,) = placed(a_pod(), efa=4)["spec"]["containers"]
+    (base,) = placed(a_pod(), fabric=OF_FOUR)["spec"]["containers"]
     for part in ("limits", "requests"):
         assert base["resources"][part]["vpc.amazonaws.com/efa"] == "4"
         assert base["resources"][part]["hugepages-2Mi"] == "5120Mi"
@@ -252,13 +254,15 @@ def test_a_rank_asks_for_its_interfaces_and_huge_pages() -> None:
     ],
 )
 def test_a_rank_asks_for_no_more_huge_pages_than_its_node_sets_aside(fields: dict[str, Any], asked: str) -> None:
-    assert huge_pages_of_a_pod(a_pool(**fields, network="efa")) == asked
+    fabric = a_pool(**fields, network="efa").fabric_of(1)
+    assert fabric
+    assert fabric.resources["hugepages-2Mi"] == asked
 
 
 def test_and_for_what_its_user_says_instead() -> None:
     own = limits(**{"memory": "8Gi", "vpc.amazonaws.com/efa": "1", "hugepages-2Mi": "1Gi"})
     env = [k8s.V1EnvVar(name="FI_PROVIDER", value="tcp")]
-    (base,) = placed(a_pod(resources=own, env=env), efa=4)["spec"]["containers"]
+    (base,) = placed(a_pod(resources=own, env=env), fabric=OF_FOUR)["spec"]["containers"]
     assert base["resources"]["limits"] == {
         **own.limits,
         "nvidia.com/gpu": base["resources"]["limits"]["nvidia.com/gpu"],

@@ -9,6 +9,7 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
+from airflow_gpu_provider.accelerators import EFA_INTERFACES
 from airflow_gpu_provider.clouds.aws.instance_types import (
     Cards,
     Fabric,
@@ -18,7 +19,7 @@ from airflow_gpu_provider.clouds.aws.instance_types import (
 )
 from airflow_gpu_provider.clouds.aws.launch_templates import check_fits
 from airflow_gpu_provider.clouds.aws.network import Subnet
-from airflow_gpu_provider.clouds.aws.rules import EFA_INTERFACES, interfaces_of_a_pod
+from airflow_gpu_provider.clouds.aws.rules import interfaces_of_a_pod
 from airflow_gpu_provider.clouds.aws.template_data import described, template_data
 from airflow_gpu_provider.errors import PoolSpecError
 from tests.unit.clouds.aws.test_eks_pool import pool
@@ -144,4 +145,4 @@ def test_a_pod_asks_for_what_each_of_the_pool_s_types_has() -> None:
         32,
         16,
     ]
-    assert interfaces_of_a_pod(pool(instance_types=["p5.48xlarge"]), 8) == 0
+    assert pool(instance_types=["p5.48xlarge"]).fabric_of(8) is None

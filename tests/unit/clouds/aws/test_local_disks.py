@@ -6,7 +6,7 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from airflow_gpu_provider.accelerators import instance_types
-from airflow_gpu_provider.clouds.aws.template_data import has_local_disk
+from airflow_gpu_provider.clouds.aws.rules import has_local_disk
 
 
 @pytest.mark.parametrize("name", [each for each in instance_types() if each in INSTANCE_TYPES])
