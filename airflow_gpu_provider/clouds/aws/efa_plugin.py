@@ -5,7 +5,6 @@ EKS's images bring the driver and no plugin ("Manage EFA devices on Amazon EKS" 
 
 from __future__ import annotations
 
-from airflow_gpu_provider.clouds.aws.rules import EFA_RESOURCE
 from airflow_gpu_provider.pools.on_nodes import PLUGIN_FOLDER, FabricPlugin
 
 # From the one registry from which aws/eks-charts, stable/aws-efa-k8s-device-plugin, pulls in all regions of AWS. That
@@ -17,8 +16,8 @@ _NAME = "aws-efa-k8s-device-plugin"
 _MOUNTS = {"device-plugins": PLUGIN_FOLDER, "infiniband": "/dev/infiniband"}
 
 
-def efa_plugin(image: str | None) -> FabricPlugin:
-    """Return the plugin, with another image instead of AWS's if one is given."""
+def efa_plugin(resource: str, image: str | None) -> FabricPlugin:
+    """Return the plugin that hands out `resource`, with another image instead of AWS's if one is given."""
     container = {
         "name": _NAME,
         "image": image or EFA_IMAGE,
@@ -34,7 +33,7 @@ def efa_plugin(image: str | None) -> FabricPlugin:
             "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in _MOUNTS.items()],
         },
         fabric="EFA",
-        resource=EFA_RESOURCE,
+        resource=resource,
         plugin="efa-k8s-device-plugin",
         dra_driver="dranet",
         without="leave network out and give pods resourceClaims",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.clouds.aws.rules import (
+    EFA_RESOURCE,
     IN_TEMPLATES,
     efa_of_a_pod,
     faster_starts,
@@ -213,7 +214,7 @@ class EksGpuPool(GpuPool):
     def fabric_plugin(self, image: str | None = None) -> FabricPlugin | None:
         from airflow_gpu_provider.clouds.aws.efa_plugin import efa_plugin
 
-        return efa_plugin(image) if self.network == "efa" else None
+        return efa_plugin(EFA_RESOURCE, image) if self.network == "efa" else None
 
     def fabric_of(self, gpus: int) -> PodFabric | None:
         return efa_of_a_pod(self, gpus) if self.network == "efa" else None
