@@ -63,8 +63,8 @@ class Finding:
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as it is left in XCom, where `message` is "said"."""
-        return {"said" if name == "message" else name: value for name, value in asdict(self).items()}
+        """Return it as it is left in XCom."""
+        return asdict(self)
 
 
 def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:

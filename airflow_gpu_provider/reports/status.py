@@ -114,7 +114,7 @@ class PoolStatus:
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
         notes: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
-            that no run wants. In XCom it is "said".
+            that no run wants.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -149,7 +149,7 @@ class PoolStatus:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; an unknown cost is "unknown"."""
         values: dict[str, Any] = _with_unknown(asdict(self))
-        return {"said" if name == "notes" else name: value for name, value in values.items()}
+        return values
 
 
 def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:

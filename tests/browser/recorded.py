@@ -150,7 +150,7 @@ def extends(*pools: str) -> Conf:
 
 def look(statuses: Any, findings: list[Conf]) -> Conf:
     """A janitor's run; a doctor that found a problem fails."""
-    problems = [each["said"] for each in findings if each["result"] == "problem"]
+    problems = [each["message"] for each in findings if each["result"] == "problem"]
     return {
         "reap": {"xcoms": {"reaped": []}},
         "doctor": {"xcoms": {"findings": findings}, "error": "; ".join(problems)},

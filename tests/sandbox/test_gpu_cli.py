@@ -239,11 +239,11 @@ def test_doctor_tells_a_stock_out_and_fails_for_what_would_stop_a_run(
     lost, alone = (each for each in complaints if each["pool"] == "lost")
     assert (lost["check"], lost["result"]) == ("credentials", "problem")
     assert (alone["check"], alone["result"]) == ("scale-down", "problem")
-    assert "DAG others: Pool lost: no ScaleDownSensor of this pool and block comes after task lost" in alone["said"]
-    assert lost["said"] == "The Airflow connection 'nowhere' was not found."
+    assert "DAG others: Pool lost: no ScaleDownSensor of this pool and block comes after task lost" in alone["message"]
+    assert lost["message"] == "The Airflow connection 'nowhere' was not found."
     warnings = {each["check"]: each for each in complaints if each["pool"] == "night"}
     assert set(warnings) == {"groups", "stock"}, "EKS's own word for it, and what becomes of it"
     assert {each["result"] for each in warnings.values()} == {"warning"}
-    assert "InsufficientInstanceCapacity" in warnings["stock"]["said"]
+    assert "InsufficientInstanceCapacity" in warnings["stock"]["message"]
     assert "Worth a look: night: groups, night: stock." in found.stderr
     assert "Would stop a run: lost: credentials, lost: scale-down." in found.stderr

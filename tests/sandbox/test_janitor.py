@@ -120,7 +120,7 @@ def test_dead_runs_lose_their_demand_their_pods_and_their_machines(gpu_sandbox: 
 def test_doctor_as_a_task_fails_where_the_cluster_is_not_there(pool: EksGpuPool) -> None:
     findings = run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[pool]))
     # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
-    not_ok = [each for each in findings if each["result"] != "ok" and "managed node groups" not in each["said"]]
+    not_ok = [each for each in findings if each["result"] != "ok" and "managed node groups" not in each["message"]]
     assert not not_ok
     nowhere = EksGpuPool(**{**_fields(pool), "cluster_name": "nowhere"})
     with pytest.raises(Exception, match="There is no EKS cluster nowhere in us-west-2"):

@@ -65,7 +65,7 @@ const Health = ({ now }: { now: Now }) => {
     <Section title="What would stop a night">
       {problems.map(({ finding, task }, index) => (
         <Notice key={index} status="error" title={`${finding.pool}: ${finding.check}`}>
-          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+          {sentence(finding.message)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
       {now.leftovers.map(({ leftover, task }, index) => (
@@ -75,7 +75,7 @@ const Health = ({ now }: { now: Now }) => {
       ))}
       {warnings.map(({ finding, task }, index) => (
         <Notice key={index} status="warning" title={`${finding.pool}: ${finding.check}`}>
-          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+          {sentence(finding.message)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
       {now.unreadable.map(({ task, why }, index) => (

@@ -56,7 +56,7 @@ export type Failure = { task: string; type: string; what: string; fix: string };
 /** What a run may cost, and what of that is left at least. */
 export type Budget = { most: number; spent: number | null; at: string | null; left: number | null; raised: string };
 
-export type Finding = { pool: string; check: string; result: string; said: string; fix: string };
+export type Finding = { pool: string; check: string; result: string; message: string; fix: string };
 
 export type TimedPhase = { phase: string; seconds: number | null; at: string | null };
 
@@ -221,7 +221,7 @@ export function readFindings(value: unknown): Finding[] {
     pool: text(each.pool),
     check: text(each.check),
     result: text(each.result),
-    said: text(each.said),
+    message: text(each.message),
     fix: text(each.fix),
   }));
 }

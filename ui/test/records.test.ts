@@ -116,7 +116,7 @@ test("XComs come as JSON or as its text; a reference stays text", () => {
 });
 
 test("findings keep their words as they are", () => {
-  assert.equal(readFindings([{ pool: "p", check: "quota", result: "problem", said: "<b>0</b>", fix: "" }])[0]!.said, "<b>0</b>");
+  assert.equal(readFindings([{ pool: "p", check: "quota", result: "problem", message: "<b>0</b>", fix: "" }])[0]!.message, "<b>0</b>");
   assert.deepEqual(readFindings("s3://bucket/key"), []);
 });
 

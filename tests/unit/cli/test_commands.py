@@ -86,7 +86,7 @@ def test_the_doctor_examines_pools_at_the_same_time_and_tells_them_in_their_orde
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     with pytest.raises(SystemExit):
         commands.doctor(Namespace(output="json", pod_namespace="default", verbose=True, spec="pools.json"))
-    assert [each["said"] for each in json.loads(capsys.readouterr().out)] == [f"{name} says no." for name in NAMES]
+    assert [each["message"] for each in json.loads(capsys.readouterr().out)] == [f"{name} says no." for name in NAMES]
 
 
 @pytest.mark.parametrize("command", [commands.status, commands.plan])

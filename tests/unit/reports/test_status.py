@@ -102,7 +102,7 @@ def test_what_the_provisioner_says_is_told_with_its_time() -> None:
         "Karpenter got no machine at 01:55Z: insufficient capacity",
         f"machine i-1 (no node in the pool) of {A}: Karpenter: {lacks}",
     )
-    assert status.to_json()["said"] == list(status.notes)
+    assert status.to_json()["notes"] == list(status.notes)
 
 
 def test_only_what_comes_is_called_booting() -> None:
