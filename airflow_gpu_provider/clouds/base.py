@@ -35,14 +35,6 @@ COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
 # InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
 _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")
 
-# By the kind of pool; "provisioner": another program adds machines for pods.
-_PLATFORMS = {
-    "eks": "airflow_gpu_provider.clouds.aws.platform:EksPlatform",
-    "gke": "airflow_gpu_provider.clouds.google.platform:GkePlatform",
-    "kubernetes": "airflow_gpu_provider.clouds.kubernetes.platform:KubernetesPlatform",
-    "provisioner": "airflow_gpu_provider.clouds.kubernetes.provisioned:ProvisionedPlatform",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -391,7 +383,10 @@ class Platform(ABC):
 
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
-    """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
-    kind = "provisioner" if pool.provisioner else pool.kind
-    platform: Platform = resolve_name(_PLATFORMS[kind])(pool, owner=owner)
+    """Return the platform of a (rendered) pool, which `GpuPool.platform_path` names; its cloud SDK is imported now.
+
+    Args:
+        owner: Who writes groups that this package creates: "installation/dag id".
+    """
+    platform: Platform = resolve_name(pool.platform_path)(pool, owner=owner)
     return platform

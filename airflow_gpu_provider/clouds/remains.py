@@ -1,26 +1,23 @@
-"""What is left of pools, by their names: what clouds and clusters list of them, each asked in its own `remains` module.
+"""What is left of pools, by their names: what their cloud lists of them (`GpuPool.remains_path`), and their cluster.
 
 None of it is what this package has written down, or what `Platform.observe` reads. Lists are taken whole, and searched
-by name and by the cloud's own tags, so that a thing whose tag of ours is missing is found too.
+by name and by the cloud's own tags, so that a thing whose tag of ours is missing is found too. In a cluster the pools'
+label, and the names of their device plugins, are searched for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pkgutil import resolve_name
 
+from airflow_gpu_provider.clouds.base import platform_for
+from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
-
-_CLUSTER = "airflow_gpu_provider.clouds.kubernetes.remains:remains"
-
-# By the kind of pool: who is asked.
-_ASKED = {
-    "eks": ("airflow_gpu_provider.clouds.aws.remains:remains", _CLUSTER),
-    "gke": ("airflow_gpu_provider.clouds.google.remains:remains", _CLUSTER),
-    "kubernetes": (_CLUSTER,),
-}
+from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,9 @@ def remains(*names: str, pool: GpuPool) -> list[Listed]:
 
     A list that cannot be read says why (`Listed.unasked`); nothing is raised for it.
     """
-    return [each for place in _ASKED[pool.kind] for each in resolve_name(place)(*names, pool=pool)]
+    path = pool.remains_path
+    in_the_cloud: list[Listed] = resolve_name(path)(*names, pool=pool) if path else []
+    return [*in_the_cloud, *_in_the_cluster(names, pool)]
 
 
 def listed(what: str, look: Callable[[], Iterator[str]], *, costs: bool = True) -> Listed:
@@ -57,3 +56,27 @@ def listed(what: str, look: Callable[[], Iterator[str]], *, costs: bool = True) 
         return Listed(what=what, left=tuple(look()), costs=costs)
     except GpuError as error:
         return Listed(what=what, unasked=f"{type(error).__name__}: {error}", costs=costs)
+
+
+def _in_the_cluster(names: tuple[str, ...], pool: GpuPool) -> list[Listed]:
+    @cache
+    def api() -> ApiClient:
+        return platform_for(pool).cluster_access().api_client()
+
+    def labelled(path: str, resource: str) -> Iterator[str]:
+        for each in list_items(api(), path, resource=resource, labelSelector=POOL_LABEL):
+            if each["metadata"]["labels"][POOL_LABEL] in names:
+                yield each["metadata"]["name"]
+
+    def plugins() -> Iterator[str]:
+        endings = tuple(f"-{name}" for name in names)
+        for each in list_items(api(), "/apis/apps/v1/daemonsets", resource="daemonsets"):
+            name = each["metadata"]["name"]
+            if name.endswith(endings):
+                yield f"{each['metadata'].get('namespace')}/{name}"
+
+    return [
+        listed("nodes, by the API server", lambda: labelled("/api/v1/nodes", "nodes")),
+        listed("leases (demand, locks, ledgers), by the API server", lambda: labelled(LEASES, "leases")),
+        listed("device plugins of these pools, by the API server", plugins, costs=False),
+    ]

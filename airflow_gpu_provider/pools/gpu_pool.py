@@ -180,6 +180,21 @@ class GpuPool(ABC):
         """Whether the cloud is asked what nodes cost."""
         return self.price_per_hour == LIST
 
+    # -- what provides it ------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def platform_path(self) -> str:
+        """The class that provides a rendered pool, as "module:Class"; see `clouds.base.platform_for`."""
+
+    @property
+    def remains_path(self) -> str:
+        """The function that lists what a cloud still has of pools, as "module:function"; see `clouds.remains.remains`.
+
+        Default: empty, where a pool has nothing outside its cluster.
+        """
+        return ""
+
     # -- what its machines may be, and who ends them ---------------------------------------------------------
 
     @property

@@ -181,6 +181,14 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
+    def platform_path(self) -> str:
+        return "airflow_gpu_provider.clouds.aws.platform:EksPlatform"
+
+    @property
+    def remains_path(self) -> str:
+        return "airflow_gpu_provider.clouds.aws.remains:remains"
+
+    @property
     def nodes_join_unlabelled(self) -> bool:
         # With a custom AMI, EKS gives nodes the group's labels and taints only some time after they have joined.
         return super().nodes_join_unlabelled or self.ami_type == "CUSTOM"

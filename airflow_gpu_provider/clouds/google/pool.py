@@ -197,6 +197,14 @@ class GkeGpuPool(GpuPool):
     # -- queries ---------------------------------------------------------------------------------------------
 
     @property
+    def platform_path(self) -> str:
+        return "airflow_gpu_provider.clouds.google.platform:GkePlatform"
+
+    @property
+    def remains_path(self) -> str:
+        return "airflow_gpu_provider.clouds.google.remains:remains"
+
+    @property
     def region(self) -> str:
         """The region that the location is, or is in."""
         match = _LOCATION.fullmatch(self.location)

@@ -119,6 +119,12 @@ class KubernetesGpuPool(GpuPool):
     taints: Sequence[str] = ()
 
     @property
+    def platform_path(self) -> str:
+        if self.provisioner:
+            return "airflow_gpu_provider.clouds.kubernetes.provisioned:ProvisionedPlatform"
+        return "airflow_gpu_provider.clouds.kubernetes.platform:KubernetesPlatform"
+
+    @property
     def gpu_products(self) -> tuple[str, ...]:
         return ()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.clouds import remains as of_cluster
 from airflow_gpu_provider.clouds.aws import remains as of_aws
-from airflow_gpu_provider.clouds.kubernetes import remains as of_cluster
 from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.errors import ClusterNotFound
