@@ -11,9 +11,10 @@ from functools import cache
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import named, serialized_tasks
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.operators.scale_down_after import WAYS_OUT, not_released, starts_machines
-from airflow_gpu_provider.pools.values import deserialize_pool, is_template
+from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.tasks.block_tasks import BlockTask, releasing
 from airflow_gpu_provider.tasks.sure_runs import Scheduled, is_sure_to_run, reached

@@ -2,6 +2,6 @@
 
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.values import Taint, deserialize_pool
+from airflow_gpu_provider.pools.values import Taint
 
-__all__ = ["Candidate", "GpuPool", "Taint", "deserialize_pool"]
+__all__ = ["Candidate", "GpuPool", "Taint"]

@@ -36,6 +36,7 @@ from airflow_gpu_provider.pools.values import (
     as_whole,
     is_currency_code,
     is_dns_label,
+    is_list,
     is_template,
     named_twice,
     to_json,
@@ -116,7 +117,7 @@ class GpuPool(ABC):
     # -- JSON ------------------------------------------------------------------------------------------------
 
     def serialize(self) -> dict[str, Any]:
-        """Return the spec as JSON values; `deserialize_pool` reads it back."""
+        """Return the spec as JSON values; `clouds.deserialize_pool` reads it back."""
         values = {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
         return {"kind": self.kind, "version": _VERSION, **values}
 
@@ -513,7 +514,9 @@ class GpuPool(ABC):
     # -- validation ------------------------------------------------------------------------------------------
 
     def _coerce(self) -> None:
-        self._set("taints", as_tuple(type(self).taints if self.taints is None else self.taints))
+        self._set("taints", type(self).taints if self.taints is None else self.taints)
+        for name in (each.name for each in fields(self) if is_list(each)):
+            self._set(name, as_tuple(getattr(self, name)))
         self._convert(as_whole, "max_nodes", "min_nodes")
         for name in (each.name for each in fields(self) if each.type == "bool"):
             self._set(name, as_bool(getattr(self, name)))

@@ -1,20 +1,15 @@
-"""The values of a spec's fields: templates, which of them Kubernetes accepts, and specs from their form as JSON."""
+"""The values of a spec's fields: templates, their form as JSON, and which of them Kubernetes accepts."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 _PLAIN = "Use plain values; for a value that is known only at run time, use a Jinja expression."
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -160,6 +155,11 @@ def are_strings(values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
 
 
+def is_list(of_a_spec: Field[Any]) -> bool:
+    """Return True for a field of a spec that holds a list, whose parts may be given as one text too."""
+    return str(of_a_spec.type).startswith("Sequence[")
+
+
 def type_problems(spec: Any) -> Iterator[tuple[str, str]]:
     """Yield what is of no type that its field may have, with its fix: an object, no list, or neither true nor false."""
     values = vars(spec)
@@ -169,7 +169,7 @@ def type_problems(spec: Any) -> Iterator[tuple[str, str]]:
             yield f"{each.name} holds a {kind}", _PLAIN
         if each.type == "bool" and not isinstance(value, bool) and not is_template(value):
             yield f"{each.name}={value!r} must be True or False", "Correct the pool's spec."
-        if str(each.type).startswith("Sequence[") and not are_strings(value) and not is_template(value):
+        if is_list(each) and not are_strings(value) and not is_template(value):
             yield f"{each.name}={value!r} must be a list of strings", 'Write it as ["...", "..."], or leave it out.'
 
 
@@ -244,51 +244,3 @@ def taints_from_cloud(taints: Iterable[Mapping[str, Any]]) -> Iterator[Taint]:
     for taint in taints:
         if taint["effect"] in _EFFECTS:
             yield Taint(key=taint["key"], value=taint.get("value") or "", effect=_EFFECTS[taint["effect"]])
-
-
-# -- specs from JSON: those that `GpuPool.serialize` wrote, and those that people write in that form ---------------
-
-_KINDS = {
-    "eks": "airflow_gpu_provider.clouds.aws.pool:EksGpuPool",
-    "gke": "airflow_gpu_provider.clouds.google.pool:GkeGpuPool",
-    "kubernetes": "airflow_gpu_provider.clouds.kubernetes.pool:KubernetesGpuPool",
-}
-
-
-def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
-    """Build the spec that `GpuPool.serialize` wrote, whatever its kind.
-
-    Raises:
-        PoolSpecError: The kind is unknown: the record is from a newer release.
-    """
-    return _class_of(data).deserialize(data)
-
-
-def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
-    """Build the spec that a user wrote in the form of `GpuPool.serialize`: an unknown field is an error.
-
-    Raises:
-        PoolSpecError: The kind is unknown, a field is unknown or missing, or a value cannot work.
-    """
-    cls, name = _class_of(data), str(data.get("name", ""))
-    known = {f.name for f in fields(cls)}
-    if unknown := [str(key) for key in data if key not in {*known, "kind", "version"}]:
-        near = {key: get_close_matches(key, known, n=1) for key in unknown}
-        fixes = [f"write {match[0]} for {key}" if match else f"leave {key} out" for key, match in near.items()]
-        what = f"Pool {name!r}: {cls.__name__} has no field {', '.join(unknown)}."
-        fix = ", and ".join(fixes)
-        raise PoolSpecError(what, f"{fix[0].upper()}{fix[1:]}.", pool=name)
-    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [key for key in needed if key not in data]:
-        what = f"Pool {name!r}: {', '.join(missing)} of {cls.__name__} is not given."
-        raise PoolSpecError(what, "Add it to the spec.", pool=name)
-    return cls.deserialize(data)
-
-
-def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
-    path = _KINDS.get(data.get("kind", ""))
-    if path is None:
-        known = ", ".join(sorted(_KINDS))
-        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
-    found: type[GpuPool] = resolve_name(path)
-    return found

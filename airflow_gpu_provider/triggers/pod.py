@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
@@ -18,7 +19,7 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pools import GpuPool, deserialize_pool
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, is_of_later_release

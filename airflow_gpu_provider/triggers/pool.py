@@ -11,8 +11,8 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.triggers.record import (
     RecordTrigger,

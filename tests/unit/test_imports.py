@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import airflow_gpu_provider
+from tests.fakes.aks import install
 
 OF_A_SPEC = {"pool", "rules", "series", "user_data"}
 """The modules of a cloud that hold its pool, and what that has to know."""
@@ -34,6 +37,19 @@ DEFERS = """
 import sys
 from airflow_gpu_provider.triggers import pool
 print(*sorted({"aiohttp", "airflow_gpu_provider.training"} & sys.modules.keys()))
+"""
+
+KINDS = """
+from airflow.sdk import DAG
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, clouds
+with DAG("nightly"):
+    pool = EksGpuPool(name="a", cluster_name="c", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
+    EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool)
+assert clouds.deserialize_pool(pool.serialize()) == pool
+try:
+    clouds.deserialize_pool({"kind": "aks"})
+except Exception as error:
+    print(error)
 """
 
 
@@ -67,6 +83,14 @@ def test_triggers_load_no_client_that_would_block_the_triggerer_for_a_second() -
 def test_a_worker_that_defers_to_a_pools_trigger_loads_no_watches() -> None:
     done = subprocess.run([sys.executable, "-c", DEFERS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
+
+
+def test_parsing_a_dag_reads_no_entry_points_of_kinds(tmp_path: Path) -> None:
+    """They would be an error here, and are one as soon as a kind is unknown."""
+    install(tmp_path, "company", "eks = no.such:Class")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run([sys.executable, "-c", KINDS], capture_output=True, text=True, check=True, env=env)
+    assert "airflow-gpu-provider and company" in done.stdout.splitlines()[-1]
 
 
 def test_every_public_name_is_there_and_only_those() -> None:

@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodesToCome, PodFabric
-from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_tuple, as_whole, is_template
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_whole, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
 _CONSOLES = {
@@ -324,8 +324,6 @@ class EksGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("instance_types", "reservations", "zones", "subnets", "node_groups", "asg_names"):
-            self._set(name, as_tuple(getattr(self, name)))
         self._set("capacity_types", as_constants(self.capacity_types))
         self._convert(as_whole, "disk_size", "disk_throughput", "disk_iops")
         self._set("user_data", as_plain(self.user_data))

@@ -381,8 +381,6 @@ class GkeGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("machine_types", "node_locations", "tags", "node_pools", "secondary_boot_disks"):
-            self._set(name, as_tuple(getattr(self, name)))
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
             self._set("impersonation_chain", as_tuple(self.impersonation_chain))
         self._set("capacity_types", as_constants(self.capacity_types))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.on_nodes import NodesToCome
-from airflow_gpu_provider.pools.values import are_labels, as_tuple, as_whole, is_dns_subdomain, is_template
+from airflow_gpu_provider.pools.values import are_labels, as_whole, is_dns_subdomain, is_template
 
 COMPUTE_CLASS = "compute-class"
 """The provisioner of a pool whose nodes GKE adds by a ComputeClass."""
@@ -224,7 +224,6 @@ class KubernetesGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        self._set("nodes", as_tuple(self.nodes))
         if self.max_nodes == 0:
             self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
         labels = self.node_selector_labels if isinstance(self.node_selector_labels, dict) else {}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import GpuPool, deserialize_pool
+from airflow_gpu_provider.pools import GpuPool
 
 names = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}", fullmatch=True), max_size=4, unique=True)
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, accelerators
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import Taint, deserialize_pool
+from airflow_gpu_provider.pools import Taint
 
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 

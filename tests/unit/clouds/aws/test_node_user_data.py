@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.clouds.aws.user_data import as_text, from_text
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.values import deserialize_pool
 from tests.unit.clouds.aws.test_eks_pool import pool
 
 AL2023, BOTTLEROCKET = "AL2023_x86_64_NVIDIA", "BOTTLEROCKET_x86_64_NVIDIA"

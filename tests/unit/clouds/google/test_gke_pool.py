@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import GkeGpuPool, accelerators
-from airflow_gpu_provider.clouds.google.rules import demand_lasts, provisioning_class
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import Taint, deserialize_pool
+from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
 from airflow_gpu_provider.training.place.pod_placement import check_gpus
 
@@ -394,7 +394,7 @@ def test_rendered_switches_are_read_as_words(word: str) -> None:
         use_internal_ip=on,
         shielded_instance_config={"enable_secure_boot": on},
     )
-    assert provisioning_class(spec) == ""  # not known yet, so that no task is refused for it
+    assert spec.provisioning_class == ""  # not known yet, so that no task is refused for it
     rendered = spec.resolve({"task": Task()})
     is_on = word.lower() == "true"
     assert {
@@ -422,5 +422,5 @@ def test_demand_for_what_kueue_queues_lasts_for_the_wait_and_the_run() -> None:
     day = timedelta(days=1)
     queued, direct = pool(**FLEX_START, queued_provisioning=True, max_runtime=day), pool(max_runtime=day)
     given = (None, timedelta(hours=1), 5 * day)
-    assert [demand_lasts(queued, each) for each in given] == [2 * day, 2 * day, 6 * day]
-    assert {demand_lasts(direct, each) for each in given} == {day}
+    assert [queued.demand_lasts(each) for each in given] == [2 * day, 2 * day, 6 * day]
+    assert {direct.demand_lasts(each) for each in given} == {day}

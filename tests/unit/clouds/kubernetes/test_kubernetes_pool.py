@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool, placement
+from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools import deserialize_pool
 
 
 def pool(**fields: Any) -> KubernetesGpuPool:
