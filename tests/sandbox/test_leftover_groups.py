@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.clouds.aws.leftover_groups import KEPT_FOR
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.errors import CloudError
 from tests.sandbox.aws_account import LAUNCH, TIMINGS, Account
 from tests.sandbox.test_owned_templates import templates
@@ -22,7 +22,7 @@ BOTH: dict[str, Any] = {"instance_types": [P5], "capacity_types": ["RESERVED", "
 ON_DEMAND = "train-a-p5-48xlarge"
 
 
-def applied(account: Account, platform: EksPlatform) -> list[str]:
+def applied(account: Account, platform: OwnedEksPlatform) -> list[str]:
     """Return what the plan does; the time that it takes passes."""
     plan = platform.plan(1)
     platform.apply(plan, print)

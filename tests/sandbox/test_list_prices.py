@@ -11,9 +11,9 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.clouds.aws import prices
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.google import price_catalog
-from airflow_gpu_provider.clouds.google.platform import GkePlatform
+from airflow_gpu_provider.clouds.google.owned_platform import OwnedGkePlatform
 from airflow_gpu_provider.errors import PriceLimitExceeded
 from gpu_sandbox.aws.prices import SPOT_CHANGES
 from gpu_sandbox.google import GoogleCloud
@@ -57,11 +57,11 @@ def act_as(account: Account, monkeypatch: pytest.MonkeyPatch) -> Any:
     return act
 
 
-def eks(account: Account, **fields: Any) -> EksPlatform:
+def eks(account: Account, **fields: Any) -> OwnedEksPlatform:
     usual = {"instance_types": ["g6.xlarge"], "capacity_types": ["SPOT", "ON_DEMAND"], "price_per_hour": "list"}
     where = {"cluster_name": CLUSTER, "region": account.cloud.region, "zones": [A, B], "max_nodes": 2}
     of_nodes = {"subnets": [*account.network.subnets.values()], "node_role": account.network.node_role_arn}
-    return EksPlatform(EksGpuPool(**{"name": "train", **where, **of_nodes, **usual, **fields}), "tests/dag")
+    return OwnedEksPlatform(EksGpuPool(**{"name": "train", **where, **of_nodes, **usual, **fields}), "tests/dag")
 
 
 def test_a_plan_says_what_each_candidate_costs(request: pytest.FixtureRequest, account: Account, act_as: Any) -> None:
@@ -132,11 +132,11 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
         yield cloud
 
 
-def gke(cloud: GoogleCloud, **fields: Any) -> GkePlatform:
+def gke(cloud: GoogleCloud, **fields: Any) -> OwnedGkePlatform:
     where = {"project_id": cloud.project_id, "location": cloud.region, "cluster_name": "k8s-ml"}
     usual = {"machine_types": ["g2-standard-8"], "node_locations": ["us-central1-a"], "max_nodes": 2}
     markets = {"capacity_types": ["SPOT", "ON_DEMAND"], "price_per_hour": "list", "max_runtime": timedelta(hours=1)}
-    return GkePlatform(GkeGpuPool(**{"name": "train", **where, **usual, **markets, **fields}), "tests/dag")
+    return OwnedGkePlatform(GkeGpuPool(**{"name": "train", **where, **usual, **markets, **fields}), "tests/dag")
 
 
 def test_a_machine_is_the_sum_of_its_skus(cloud: GoogleCloud) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.clouds.aws.node_groups import NodeGroups
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
 from airflow_gpu_provider.errors import GroupFailed, PermissionDenied, PoolDrift
 from tests.sandbox import documented_roles, role_record
@@ -40,13 +40,13 @@ def templates(account: Account) -> dict[str, int]:
     }
 
 
-def upgraded(account: Account, platform: EksPlatform) -> list[str]:
+def upgraded(account: Account, platform: OwnedEksPlatform) -> list[str]:
     """Bring the groups to the spec as Ensure does; return what the plan says of it before. Afterwards it is empty."""
     plan = platform.plan(0)
     platform.apply(plan, print)
     platform.upgrade(print, lambda: None)
     account.advance(TIMINGS.nodegroup_version_update)
-    assert EksPlatform(platform._pool, "prod/nightly_training").plan(0).is_empty
+    assert OwnedEksPlatform(platform._pool, "prod/nightly_training").plan(0).is_empty
     return [change.detail for change in plan.changes if change.action == "upgrade"]
 
 

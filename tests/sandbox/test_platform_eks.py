@@ -16,7 +16,7 @@ from moto.iam.models import iam_backends
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws.autoscaler_tags import wanted_tags
 from airflow_gpu_provider.clouds.aws.autoscaling import SUSPENDED_TAG, SWITCH
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
 from airflow_gpu_provider.clouds.base import Group, Plan, platform_for
 from airflow_gpu_provider.cluster.access import Credentials
@@ -61,23 +61,23 @@ class Pools:
         }
         return EksGpuPool(**(fields | changes))
 
-    def platform(self, owner: str = OWNER, **changes: Any) -> EksPlatform:
-        return EksPlatform(self.spec(**changes), owner)
+    def platform(self, owner: str = OWNER, **changes: Any) -> OwnedEksPlatform:
+        return OwnedEksPlatform(self.spec(**changes), owner)
 
-    def ready(self, owner: str = OWNER, **changes: Any) -> EksPlatform:
+    def ready(self, owner: str = OWNER, **changes: Any) -> OwnedEksPlatform:
         """A platform whose groups are ACTIVE, at size 0."""
         platform = self.platform(owner, **changes)
         self.applied(platform)
         return platform
 
-    def applied(self, platform: EksPlatform) -> Plan:
+    def applied(self, platform: OwnedEksPlatform) -> Plan:
         plan = platform.plan(1)
         platform.apply(plan, print)
         self._account.advance(max((TAKES[change.action] for change in plan.changes), default=0))
         assert {group.status for group in platform.observe()} == {"active"}
         return plan
 
-    def grown(self, size: int, **changes: Any) -> EksPlatform:
+    def grown(self, size: int, **changes: Any) -> OwnedEksPlatform:
         platform = self.ready(**changes)
         platform.grow({GROUP_A: size})
         self._account.advance(LAUNCH)
@@ -107,7 +107,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, account: Account, *, conn_id: str =
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
 
 
-def states(platform: EksPlatform) -> list[str]:
+def states(platform: OwnedEksPlatform) -> list[str]:
     """Those of the first group's machines."""
     return [machine.state for machine in platform.observe()[0].machines]
 
@@ -175,10 +175,10 @@ class TestPlanAndApply:
         platform = pools.ready(
             zones=[B, A], instance_types=["g6.xlarge", "g5.xlarge"], capacity_types=["SPOT", "ON_DEMAND"]
         )
-        wanted = [candidate.group for candidate in platform._source.candidates()]
+        wanted = [candidate.group for candidate in platform.candidates()]
         assert wanted[:3] == ["train-b-g6-xlarge-spot", "train-a-g6-xlarge-spot", "train-b-g5-xlarge-spot"]
         assert [group.name for group in platform.observe()] == wanted
-        assert [group.candidate for group in platform.observe()] == list(platform._source.candidates())
+        assert [group.candidate for group in platform.observe()] == list(platform.candidates())
 
     def test_planning_writes_nothing(self, account: Account, pools: Pools) -> None:
         pools.platform().plan(1)
@@ -195,7 +195,7 @@ class TestPlanAndApply:
         platform, other, said = pools.platform(), pools.platform(), []
         plan = platform.plan(1)
         other.apply(plan, print)
-        platform._eks.groups.create(other._source._specs(other._source.candidates(), {})[0], said.append)
+        platform._eks.groups.create(other._specs(other.candidates(), {})[0], said.append)
         assert said == [f"{GROUP_A} exists already, or is being created by another run"]
 
     def test_a_spot_pool_with_a_launch_template(self, account: Account, pools: Pools) -> None:
@@ -240,7 +240,7 @@ class TestPlanAndApply:
 class TestUpgrades:
     """Groups follow the cluster, its images and the pool's template: those without machines."""
 
-    def brought(self, account: Account, platform: EksPlatform) -> list[str]:
+    def brought(self, account: Account, platform: OwnedEksPlatform) -> list[str]:
         """Bring them up to date as Ensure does; return what the plan says of it before. Afterwards it is empty."""
         plan = platform.plan(0)
         assert {change.action for change in plan.changes} <= {"upgrade"}
@@ -588,7 +588,7 @@ class TestFailedGroups:
     def test_is_observed_replaced_and_named(self, account: Account, pools: Pools) -> None:
         platform = pools.platform()
         account.stock_out()
-        request = platform._source._specs(platform._source.candidates(), {})[0].create_request()
+        request = platform._specs(platform.candidates(), {})[0].create_request()
         account.eks.create_nodegroup(**(request | {"scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 1}}))
         account.advance_until(lambda: platform.observe()[0].status == "failed", after=TIMINGS.nodegroup_create_timeout)
         (group,) = platform.observe()
@@ -677,8 +677,8 @@ class TestWhere:
         account.create_node_group("web", subnets=others)
         platform = pools.platform(zones=[], subnets=[])
         plan = platform.plan(1)
-        assert [c.zone for c in platform._source.candidates()] == [A, B]
-        assert {zone: subnet.id for zone, subnet in platform._source._places.subnets.items()} == {
+        assert [c.zone for c in platform.candidates()] == [A, B]
+        assert {zone: subnet.id for zone, subnet in platform._places.subnets.items()} == {
             A: others[1],
             B: others[0],
         }
@@ -711,9 +711,9 @@ class TestWhere:
         platform = pools.platform(subnets=[])
         cluster = {**platform._eks.description, "resourcesVpcConfig": {"subnetIds": [public, private]}}
         platform._eks.__dict__["description"] = cluster
-        assert platform._source._places.subnets[A].id == private
+        assert platform._places.subnets[A].id == private
         # What the user names is taken as it stands.
-        assert pools.platform(subnets=[public, private])._source._places.subnets[A].id == public
+        assert pools.platform(subnets=[public, private])._places.subnets[A].id == public
 
     def test_a_zone_without_a_subnet(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="none of the subnets of cluster k8s-ml is in us-west-2d"):
@@ -942,7 +942,7 @@ class TestSizes:
 
 class TestShrinkUnfilled:
     @pytest.fixture
-    def starved(self, account: Account, pools: Pools) -> EksPlatform:
+    def starved(self, account: Account, pools: Pools) -> OwnedEksPlatform:
         """One machine runs, two more are asked for and do not come."""
         platform = pools.grown(1)
         account.stock_out()
@@ -951,7 +951,7 @@ class TestShrinkUnfilled:
         assert platform.observe()[0].launch_failure
         return platform
 
-    def test_down_to_what_exists(self, account: Account, starved: EksPlatform) -> None:
+    def test_down_to_what_exists(self, account: Account, starved: OwnedEksPlatform) -> None:
         (machine,) = starved.observe()[0].live
         assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
         account.faults.clear()
@@ -967,7 +967,7 @@ class TestShrinkUnfilled:
         assert platform.shrink_unfilled([GROUP_A]) == {}
         assert platform.observe()[0].desired == 2
 
-    def test_a_machine_that_came_meanwhile_stays(self, account: Account, starved: EksPlatform) -> None:
+    def test_a_machine_that_came_meanwhile_stays(self, account: Account, starved: OwnedEksPlatform) -> None:
         account.faults.clear()
         account.advance(TIMINGS.asg_retry)
         assert states(starved) == ["running", "pending", "pending"]
@@ -976,7 +976,7 @@ class TestShrinkUnfilled:
         assert starved.shrink_unfilled([GROUP_A]) == {}
         assert states(starved) == ["running"] * 3
 
-    def test_somebody_elses_suspension_stays(self, account: Account, starved: EksPlatform) -> None:
+    def test_somebody_elses_suspension_stays(self, account: Account, starved: OwnedEksPlatform) -> None:
         asg = account.asg_of(GROUP_A)
         account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
         assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
@@ -987,7 +987,7 @@ class TestShrinkUnfilled:
     )
     @pytest.mark.parametrize("dies", ["before", "after"])
     def test_a_death_at_any_step_is_mended(
-        self, account: Account, pools: Pools, starved: EksPlatform, last_words: str, dies: str
+        self, account: Account, pools: Pools, starved: OwnedEksPlatform, last_words: str, dies: str
     ) -> None:
         asg = account.asg_of(GROUP_A)
         with dead(starved, last_words, dies=dies), pytest.raises(Dead):
@@ -1001,7 +1001,7 @@ class TestShrinkUnfilled:
         assert len(account.instances(asg)) == size
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
-    def test_a_stale_suspension_is_seen_and_ended(self, account: Account, starved: EksPlatform) -> None:
+    def test_a_stale_suspension_is_seen_and_ended(self, account: Account, starved: OwnedEksPlatform) -> None:
         asg = account.asg_of(GROUP_A)
         with dead(starved, "SetDesiredCapacity", dies="before"), pytest.raises(Dead):
             starved.shrink_unfilled([GROUP_A])
@@ -1023,7 +1023,7 @@ class Dead(Exception):
 class dead:
     """Within this context a platform dies before, or right after, one call to Auto Scaling."""
 
-    def __init__(self, platform: EksPlatform, call: str, *, dies: str) -> None:
+    def __init__(self, platform: OwnedEksPlatform, call: str, *, dies: str) -> None:
         self._events = platform._clients._sessions.get().client("autoscaling").meta.events
         self._last = f"{'before' if dies == 'before' else 'after'}-call.auto-scaling.{call}"
         self._is_dead = False
@@ -1103,7 +1103,7 @@ class TestDelete:
         account.advance_until(lambda: set(account.node_groups()) == left, after=TIMINGS.nodegroup_delete)
 
 
-CALLS: dict[str, Callable[[EksPlatform], Any]] = {
+CALLS: dict[str, Callable[[OwnedEksPlatform], Any]] = {
     "eks": lambda platform: platform._clients.eks.call("describe_cluster", name=CLUSTER),
     "autoscaling": lambda platform: platform._eks.scaling.groups(["any"]),
     "ec2": lambda platform: [*platform._clients.ec2.items("describe_instances", "Reservations")],

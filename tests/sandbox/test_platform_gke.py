@@ -18,7 +18,8 @@ from google.cloud.container_v1 import NodePoolUpdateStrategy
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import Group, Machine, Plan
-from airflow_gpu_provider.clouds.google.platform import GkePlatform
+from airflow_gpu_provider.clouds.google.external_platform import ExternalGkePlatform
+from airflow_gpu_provider.clouds.google.owned_platform import OwnedGkePlatform
 from airflow_gpu_provider.clouds.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.cluster.access import Credentials
 from airflow_gpu_provider.errors import (
@@ -91,7 +92,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
         f"{retry}.retry_unary",
     ):
         monkeypatch.setattr(f"{module}.time", time)
-    for module in ("cluster", "owned_node_pools", "external_node_pools"):
+    for module in ("cluster", "owned_platform", "external_platform"):
         monkeypatch.setattr(f"{platform}.{module}.datetime", Now)
     return clock
 
@@ -121,20 +122,20 @@ def spec(**changes: Any) -> GkeGpuPool:
     return GkeGpuPool(**(fields | changes))
 
 
-def ready(owner: str = OWNER, **changes: Any) -> GkePlatform:
+def ready(owner: str = OWNER, **changes: Any) -> OwnedGkePlatform:
     """A platform whose node pools are there, at size 0."""
-    platform = GkePlatform(spec(**changes), owner)
+    platform = OwnedGkePlatform(spec(**changes), owner)
     applied(platform)
     return platform
 
 
-def applied(platform: GkePlatform, over_quota: Collection[str] = ()) -> Plan:
+def applied(platform: OwnedGkePlatform, over_quota: Collection[str] = ()) -> Plan:
     plan = platform.plan(1)
     platform.apply(plan, print, over_quota)
     return plan
 
 
-def grown(clock: ManualClock, size: int, **changes: Any) -> GkePlatform:
+def grown(clock: ManualClock, size: int, **changes: Any) -> OwnedGkePlatform:
     platform = ready(**changes)
     platform.grow({GROUP_A: size})
     clock.advance(LAUNCH)
@@ -142,7 +143,7 @@ def grown(clock: ManualClock, size: int, **changes: Any) -> GkePlatform:
     return platform
 
 
-def running(platform: GkePlatform, size: int) -> Group:
+def running(platform: OwnedGkePlatform, size: int) -> Group:
     """The first group, which has so many running machines and no other."""
     group = first(platform)
     assert [machine.state for machine in group.machines] == ["running"] * size
@@ -157,11 +158,11 @@ def after(moment: datetime, seconds: float) -> datetime:
     return moment + timedelta(seconds=seconds)
 
 
-def first(platform: GkePlatform) -> Group:
+def first(platform: OwnedGkePlatform) -> Group:
     return platform.observe()[0]
 
 
-def said_by(platform: GkePlatform, plan: Plan) -> list[str]:
+def said_by(platform: OwnedGkePlatform, plan: Plan) -> list[str]:
     lines: list[str] = []
     platform.apply(plan, lines.append)
     return lines
@@ -169,7 +170,7 @@ def said_by(platform: GkePlatform, plan: Plan) -> list[str]:
 
 class TestPlanAndApply:
     def test_creates_one_empty_node_pool_for_each_zone(self, cloud: GoogleCloud) -> None:
-        platform = GkePlatform(
+        platform = OwnedGkePlatform(
             spec(node_locations=[B, A], node_labels={"tier": "gpu"}, resource_labels={"team": "ml"}, tags=["gpu"]),
             OWNER,
         )
@@ -198,7 +199,7 @@ class TestPlanAndApply:
 
     def test_a_second_plan_changes_nothing(self, cloud: GoogleCloud, clock: ManualClock) -> None:
         grown(clock, 1, node_locations=[A, B])
-        plan = GkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
+        plan = OwnedGkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
         assert plan.is_empty, plan.lines()
 
     def test_sends_what_n1_takes(self, cloud: GoogleCloud) -> None:
@@ -225,7 +226,7 @@ class TestPlanAndApply:
 
     def test_repairs_what_can_be_changed_in_place(self, cloud: GoogleCloud) -> None:
         ready()
-        changed = GkePlatform(
+        changed = OwnedGkePlatform(
             spec(node_labels={"tier": "gpu"}, taints=["team=ml:NoSchedule"], max_runtime=timedelta(hours=2)), OWNER
         )
         plan = applied(changed)
@@ -259,7 +260,7 @@ class TestPlanAndApply:
     def test_gkes_own_autoscaler_is_switched_on_and_off_as_the_spec_says(self, cloud: GoogleCloud) -> None:
         lifetime = timedelta(hours=2)  # with min_nodes it would be without an end, and so another one
         ready(max_run_duration=lifetime)
-        told = GkePlatform(spec(scaling="autoscaler", min_nodes=1, max_run_duration=lifetime), OWNER)
+        told = OwnedGkePlatform(spec(scaling="autoscaler", min_nodes=1, max_run_duration=lifetime), OWNER)
         plan = applied(told)
         assert "autoscaling is off, wanted 1 to" in plan.changes[0].detail
         autoscaling = cloud.node_pools.get(GROUP_A).settings.autoscaling
@@ -267,11 +268,11 @@ class TestPlanAndApply:
         assert told.plan(1).is_empty
         assert told.observe()[0].keeps == 1
 
-        applied(GkePlatform(spec(max_run_duration=lifetime), OWNER))
+        applied(OwnedGkePlatform(spec(max_run_duration=lifetime), OWNER))
         assert not cloud.node_pools.get(GROUP_A).settings.autoscaling.enabled
 
     def test_an_operation_that_is_done_with_an_error_raises_it(self, cloud: GoogleCloud) -> None:
-        platform = GkePlatform(spec(), OWNER)
+        platform = OwnedGkePlatform(spec(), OWNER)
 
         def cancel(line: str) -> None:
             if line.startswith("create"):
@@ -285,7 +286,7 @@ class TestPlanAndApply:
 
     def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud, clock: ManualClock) -> None:
         platform = grown(clock, 1)
-        longer = GkePlatform(spec(max_runtime=timedelta(hours=2)), OWNER)
+        longer = OwnedGkePlatform(spec(max_runtime=timedelta(hours=2)), OWNER)
         assert longer.plan(1).is_empty
         platform.release(first(platform).machines)
         assert [machine.state for machine in first(platform).machines] == ["terminating"]
@@ -298,22 +299,22 @@ class TestPlanAndApply:
     def test_refuses_to_change_what_gke_cannot(self, cloud: GoogleCloud) -> None:
         ready()
         with pytest.raises(PoolDrift, match=r"driver DEFAULT, wanted 1 x nvidia-l4, driver LATEST"):
-            GkePlatform(spec(driver="latest"), OWNER).plan(1)
+            OwnedGkePlatform(spec(driver="latest"), OWNER).plan(1)
 
     def test_two_writers_with_different_specs_are_told_of_each_other(self, cloud: GoogleCloud) -> None:
         ready("prod/nightly")
         with pytest.raises(PoolDrift, match=r"set up by prod_nightly-.* differs from that of prod/weekly"):
-            GkePlatform(spec(node_labels={"a": "b"}), "prod/weekly").plan(1)
-        assert GkePlatform(spec(), "prod/weekly").plan(0).is_empty
+            OwnedGkePlatform(spec(node_labels={"a": "b"}), "prod/weekly").plan(1)
+        assert OwnedGkePlatform(spec(), "prod/weekly").plan(0).is_empty
 
     def test_somebody_elses_node_pool_is_left_alone(self, cloud: GoogleCloud) -> None:
         cloud.add_node_pool(GROUP_A, machine_type="e2-standard-4")
         with pytest.raises(PoolDrift, match="did not create for pool train"):
-            GkePlatform(spec(), OWNER).plan(1)
-        assert GkePlatform(spec(), OWNER).observe() == ()
+            OwnedGkePlatform(spec(), OWNER).plan(1)
+        assert OwnedGkePlatform(spec(), OWNER).observe() == ()
 
     def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud, clock: ManualClock) -> None:
-        platform = GkePlatform(spec(), OWNER)
+        platform = OwnedGkePlatform(spec(), OWNER)
         plan = platform.plan(1)
         began, lines = clock.now(), list[str]()
         upgrade = cloud.begin_cluster_operation(600)
@@ -330,16 +331,16 @@ class TestPlanAndApply:
 
     def test_leaves_out_zones_without_the_hardware(self, cloud: GoogleCloud) -> None:
         cloud.set_offered("nvidia-l4", B, offered=False)
-        plan = GkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
+        plan = OwnedGkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
         assert [change.group for change in plan.changes] == [GROUP_A]
         assert plan.notes == (
             f"g2-standard-4 with nvidia-l4 is left out in {B}: Compute Engine does not offer it there",
         )
         with pytest.raises(PoolSpecError, match="in none of us-central1-b"):
-            GkePlatform(spec(node_locations=[B]), OWNER).plan(1)
+            OwnedGkePlatform(spec(node_locations=[B]), OWNER).plan(1)
 
     def test_zones_are_the_clusters_where_none_is_named(self, cloud: GoogleCloud) -> None:
-        plan = GkePlatform(spec(node_locations=()), OWNER).plan(1)
+        plan = OwnedGkePlatform(spec(node_locations=()), OWNER).plan(1)
         assert [change.group[:7] for change in plan.changes] == ["train-a", "train-b", "train-c"]
 
     def test_delete_takes_only_what_is_ours(self, cloud: GoogleCloud) -> None:
@@ -374,7 +375,7 @@ class TestCapacity:
     def test_large_types_come_from_a_reservation_and_not_on_demand(
         self, cloud: GoogleCloud, clock: ManualClock
     ) -> None:
-        platform = GkePlatform(spec(**self.LARGE), OWNER)
+        platform = OwnedGkePlatform(spec(**self.LARGE), OWNER)
         plan = applied(platform)
         rarely = "a3-megagpu-8g is rarely available on demand; use reservation or spot or flex-start instead"
         assert rarely in plan.notes[0]
@@ -397,7 +398,7 @@ class TestCapacity:
         platform = ready(**self.LARGE, flex_start=True, scaling="autoscaler", **fields)
         assert platform.plan(1).changes == ()
         with pytest.raises(PoolDrift, match="flex_start is True, wanted False"):
-            GkePlatform(spec(**self.LARGE), OWNER).plan(1)
+            OwnedGkePlatform(spec(**self.LARGE), OWNER).plan(1)
 
     def test_what_makes_nodes_ready_sooner_is_taken_as_it_is_sent(self, cloud: GoogleCloud) -> None:
         cache = "projects/ml/global/images/train-cache"
@@ -405,10 +406,10 @@ class TestCapacity:
         platform = ready(**fields)
         assert platform.plan(1).changes == ()
         with pytest.raises(PoolDrift, match="placement is compact, wanted anywhere"):
-            GkePlatform(spec(**{**fields, "placement": None}), OWNER).plan(1)
+            OwnedGkePlatform(spec(**{**fields, "placement": None}), OWNER).plan(1)
         without = ready(name="plain")
         assert without.plan(1).changes == ()
-        streaming = GkePlatform(spec(name="plain", image_streaming=True), OWNER)
+        streaming = OwnedGkePlatform(spec(name="plain", image_streaming=True), OWNER)
         assert "image_streaming is False, wanted True" in applied(streaming).changes[0].detail
         assert streaming.plan(1).changes == ()
 
@@ -425,7 +426,7 @@ class TestUpgrades:
         self, cloud: GoogleCloud, clock: ManualClock
     ) -> None:
         grown(clock, 1, exclude_upgrades=False)
-        platform = GkePlatform(spec(), OWNER)
+        platform = OwnedGkePlatform(spec(), OWNER)
         (change,) = applied(platform).changes
         assert "upgrades is GKE's to make, wanted excluded until end of support" in change.detail
         assert not cloud.upgrade_nodes(GROUP_A)
@@ -434,8 +435,8 @@ class TestUpgrades:
     def test_a_library_that_knows_no_exclusion_is_named(
         self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.clouds.google.owned_node_pools.knows_exclusions", lambda: False)
-        platform = GkePlatform(spec(), OWNER)
+        monkeypatch.setattr("airflow_gpu_provider.clouds.google.owned_platform.knows_exclusions", lambda: False)
+        platform = OwnedGkePlatform(spec(), OWNER)
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)
 
@@ -446,7 +447,7 @@ class TestUpgrades:
         (before,) = first(own).machines
         pool = cloud.node_pools.pools[GROUP_A]
         pool.settings.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
-        of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+        of_others = ExternalGkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
         assert cloud.upgrade_nodes(GROUP_A)
         began = clock.utc_now()
         clock.advance(REAL.operation_pending + LAUNCH)
@@ -509,7 +510,7 @@ class TestSizes:
 
     def test_a_group_that_does_not_exist_says_so(self, cloud: GoogleCloud) -> None:
         with pytest.raises(GroupNotFound, match="does not exist"):
-            GkePlatform(spec(), OWNER).grow({GROUP_A: 1})
+            OwnedGkePlatform(spec(), OWNER).grow({GROUP_A: 1})
 
     def test_a_stock_out_is_seen_and_no_longer_tried_for(
         self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
@@ -645,7 +646,7 @@ class TestQuota:
         ],
     )
     def test_is_known_before_anything_is_asked_for(self, cloud: GoogleCloud, metric: str, market: str) -> None:
-        platform = GkePlatform(spec(capacity_types=[market]), OWNER)
+        platform = OwnedGkePlatform(spec(capacity_types=[market]), OWNER)
         platform.groups_over_quota(2, pytest.fail)
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
         cloud.set_quota(metric, 1)
@@ -664,7 +665,7 @@ class TestQuota:
 
     def test_goes_to_the_next_candidate_where_that_has_room(self, cloud: GoogleCloud) -> None:
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1)
-        platform = GkePlatform(spec(capacity_types=["SPOT", "ON_DEMAND"]), OWNER)
+        platform = OwnedGkePlatform(spec(capacity_types=["SPOT", "ON_DEMAND"]), OWNER)
         said: list[str] = []
         over_quota = platform.groups_over_quota(2, said.append)
         assert said[0].startswith("g2-standard-4 spot is not tried: quota PREEMPTIBLE_NVIDIA_L4_GPUS")
@@ -676,11 +677,11 @@ class TestQuota:
     ) -> None:
         act_as(cloud, monkeypatch, permissions() - {"compute.regions.get"})
         said: list[str] = []
-        GkePlatform(spec(), OWNER).groups_over_quota(2, said.append)
+        OwnedGkePlatform(spec(), OWNER).groups_over_quota(2, said.append)
         assert "quotas are not checked: Google Cloud refused compute.regions.get" in said[0]
 
 
-CALLS: dict[str, Callable[[GkePlatform], Any]] = {
+CALLS: dict[str, Callable[[OwnedGkePlatform], Any]] = {
     "gke": lambda platform: platform._gke.node_pools.cluster(),
     "compute": lambda platform: platform._clients.compute.get(
         "projects/sandbox-project/regions/us-central1", permission="compute.regions.get"
@@ -693,7 +694,7 @@ CALLS: dict[str, Callable[[GkePlatform], Any]] = {
 
 class TestAccess:
     def test_gives_the_clusters_address_and_a_token_that_is_taken(self, cloud: GoogleCloud) -> None:
-        platform = GkePlatform(spec(), OWNER)
+        platform = OwnedGkePlatform(spec(), OWNER)
         access = platform.cluster_access()
         assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
         assert access.token
@@ -708,25 +709,25 @@ class TestAccess:
     def test_a_cluster_with_a_dns_endpoint_only(self, cloud: GoogleCloud) -> None:
         cloud.set_endpoints(ip=False, dns=False)
         with pytest.raises(PoolSpecError, match=r"Set use_dns_endpoint=True"):
-            GkePlatform(spec(), OWNER).cluster_access()
+            OwnedGkePlatform(spec(), OWNER).cluster_access()
         with pytest.raises(PoolSpecError, match="does not allow external traffic"):
-            GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+            OwnedGkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
         cloud.set_endpoints(ip=False, dns=True)
-        access = GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+        access = OwnedGkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
         assert (access.server, access.ca_data) == (f"https://gke-{CLUSTER}-123456789012.us-central1.gke.goog", "")
 
     def test_no_such_cluster(self, cloud: GoogleCloud) -> None:
         for ask in (lambda p: p.cluster_access(), lambda p: p.plan(1), lambda p: p.observe()):
             with pytest.raises(ClusterNotFound, match="There is no GKE cluster other in us-central1"):
-                ask(GkePlatform(spec(cluster_name="other"), OWNER))
+                ask(OwnedGkePlatform(spec(cluster_name="other"), OWNER))
 
     def test_no_such_project(self, cloud: GoogleCloud) -> None:
         with pytest.raises(ClusterNotFound):
-            GkePlatform(spec(project_id="no-such-project"), OWNER).plan(1)
+            OwnedGkePlatform(spec(project_id="no-such-project"), OWNER).plan(1)
 
     def test_no_such_connection(self, cloud: GoogleCloud) -> None:
         with pytest.raises(ConnectionNotFound, match="nowhere"):
-            GkePlatform(spec(gcp_conn_id="nowhere"), OWNER).plan(1)
+            OwnedGkePlatform(spec(gcp_conn_id="nowhere"), OWNER).plan(1)
 
     def test_a_key_that_is_not_known(self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
         connection = cloud.connection()
@@ -734,7 +735,7 @@ class TestAccess:
         connection["extra"]["keyfile_dict"] = json.dumps(key)
         monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(connection))
         with pytest.raises(CredentialsError, match="google_cloud_default"):
-            GkePlatform(spec(), OWNER).plan(1)
+            OwnedGkePlatform(spec(), OWNER).plan(1)
 
     def test_tokens_that_have_expired_are_renewed(self, cloud: GoogleCloud) -> None:
         platform = ready()
@@ -745,7 +746,7 @@ class TestAccess:
     def test_a_rotated_key_is_read_from_the_connection_when_the_old_one_is_refused(
         self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, first: str
     ) -> None:
-        platform = GkePlatform(spec(), OWNER)
+        platform = OwnedGkePlatform(spec(), OWNER)
         for call in CALLS.values():
             call(platform)
         credentials = Credentials(platform.cluster_access())
@@ -788,10 +789,10 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 ) -> None:
     account = act_as(cloud, monkeypatch, permissions())
     platform = ready(node_locations=[A, B])
-    applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
+    applied(OwnedGkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
     platform.groups_over_quota(1, pytest.fail)
     attached = {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}
-    assert not GkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
+    assert not OwnedGkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
     since = clock.utc_now()
     platform.grow({GROUP_A: 1})
     clock.advance(LAUNCH)
@@ -808,7 +809,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     clock.advance(REAL.group_reaction)
     assert platform.observe()[1].launch_failure
     # A task that has not looked at the groups before asks for the one.
-    GkePlatform(spec(node_locations=[A, B]), OWNER).shrink_unfilled([GROUP_B])
+    OwnedGkePlatform(spec(node_locations=[A, B]), OWNER).shrink_unfilled([GROUP_B])
     faults.clear()
     platform.delete(print)
     assert platform.observe() == ()
@@ -824,15 +825,15 @@ def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown(clock, 1, exclude_upgrades=False)
-    own = GkePlatform(spec(exclude_upgrades=False), OWNER)
+    own = OwnedGkePlatform(spec(exclude_upgrades=False), OWNER)
     assert first(own).update is None
     faults.add(Stockout())  # the node that comes first does not, and the upgrade outlasts the test
     began = clock.utc_now()
     assert cloud.upgrade_nodes(GROUP_A)
     clock.advance(minutes=20)
     account = act_as(cloud, monkeypatch, permissions())
-    own = GkePlatform(spec(exclude_upgrades=False), OWNER)
-    of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+    own = OwnedGkePlatform(spec(exclude_upgrades=False), OWNER)
+    of_others = ExternalGkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
     for platform in (own, of_others):
         group = first(platform)
         assert (group.status, len(group.live) > 0) == ("updating", True)
@@ -844,7 +845,7 @@ def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
     role_record.hold("gke-scale-only.json", request.node.nodeid, cloud.permission_uses(account))
     less = cloud.add_identity("less", permissions=permissions() - {"container.operations.list"})
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection(less)))
-    group = first(GkePlatform(spec(exclude_upgrades=False), OWNER))
+    group = first(OwnedGkePlatform(spec(exclude_upgrades=False), OWNER))
     assert (group.status, group.update) == ("updating", None)
 
 
@@ -857,13 +858,13 @@ def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
     ],
 )
 def test_a_missing_permission_is_named(
-    cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, missing: str, do: Callable[[GkePlatform], Any]
+    cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, missing: str, do: Callable[[OwnedGkePlatform], Any]
 ) -> None:
     if missing.startswith("compute"):
         ready()
     act_as(cloud, monkeypatch, permissions() - {missing})
     with pytest.raises(PermissionDenied, match=f"refused {missing}.*docs/iam-gke.md"):
-        do(GkePlatform(spec(), OWNER))
+        do(OwnedGkePlatform(spec(), OWNER))
 
 
 def test_the_role_is_explained() -> None:

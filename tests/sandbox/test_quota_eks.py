@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.errors import PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -33,8 +33,8 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
 
 
 @pytest.fixture
-def platform(account: Account) -> Callable[..., EksPlatform]:
-    def make(**changes: Any) -> EksPlatform:
+def platform(account: Account) -> Callable[..., OwnedEksPlatform]:
+    def make(**changes: Any) -> OwnedEksPlatform:
         fields: dict[str, Any] = {
             "name": "train",
             "cluster_name": CLUSTER,
@@ -45,12 +45,12 @@ def platform(account: Account) -> Callable[..., EksPlatform]:
             "max_nodes": 3,
             "node_role": account.network.node_role_arn,
         }
-        return EksPlatform(EksGpuPool(**(fields | changes)))
+        return OwnedEksPlatform(EksGpuPool(**(fields | changes)))
 
     return make
 
 
-def with_a_machine(account: Account, pool: EksPlatform) -> EksPlatform:
+def with_a_machine(account: Account, pool: OwnedEksPlatform) -> OwnedEksPlatform:
     pool.apply(pool.plan(1), print)
     account.advance(TIMINGS.nodegroup_create)
     pool.grow({GROUP: 1})
@@ -59,14 +59,14 @@ def with_a_machine(account: Account, pool: EksPlatform) -> EksPlatform:
     return pool
 
 
-def test_room_is_nothing_to_speak_of(account: Account, platform: Callable[..., EksPlatform]) -> None:
+def test_room_is_nothing_to_speak_of(account: Account, platform: Callable[..., OwnedEksPlatform]) -> None:
     account.cloud.set_quota(ON_DEMAND_G, 8)
     said: list[str] = []
     platform().groups_over_quota(2, said.append)
     assert said == []
 
 
-def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Callable[..., EksPlatform]) -> None:
+def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Callable[..., OwnedEksPlatform]) -> None:
     account.cloud.set_quota(ON_DEMAND_G, 8)
     pool = with_a_machine(account, platform())
     pool.groups_over_quota(2, print)
@@ -84,7 +84,7 @@ def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Ca
 
 
 def test_a_machine_of_the_pool_that_drains_is_room_that_comes(
-    account: Account, platform: Callable[..., EksPlatform]
+    account: Account, platform: Callable[..., OwnedEksPlatform]
 ) -> None:
     """EC2 counts it while it waits in Terminating:Wait; no second machine is there for a new run, and one will be."""
     pool = with_a_machine(account, platform())
@@ -98,7 +98,7 @@ def test_a_machine_of_the_pool_that_drains_is_room_that_comes(
     pool.groups_over_quota(1, pytest.fail)
 
 
-def test_a_market_without_quota_is_passed_over(account: Account, platform: Callable[..., EksPlatform]) -> None:
+def test_a_market_without_quota_is_passed_over(account: Account, platform: Callable[..., OwnedEksPlatform]) -> None:
     account.cloud.set_quota(SPOT_G, 0)
     said: list[str] = []
     pool = platform(capacity_types=BOTH)
@@ -112,7 +112,7 @@ def test_a_market_without_quota_is_passed_over(account: Account, platform: Calla
 
 
 def test_a_group_without_quota_that_is_there_may_not_grow(
-    account: Account, platform: Callable[..., EksPlatform]
+    account: Account, platform: Callable[..., OwnedEksPlatform]
 ) -> None:
     pool = platform(capacity_types=BOTH)
     pool.apply(pool.plan(1), print)
@@ -121,7 +121,7 @@ def test_a_group_without_quota_that_is_there_may_not_grow(
     assert {group.name: group.max_size for group in groups} == {SPOT_GROUP: 0, GROUP: 3}
 
 
-def test_two_small_quotas_are_used_together(account: Account, platform: Callable[..., EksPlatform]) -> None:
+def test_two_small_quotas_are_used_together(account: Account, platform: Callable[..., OwnedEksPlatform]) -> None:
     account.cloud.set_quota(SPOT_G, 4)
     account.cloud.set_quota(ON_DEMAND_G, 4)
     pool = platform(capacity_types=BOTH)
@@ -131,7 +131,7 @@ def test_two_small_quotas_are_used_together(account: Account, platform: Callable
 
 
 def test_who_may_not_read_quotas_goes_on_and_says_so(
-    account: Account, platform: Callable[..., EksPlatform], monkeypatch: pytest.MonkeyPatch
+    account: Account, platform: Callable[..., OwnedEksPlatform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing:
         """The sandbox's AWS refuses nobody."""

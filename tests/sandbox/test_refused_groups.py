@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.refused_groups import SHOWN_WITHIN
 from airflow_gpu_provider.errors import CloudError, GpuError, PoolSpecError, RequestRejected
 from tests.sandbox.aws_account import CLUSTER, TIMINGS, Account
@@ -30,8 +30,8 @@ def account(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
-def platform(account: Account) -> Callable[..., EksPlatform]:
-    def made(**fields: Any) -> EksPlatform:
+def platform(account: Account) -> Callable[..., OwnedEksPlatform]:
+    def made(**fields: Any) -> OwnedEksPlatform:
         usual: dict[str, Any] = {
             "name": "train",
             "cluster_name": CLUSTER,
@@ -42,7 +42,7 @@ def platform(account: Account) -> Callable[..., EksPlatform]:
             "node_role": account.network.node_role_arn,
             "max_nodes": 2,
         }
-        return EksPlatform(EksGpuPool(**(usual | fields)), "prod/dag")
+        return OwnedEksPlatform(EksGpuPool(**(usual | fields)), "prod/dag")
 
     return made
 
@@ -57,7 +57,7 @@ def begin_cluster_update(account: Account) -> None:
     account.eks.update_cluster_version(name=CLUSTER, version="1.37")
 
 
-def test_a_cluster_that_is_updating_is_waited_for(account: Account, platform: Callable[..., EksPlatform]) -> None:
+def test_a_cluster_that_is_updating_is_waited_for(account: Account, platform: Callable[..., OwnedEksPlatform]) -> None:
     begin_cluster_update(account)
     fresh = platform()
     error = error_of(lambda: fresh.apply(fresh.plan(1), print))
@@ -70,7 +70,7 @@ def test_a_cluster_that_is_updating_is_waited_for(account: Account, platform: Ca
 
 
 def test_what_is_ready_serves_while_the_cluster_is_updating(
-    account: Account, platform: Callable[..., EksPlatform]
+    account: Account, platform: Callable[..., OwnedEksPlatform]
 ) -> None:
     first, said = platform(), list[str]()
     first.apply(first.plan(1), print)
@@ -83,7 +83,7 @@ def test_what_is_ready_serves_while_the_cluster_is_updating(
 
 
 def test_an_update_is_left_for_the_next_run_while_eks_refuses_it(
-    account: Account, platform: Callable[..., EksPlatform], monkeypatch: pytest.MonkeyPatch
+    account: Account, platform: Callable[..., OwnedEksPlatform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, said = platform(), list[str]()
     first.apply(first.plan(1), print)
@@ -96,7 +96,7 @@ def test_an_update_is_left_for_the_next_run_while_eks_refuses_it(
     assert said == [f"{ASKED} cannot be updated while the cluster is UPDATING; the next run applies the spec"]
 
 
-def refuse(platform: EksPlatform, monkeypatch: pytest.MonkeyPatch, method: str, code: str, name: str = "") -> None:
+def refuse(platform: OwnedEksPlatform, monkeypatch: pytest.MonkeyPatch, method: str, code: str, name: str = "") -> None:
     """Have EKS refuse such calls about a group, or all."""
     eks = platform._eks.clients.eks
     call = eks.call
@@ -111,7 +111,7 @@ def refuse(platform: EksPlatform, monkeypatch: pytest.MonkeyPatch, method: str, 
 
 @pytest.mark.parametrize("code", ["InvalidParameterException", "InvalidRequestException"])
 def test_what_stays_refused_is_the_spec_s_mistake(
-    account: Account, platform: Callable[..., EksPlatform], monkeypatch: pytest.MonkeyPatch, code: str
+    account: Account, platform: Callable[..., OwnedEksPlatform], monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     wrong, times = platform(), [account.now]
     refuse(wrong, monkeypatch, "create_nodegroup", code)
@@ -128,7 +128,7 @@ def test_what_stays_refused_is_the_spec_s_mistake(
 
 
 def test_the_others_are_made_and_the_pool_goes_on_with_them(
-    account: Account, platform: Callable[..., EksPlatform], monkeypatch: pytest.MonkeyPatch
+    account: Account, platform: Callable[..., OwnedEksPlatform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two, times, said = platform(instance_types=["g5.xlarge", "g6.xlarge"]), [account.now], list[str]()
     refuse(two, monkeypatch, "create_nodegroup", "InvalidParameterException", ADDED)
@@ -142,7 +142,7 @@ def test_the_others_are_made_and_the_pool_goes_on_with_them(
 
 @pytest.mark.parametrize("account", [20.0], indirect=True)
 def test_a_launch_template_that_eks_does_not_know_yet_is_waited_for(
-    account: Account, platform: Callable[..., EksPlatform]
+    account: Account, platform: Callable[..., OwnedEksPlatform]
 ) -> None:
     """EKS's answer of a moment after the template was made, as the sandbox plays it; the run's next tries work."""
     types = ["g6.4xlarge", "g6.8xlarge", "g5.4xlarge"]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.autoscaling import AutoScaling
+from airflow_gpu_provider.clouds.aws.external_platform import ExternalEksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.base import Group, Plan
 from airflow_gpu_provider.errors import PoolSpecError
 from tests.sandbox import documented_roles, role_record
@@ -53,8 +55,9 @@ class Reserved:
             node_groups=[BLOCK, NEXT],
             max_nodes=2,
         )
-        self.platform = EksPlatform(pool)
-        self.platform._eks.make_marks = lambda: None  # of suspended launches: they are in a cluster, and there is none
+        self.platform = ExternalEksPlatform(pool)
+        eks = self.platform._eks  # suspended launches are marked in a cluster, and there is none
+        eks.__dict__["scaling"] = AutoScaling(eks.clients.autoscaling)
 
     def _behind(self, account: Account) -> str:
         account.advance(account.cloud.timings.nodegroup_create)
@@ -189,7 +192,7 @@ class Owned:
             "max_nodes": 2,
         }
         self.pool = EksGpuPool(**(usual | fields))
-        self.platform = EksPlatform(self.pool, "tests/dag")
+        self.platform = OwnedEksPlatform(self.pool, "tests/dag")
 
     def apply(self) -> Plan:
         plan = self.platform.plan(1)
@@ -265,7 +268,7 @@ def test_a_pool_of_reservations_alone_that_fit_nowhere_is_refused(account: Accou
         of.platform.plan(1)
 
 
-def owned(account: Account, id_: str) -> EksPlatform:
+def owned(account: Account, id_: str) -> OwnedEksPlatform:
     """Of a pool of this reservation alone, whose group is there."""
     pool = EksGpuPool(
         name="train",
@@ -278,7 +281,7 @@ def owned(account: Account, id_: str) -> EksPlatform:
         node_role=account.network.node_role_arn,
         max_nodes=1,
     )
-    platform = EksPlatform(pool, "prod/dag")
+    platform = OwnedEksPlatform(pool, "prod/dag")
     platform.apply(platform.plan(1), print)
     account.advance(account.cloud.timings.nodegroup_create)
     return platform

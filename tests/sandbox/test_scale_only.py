@@ -469,7 +469,7 @@ def test_a_plan_says_what_would_grow_and_what_to_know(gpu_sandbox: Sandbox, owne
     assert "wide: it is in 2 zones" in plan[3]
     assert "containers-roadmap#1453" in plan[3]
     assert "small: by the tag k8s.io/cluster-autoscaler/enabled a cluster-autoscaler" in plan[4]
-    wide = next(c for c in platform_for(pool)._source.candidates() if c.group == "wide")  # type: ignore[attr-defined]
+    wide = next(c for c in platform_for(pool).candidates() if c.group == "wide")  # type: ignore[attr-defined]
     assert (wide.zone, wide.instance_type, wide.market) == (zones, "g6.xlarge", "ON_DEMAND")
     assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
 

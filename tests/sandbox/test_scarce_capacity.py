@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.clouds import backoff
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.errors import NodesNotReady, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import GpuPool
@@ -215,14 +215,14 @@ def test_capacity_that_comes_after_the_timeout_is_got(gpu_sandbox: Sandbox, nigh
 def test_a_quota_that_a_launch_meets_is_named_at_once(
     gpu_sandbox: Sandbox, night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator, apply = night(), EksPlatform.apply
+    operator, apply = night(), OwnedEksPlatform.apply
 
     def used_up_by_others(*arguments: Any) -> None:
         """Create the groups, after Ensure has compared quotas, and before it asks for a machine."""
         apply(*arguments)
         gpu_sandbox.faults.set_quota(ON_DEMAND_VCPUS, 0)
 
-    monkeypatch.setattr(EksPlatform, "apply", used_up_by_others)
+    monkeypatch.setattr(OwnedEksPlatform, "apply", used_up_by_others)
     with pytest.raises(QuotaExceeded, match=rf"quota {ON_DEMAND_VCPUS} is exhausted.*VcpuLimitExceeded") as failed:
         run(operator)
     assert failed.value.details["quota"] == ON_DEMAND_VCPUS

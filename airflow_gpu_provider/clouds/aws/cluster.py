@@ -55,17 +55,16 @@ class AsgState:
 class EksCluster:
     """The cluster of one pool. Nothing is cached but clients, what cannot change, and for `look` what it last saw.
 
-    Attributes:
-        behind: The Auto Scaling groups behind node groups, as last observed: EKS may not know a new one at the next
-            call.
-        make_marks: Returns where suspended launches are marked; None for the Auto Scaling groups' tags.
+    Args:
+        marks: Returns where suspended launches are marked. Default: in the Auto Scaling groups' tags.
     """
 
-    def __init__(self, pool: EksGpuPool) -> None:
+    def __init__(self, pool: EksGpuPool, marks: Callable[[ClusterAccess], SuspensionMarks] | None = None) -> None:
         self.pool = pool
         self.clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
-        self.behind: Mapping[str, str] = {}
-        self.make_marks: Callable[[], SuspensionMarks | None] = lambda: None
+        self._marks = marks
+        self._behind: Mapping[str, str] = {}
+        """The Auto Scaling groups behind node groups, as last read: EKS may not know a new one at the next call."""
 
     @property
     def access(self) -> ClusterAccess:
@@ -98,7 +97,7 @@ class EksCluster:
 
     @cached_property
     def scaling(self) -> AutoScaling:
-        return AutoScaling(self.clients.autoscaling, self.make_marks())
+        return AutoScaling(self.clients.autoscaling, self._marks(self.access) if self._marks else None)
 
     def asgs_of(self, groups: Collection[str]) -> dict[str, str]:
         """Return the Auto Scaling groups behind groups, by group, in the order given.
@@ -118,7 +117,7 @@ class EksCluster:
         """Return the Auto Scaling group behind a group; None where there is none."""
         if group in self.pool.asg_names:
             return group
-        if known := self.behind.get(group):
+        if known := self._behind.get(group):
             return known
         raw = self.groups.describe(group)
         return asg_name(raw) if raw else None
@@ -146,13 +145,24 @@ class EksCluster:
         turns = last.due(now, changed=changed, busy=busy)
         self._describe([*changed, *turns], behind)
         groups = last.groups()
+        self._note(groups)
         its_turn = {found for name in turns if (found := asg_name(groups.get(name, {})))}
         wanted = {*filter(None, map(asg_name, groups.values())), *besides}
         return groups, self._read_asgs(wanted, asgs, its_turn)
 
-    def read_asgs(self, names: Collection[str]) -> dict[str, AsgState]:
-        """Return what there is of Auto Scaling groups, by name."""
+    def states_behind(self, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, AsgState]:
+        """Return what there is of the Auto Scaling groups behind node groups (DescribeNodegroup's answers), by name."""
+        self._note(groups)
+        names = [*self._behind.values()]
         return self._read_asgs(names, self.scaling.groups(names), names)
+
+    def _note(self, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        self._behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
+
+    def grow(self, asg: str, size: int) -> None:
+        """Set an Auto Scaling group to a size; the next look reads its activities."""
+        self.scaling.grow(asg, size)
+        self.groups.last_look.was_sized(asg)
 
     def _describe(self, names: Collection[str], asgs: Mapping[str, Mapping[str, Any]]) -> None:
         for name, raw in zip(names, in_parallel(self.groups.describe, names), strict=True):

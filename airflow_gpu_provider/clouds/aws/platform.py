@@ -1,8 +1,9 @@
-"""EksPlatform: a pool's GPU nodes in groups of an Amazon EKS cluster, owned or external, by AWS's APIs."""
+"""EksPlatform: what pools on Amazon EKS have in common, whoever owns their groups, by AWS's APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,11 @@ from airflow_gpu_provider.clouds.aws import prices
 from airflow_gpu_provider.clouds.aws.clients import instances
 from airflow_gpu_provider.clouds.aws.cluster import EksCluster
 from airflow_gpu_provider.clouds.aws.cluster_autoscaler import image_for, manifest
-from airflow_gpu_provider.clouds.aws.external_groups import ExternalGroups
 from airflow_gpu_provider.clouds.aws.group_state import instance_end, instance_ids, launched_by, lives
-from airflow_gpu_provider.clouds.aws.node_groups import asg_name
-from airflow_gpu_provider.clouds.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.quota import judge, read_quotas
-from airflow_gpu_provider.clouds.aws.reservations import types_of
 from airflow_gpu_provider.clouds.base import Group, Machine, MachineEnd, MachineLife, Plan
-from airflow_gpu_provider.clouds.group_source import CloudPlatform
+from airflow_gpu_provider.clouds.cloud_platform import CloudPlatform
 from airflow_gpu_provider.clouds.quota import Verdict
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError
@@ -29,26 +26,27 @@ from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.aws.autoscaling import SuspensionMarks
     from airflow_gpu_provider.cluster.access import ClusterAccess
 
 _FILTER_VALUES = 200
 """How many values a filter of EC2 may have."""
 
 
-class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
-    """A pool on Amazon EKS.
+class EksPlatform(CloudPlatform[EksGpuPool]):
+    """A pool on Amazon EKS: `OwnedEksPlatform` or `ExternalEksPlatform`.
 
     Args:
-        pool: The rendered spec; with `manage="scale"` its groups are external.
-        owner: Who writes owned node groups, for the tag that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec.
+        marks: Returns where suspended launches are marked. Default: in the Auto Scaling groups' tags.
     """
 
     quotas_of = "account"
 
-    def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
-        self._eks = EksCluster(pool)
+    def __init__(self, pool: EksGpuPool, marks: Callable[[ClusterAccess], SuspensionMarks] | None = None) -> None:
+        super().__init__(pool)
+        self._eks = EksCluster(pool, marks)
         self._clients = self._eks.clients
-        super().__init__(pool, ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner))
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -66,7 +64,7 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
         wanted = eks_permissions.questions(
             self._pool,
             cluster_arn=self._eks.description["arn"],
-            node_role="" if self._pool.manage == "scale" else self._eks.groups.node_role(),
+            node_role=self._node_role(),
             groups=list(self._eks.scaling.groups(behind).values()),
         )
         caller = self._clients.sts.call("get_caller_identity")
@@ -75,6 +73,10 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
     def cluster_autoscaler(self, *, flags: Sequence[str], image: str | None, role_arn: str | None) -> str:
         image = image or image_for(str(self._eks.description["version"]))
         return manifest(self._pool, image=image, flags=flags, role_arn=role_arn)
+
+    def _node_role(self) -> str:
+        """Return the role that a run gives the nodes of new groups; empty where it makes no groups."""
+        return ""
 
     def cluster_access(self) -> ClusterAccess:
         return self._eks.access
@@ -86,16 +88,15 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
         quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
         return judge(self._pool, missing, candidates, quotas, vcpus)
 
-    def update_autoscaler_tags(self, groups: Collection[str]) -> None:
-        for name, raw in self._eks.groups.owned().items():
-            if name in groups and (asg := asg_name(raw)):
-                self._eks.write_autoscaler_tags(asg, types_of(raw)[0])
-
     # -- sizes and the switch --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
+        """Return the sizes to which the switch sets Auto Scaling groups, by name."""
 
     def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Set the groups to zero at `at`, external ones to their own smallest sizes."""
-        sizes = self._source.switch_sizes(self._eks.asgs_of(groups).values())
+        sizes = self._switch_sizes(self._eks.asgs_of(groups).values())
         in_parallel(lambda name: self._eks.scaling.schedule_scale_to_zero(name, at, size=sizes[name]), sizes)
 
     def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
@@ -106,8 +107,7 @@ class EksPlatform(CloudPlatform[EksGpuPool, ExternalGroups | OwnedGroups]):
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         for group, name in self._eks.asgs_of(sizes).items():
-            self._eks.scaling.grow(name, sizes[group])
-            self._eks.groups.last_look.was_sized(name)
+            self._eks.grow(name, sizes[group])
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         behind = self._eks.asgs_of(groups)

@@ -182,7 +182,9 @@ class EksGpuPool(GpuPool):
 
     @property
     def platform_path(self) -> str:
-        return "airflow_gpu_provider.clouds.aws.platform:EksPlatform"
+        if self.manage == "scale":
+            return "airflow_gpu_provider.clouds.aws.external_platform:ExternalEksPlatform"
+        return "airflow_gpu_provider.clouds.aws.owned_platform:OwnedEksPlatform"
 
     @property
     def remains_path(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_gpu_provider.clouds.aws.clients import AwsClients, AwsService, price_list_region
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-from airflow_gpu_provider.clouds.group_source import Kept, Price, Unknown, list_prices
+from airflow_gpu_provider.clouds.list_prices import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices
 

@@ -1,4 +1,4 @@
-"""GkePlatform: a pool's GPU nodes in node pools of a GKE cluster, owned or external.
+"""GkePlatform: what pools on Google Kubernetes Engine have in common, whoever owns their node pools.
 
 GKE's API creates and changes node pools. Sizes are set, and single machines removed, on the managed instance groups
 behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself. No group needs a switch:
@@ -7,20 +7,19 @@ each machine has its end from its creation, by `max_run_duration`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from airflow_gpu_provider.clouds.answers import Refusals
 from airflow_gpu_provider.clouds.base import Group, Machine, MachineLife
+from airflow_gpu_provider.clouds.cloud_platform import CloudPlatform
 from airflow_gpu_provider.clouds.google import price_catalog
 from airflow_gpu_provider.clouds.google.cluster import GkeCluster
-from airflow_gpu_provider.clouds.google.external_node_pools import ExternalNodePools
 from airflow_gpu_provider.clouds.google.instance_groups import lives, name_of, named_after, zone_of
-from airflow_gpu_provider.clouds.google.owned_node_pools import OwnedNodePools
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.google.quota import judge, read_quotas
-from airflow_gpu_provider.clouds.group_source import CloudPlatform
 from airflow_gpu_provider.clouds.quota import Verdict
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
@@ -30,29 +29,24 @@ from airflow_gpu_provider.pools.prices import ListPrices
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
 
-_CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
-"""What a run needs to set sizes and to release machines."""
 
-_CHANGES_OF_OWNED = ("container.clusters.update",)
-"""And for node pools of its own."""
-
-
-class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools]):
-    """A pool on Google Kubernetes Engine.
+class GkePlatform(CloudPlatform[GkeGpuPool]):
+    """A pool on Google Kubernetes Engine: `OwnedGkePlatform` or `ExternalGkePlatform`.
 
     Args:
-        pool: The rendered spec; with `manage="scale"` its node pools are external.
-        owner: Who writes owned node pools, for the label that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec.
     """
+
+    changes: ClassVar[tuple[str, ...]] = ("compute.instanceGroupManagers.update", "compute.instances.delete")
+    """The permissions by which a run changes something: it sets sizes, and releases machines."""
 
     quotas_of = "project"
     releases_at_once = 500  # an instance group deletes a thousand in one call
 
-    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
+    def __init__(self, pool: GkeGpuPool) -> None:
+        super().__init__(pool)
         self._gke = GkeCluster(pool)
         self._clients = self._gke.clients
-        is_external = pool.manage == "scale"
-        super().__init__(pool, ExternalNodePools(self._gke) if is_external else OwnedNodePools(self._gke, owner))
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -62,7 +56,7 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
         return f"{where}, as {self._clients.identity}"
 
     def refusals(self) -> Refusals:
-        wanted = _CHANGES if self._pool.manage == "scale" else (*_CHANGES, *_CHANGES_OF_OWNED)
+        wanted = self.changes
         path, body = f"projects/{self._pool.project_id}:testIamPermissions", {"permissions": list(wanted)}
         fix = "docs/iam-gke.md has the whole role."
         try:
@@ -85,11 +79,19 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
 
     # -- sizes and single machines ---------------------------------------------------------------------------
 
+    @abstractmethod
+    def _paths_of(self, group: str) -> list[str]:
+        """Return the paths of the instance groups behind a group.
+
+        Raises:
+            GroupNotFound: It does not exist, or has none.
+        """
+
     def grow(self, sizes: Mapping[str, int]) -> None:
         in_parallel(lambda item: self._grow(*item), sizes.items())
 
     def _grow(self, name: str, size: int) -> None:
-        paths = self._source.paths_of(name)
+        paths = self._paths_of(name)
         if len(paths) == 1:
             self._gke.groups.grow(paths[0], size)
             return
@@ -106,12 +108,12 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
         return ()  # Compute Engine deletes an instance that is still being created, too
 
     def _remove(self, name: str, machines: set[str]) -> None:
-        for group in self._gke.groups.read(self._source.paths_of(name)):
+        for group in self._gke.groups.read(self._paths_of(name)):
             if going := sorted(machines & set(map(name_of, group.members))):
                 self._gke.groups.remove(group.path, going)
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
-        paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
+        paths = [(group.name, path) for group in groups for path in self._paths_of(group.name)]
         named = (f"projects/{self._pool.project_id}/zones/{zone}" for zone in self._pool.node_locations)
         zones = sorted({*(zone_of(path) for _, path in paths), *(named if known else ())})
         read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
@@ -127,5 +129,5 @@ class GkePlatform(CloudPlatform[GkeGpuPool, ExternalNodePools | OwnedNodePools])
         return (*found, *lives("", others.__contains__, [each for some in read for each in some], since))
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {name: self._gke.groups.shrink_to_existing(self._source.paths_of(name)) for name in groups}
+        sizes = {name: self._gke.groups.shrink_to_existing(self._paths_of(name)) for name in groups}
         return {name: size for name, size in sizes.items() if size is not None}

@@ -198,7 +198,9 @@ class GkeGpuPool(GpuPool):
 
     @property
     def platform_path(self) -> str:
-        return "airflow_gpu_provider.clouds.google.platform:GkePlatform"
+        if self.manage == "scale":
+            return "airflow_gpu_provider.clouds.google.external_platform:ExternalGkePlatform"
+        return "airflow_gpu_provider.clouds.google.owned_platform:OwnedGkePlatform"
 
     @property
     def remains_path(self) -> str:

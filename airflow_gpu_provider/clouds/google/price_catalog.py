@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.clouds.google.clients import GoogleClients, Rest
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
-from airflow_gpu_provider.clouds.group_source import Kept, Price, Unknown, list_prices
+from airflow_gpu_provider.clouds.list_prices import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices

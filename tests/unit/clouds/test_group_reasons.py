@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from airflow_gpu_provider import GkeGpuPool
-from airflow_gpu_provider.clouds.google.owned_node_pools import _all_failed
+from airflow_gpu_provider.clouds.google.owned_platform import _all_failed
 from airflow_gpu_provider.clouds.group_checks import by_reason
 from airflow_gpu_provider.errors import GroupFailed, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_gpu_provider.clouds.group_source import ASKED_AGAIN_AFTER, KEPT_FOR, Kept, Unknown, list_prices
+from airflow_gpu_provider.clouds.list_prices import ASKED_AGAIN_AFTER, KEPT_FOR, Kept, Unknown, list_prices
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.pools import Candidate
 

@@ -11,11 +11,11 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.clouds.aws.autoscaling import AutoScaling as Scaling
 from airflow_gpu_provider.clouds.aws.node_groups import LastLook
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.spec import POOL_TAG
 from airflow_gpu_provider.clouds.google.instance_groups import InstanceGroup
 from airflow_gpu_provider.clouds.google.instance_groups import InstanceGroups as Managed
-from airflow_gpu_provider.clouds.google.platform import GkePlatform
+from airflow_gpu_provider.clouds.google.owned_platform import OwnedGkePlatform
 from airflow_gpu_provider.errors import GroupNotFound
 from tests.unit.scaling.pools import pool
 
@@ -100,7 +100,7 @@ class InstanceGroups:
 
 
 def test_of_eks() -> None:
-    platform, scaling = EksPlatform(pool()), AutoScaling()
+    platform, scaling = OwnedEksPlatform(pool()), AutoScaling()
     ours = {**NODE_GROUP, "tags": {POOL_TAG: pool().name}}
     platform._eks.__dict__.update(groups=OwnNodeGroups(ours), scaling=scaling)
     platform.observe()
@@ -119,7 +119,7 @@ def test_of_gke() -> None:
         machine_types=("g2-standard-4",),
         max_nodes=1,
     )
-    platform, groups = GkePlatform(spec), InstanceGroups()
+    platform, groups = OwnedGkePlatform(spec), InstanceGroups()
     platform._gke.__dict__.update(node_pools=NodeGroups(NODE_POOL), groups=groups)
     platform.observe()
 
@@ -133,7 +133,7 @@ def test_a_group_without_an_auto_scaling_group_says_in_which_state_it_is() -> No
         def describe(self, name: str) -> Any:
             return {**NODE_GROUP, "status": "CREATING", "resources": {}} if name == GROUP else None
 
-    platform = EksPlatform(pool())
+    platform = OwnedEksPlatform(pool())
     platform._eks.__dict__.update(groups=Creating(NODE_GROUP), scaling=AutoScaling())
     with pytest.raises(GroupNotFound, match=f"{GROUP} is CREATING and has no .*; node group gone does not exist"):
         platform.grow({GROUP: 1, "gone": 1})

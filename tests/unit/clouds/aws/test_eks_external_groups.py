@@ -11,8 +11,8 @@ from botocore.session import get_session
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws.external_groups import candidate, read_group
+from airflow_gpu_provider.clouds.aws.external_platform import ExternalEksPlatform
 from airflow_gpu_provider.clouds.aws.node_groups import LastLook
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
 from airflow_gpu_provider.clouds.aws.quota import judge, quota_code
 from airflow_gpu_provider.clouds.quota import Quota
 from airflow_gpu_provider.errors import QuotaExceeded
@@ -128,7 +128,7 @@ def test_a_group_that_comes_later_is_seen_and_what_is_complete_is_not_listed_aga
         def describe(self, name: str) -> Mapping[str, Any]:
             return {**NODE_GROUP, "nodegroupName": name, "resources": {"autoScalingGroups": [{"name": f"eks-{name}"}]}}
 
-    platform, groups = EksPlatform(POOL), Coming()
+    platform, groups = ExternalEksPlatform(POOL), Coming()
     platform._eks.__dict__.update(groups=groups, scaling=AutoScaling())
     looks = [[group.name for group in platform.observe()] for _ in range(3)]
     assert looks == [["web-gpu", "own"], ["web-gpu", "gone", "own"], ["web-gpu", "gone", "own"]]
@@ -136,7 +136,7 @@ def test_a_group_that_comes_later_is_seen_and_what_is_complete_is_not_listed_aga
 
 
 def test_both_kinds_are_read_in_one_call_and_set_to_their_own_smallest_size() -> None:
-    platform, scaling = EksPlatform(POOL), AutoScaling()
+    platform, scaling = ExternalEksPlatform(POOL), AutoScaling()
     platform._eks.__dict__.update(groups=NodeGroups(), scaling=scaling)
 
     managed, own = platform.observe()

@@ -13,10 +13,10 @@ import pytest
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws import prices
 from airflow_gpu_provider.clouds.aws.clients import price_list_region
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.prices import price_of
 from airflow_gpu_provider.clouds.base import Plan
-from airflow_gpu_provider.clouds.group_source import Unknown
+from airflow_gpu_provider.clouds.list_prices import Unknown
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.pools import Candidate
 
@@ -190,10 +190,10 @@ def test_nothing_is_converted() -> None:
 def test_a_currency_in_which_aws_lists_nothing_is_in_the_plan(
     monkeypatch: pytest.MonkeyPatch, region: str, currency: str, own: str
 ) -> None:
-    platform = EksPlatform(pool(region=region, currency=currency))
+    platform = OwnedEksPlatform(pool(region=region, currency=currency))
     monkeypatch.setattr(platform, "_read_prices", lambda candidates: None)
-    groups = SimpleNamespace(candidates=tuple, plan=lambda nodes, left_out: Plan(pool="train", notes=("known",)))
-    monkeypatch.setattr(platform, "_source", groups)
+    monkeypatch.setattr(platform, "candidates", tuple)
+    monkeypatch.setattr(platform, "_plan", lambda nodes, left_out: Plan(pool="train", notes=("known",)))
     what = f'price_per_hour="list" finds no price in {currency}: AWS lists those of {region} in {own}'
     note = f'{what}; set currency="{own}", or give the prices as numbers'
     assert platform.plan(1).notes == ("known", *([note] if own else []))

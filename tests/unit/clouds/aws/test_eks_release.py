@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.clouds.aws.autoscaling import AutoScaling
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.errors import CloudError
 from tests.unit.scaling.pools import pool
@@ -35,7 +35,7 @@ class Service:
 @pytest.mark.parametrize("busy", ["Pending", "Pending:Wait", "Pending:Proceed", "EnteringStandby"])
 def test_a_machine_that_aws_does_not_end_yet_keeps_none_of_the_others(busy: str) -> None:
     service: Any = Service(i1=busy, i2="InService", i3="Terminating:Wait", i4="InService")
-    platform = EksPlatform(pool(), owner="tests")
+    platform = OwnedEksPlatform(pool(), owner="tests")
     platform._eks.__dict__["scaling"] = AutoScaling(service)
     machines = [Machine(id=f"i{number}", group="g", state="running") for number in (1, 2, 3, 4)]
     assert platform.release(machines) == (machines[0],)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import GkeGpuPool
-from airflow_gpu_provider.clouds.google.external_node_pools import _warnings
+from airflow_gpu_provider.clouds.google.external_platform import ExternalGkePlatform, _warnings
 from airflow_gpu_provider.clouds.google.instance_groups import InstanceGroup
-from airflow_gpu_provider.clouds.google.platform import GkePlatform
 from airflow_gpu_provider.errors import GroupNotFound
 
 POOL = GkeGpuPool(
@@ -56,7 +55,7 @@ class InstanceGroups:
 
 
 def test_each_zone_is_a_group_in_the_spec_s_order() -> None:
-    platform, groups = GkePlatform(POOL), InstanceGroups()
+    platform, groups = ExternalGkePlatform(POOL), InstanceGroups()
     platform._gke.__dict__.update(node_pools=NodePools(), groups=groups)
 
     found = platform.observe()

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool, accelerators
 from airflow_gpu_provider.clouds.google import price_catalog
 from airflow_gpu_provider.clouds.google.price_catalog import Part, machine_price, parts, read
-from airflow_gpu_provider.clouds.group_source import Kept, Unknown
+from airflow_gpu_provider.clouds.list_prices import Kept, Unknown
 from airflow_gpu_provider.errors import ServiceDisabled
 
 REGION = "us-central1"

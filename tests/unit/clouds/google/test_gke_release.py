@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.clouds.google.instance_groups import InstanceGroup
-from airflow_gpu_provider.clouds.google.platform import GkePlatform
+from airflow_gpu_provider.clouds.google.owned_platform import OwnedGkePlatform
 from airflow_gpu_provider.errors import CloudError
 
 POOL = GkeGpuPool(
@@ -43,10 +43,10 @@ def _managed(path: str) -> tuple[dict[str, str], ...]:
     return tuple({"name": f"{path}-{number}", "instanceStatus": "RUNNING"} for number in range(3))
 
 
-def platform(groups: Groups) -> GkePlatform:
-    made = GkePlatform(POOL)
+def platform(groups: Groups) -> OwnedGkePlatform:
+    made = OwnedGkePlatform(POOL)
     made._gke.__dict__["groups"] = groups
-    made._source._behind = {name: [f"{name}-a", f"{name}-b"] for name in "xy"}  # type: ignore[union-attr]
+    made._behind = {name: [f"{name}-a", f"{name}-b"] for name in "xy"}
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from google.cloud.container_v1 import NodePool
 
 from airflow_gpu_provider.clouds.google import spec as gke_spec
-from airflow_gpu_provider.clouds.google.owned_node_pools import autoscaling_notes, preemptible_notes, queued_notes
+from airflow_gpu_provider.clouds.google.owned_platform import autoscaling_notes, preemptible_notes, queued_notes
 from airflow_gpu_provider.clouds.google.spec import (
     OWNER_LABEL,
     POOL_LABEL,

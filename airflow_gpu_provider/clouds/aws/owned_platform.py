@@ -1,4 +1,4 @@
-"""OwnedGroups: the managed node groups that this package creates for a pool on EKS, one for each candidate."""
+"""OwnedEksPlatform: the managed node groups that this package creates for a pool on EKS, one for each candidate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_gpu_provider.clouds.aws import launch_templates as eks_launch_templ
 from airflow_gpu_provider.clouds.aws import leftover_groups, node_releases, node_versions, vpc_cni
 from airflow_gpu_provider.clouds.aws import spec as eks_spec
 from airflow_gpu_provider.clouds.aws.autoscaler_tags import reported, tag_change
-from airflow_gpu_provider.clouds.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.clouds.aws.cluster import AsgState, group_of
 from airflow_gpu_provider.clouds.aws.group_changes import GroupChanges, no_usable
 from airflow_gpu_provider.clouds.aws.group_state import has_machines
 from airflow_gpu_provider.clouds.aws.instance_types import (
@@ -28,13 +28,14 @@ from airflow_gpu_provider.clouds.aws.network import security_notes, subnet_notes
 from airflow_gpu_provider.clouds.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.clouds.aws.node_versions import Newest
 from airflow_gpu_provider.clouds.aws.owned_candidates import OwnedCandidates, ReservedNow
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.reservations import market_of, reservation_of, types_of
 from airflow_gpu_provider.clouds.aws.spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.clouds.aws.template_data import template_data
 from airflow_gpu_provider.clouds.backoff import growth_notes
 from airflow_gpu_provider.clouds.base import Change, Group, Plan, Report
 from airflow_gpu_provider.clouds.group_checks import ordered
-from airflow_gpu_provider.clouds.group_source import GroupSource
 from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
@@ -43,17 +44,17 @@ _LATE_TAINTS = (
 )
 
 
-class OwnedGroups(GroupSource):
-    """The managed node groups that this package creates, tags and deletes.
+class OwnedEksPlatform(EksPlatform):
+    """A pool whose managed node groups this package creates, tags and deletes.
 
     Args:
-        owner: Who writes them, for the tag that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec.
+        owner: Who writes the groups, for the tag that a PoolDrift names: "installation/dag id".
     """
 
-    def __init__(self, eks: EksCluster, owner: str) -> None:
-        self._eks = eks
-        self._pool = eks.pool
-        self._places = OwnedCandidates(eks)
+    def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
+        super().__init__(pool)
+        self._places = OwnedCandidates(self._eks)
         self._order: tuple[str, ...] = ()  # of the groups, as last observed
         self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
 
@@ -68,7 +69,7 @@ class OwnedGroups(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
+    def _plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         names = self._eks.groups.names()
         groups = self._eks.groups.read(names)
         reserved = self._places.reserved_now()
@@ -135,7 +136,7 @@ class OwnedGroups(GroupSource):
         require_visible_gpus(self._eks.clients.ec2, self._pool, self._pool.instance_types)
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
-    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         changes = [each for each in plan.changes if each.action in ("create", "update")]
         wanted = {each.group for each in changes if each.action != "create" or each.group not in over_quota}
         doomed = {each.group for each in plan.changes if each.action == "delete"}
@@ -153,7 +154,7 @@ class OwnedGroups(GroupSource):
         self, candidates: Sequence[Candidate], groups: Mapping[str, Any], *, are_made: bool = False
     ) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)
-        role = self._eks.groups.node_role() if to_create else None
+        role = self._node_role() if to_create else None
         release = self._release_of_new() if to_create and are_made else ""
         return tuple(
             GroupSpec(
@@ -169,6 +170,9 @@ class OwnedGroups(GroupSource):
             )
             for candidate in candidates
         )
+
+    def _node_role(self) -> str:
+        return self._eks.groups.node_role()
 
     def _release_of_new(self) -> str:
         return node_releases.of_new_groups(self._eks.clients.ssm, self._pool, self._eks.description["version"])
@@ -228,11 +232,12 @@ class OwnedGroups(GroupSource):
             raise no_usable(self._pool, recreated)
         return tuple(begun)
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    def update_autoscaler_tags(self, groups: Collection[str]) -> None:
+        for name, raw in self._eks.groups.owned().items():
+            if name in groups and (asg := asg_name(raw)):
+                self._eks.write_autoscaler_tags(asg, types_of(raw)[0])
 
-    def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
-        """Return the sizes to which the switch sets Auto Scaling groups, by name: zero."""
-        return dict.fromkeys(asgs, 0)
+    # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
         order = {name: number for number, name in enumerate(self._order)}
@@ -249,8 +254,7 @@ class OwnedGroups(GroupSource):
         states: Mapping[str, AsgState] | None = None,
     ) -> tuple[Group, ...]:
         """Return node groups with their Auto Scaling side, which is read where it is not given."""
-        self._eks.behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
-        states = self._eks.read_asgs(list(self._eks.behind.values())) if states is None else states
+        states = self._eks.states_behind(groups) if states is None else states
         read = (self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values())
         found = ordered(self._pool, read)
         self._order = tuple(group.name for group in found)
@@ -274,6 +278,9 @@ class OwnedGroups(GroupSource):
             has_switch=not keeps,  # AWS sets no group below its minimum
             stale_tags=tag_change(pool, candidate.instance_type, asg).words if asg and is_wanted else (),
         )
+
+    def _switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(asgs, 0)
 
     def delete(self, report: Report) -> None:
         for name in self._eks.groups.owned():

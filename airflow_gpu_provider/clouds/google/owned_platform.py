@@ -1,4 +1,4 @@
-"""OwnedNodePools: the node pools that this package creates for a pool on GKE, one for each candidate."""
+"""OwnedGkePlatform: the node pools that this package creates for a pool on GKE, one for each candidate."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from airflow_gpu_provider.clouds.backoff import growth_notes
 from airflow_gpu_provider.clouds.base import Group, Plan, Report
 from airflow_gpu_provider.clouds.google import spec as gke_spec
 from airflow_gpu_provider.clouds.google.clients import Rest
-from airflow_gpu_provider.clouds.google.cluster import GkeCluster, GkeGroup
+from airflow_gpu_provider.clouds.google.cluster import GkeGroup
 from airflow_gpu_provider.clouds.google.node_pools import Step, group_paths, is_owned, knows_exclusions
+from airflow_gpu_provider.clouds.google.platform import GkePlatform
 from airflow_gpu_provider.clouds.google.pool import PREEMPTIBLE, GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.clouds.group_checks import Offers, by_reason, compare_offers, ordered
-from airflow_gpu_provider.clouds.group_source import GroupSource
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.pools import Candidate
 
 
-class OwnedNodePools(GroupSource):
-    """The node pools that this package creates, labels and deletes.
+class OwnedGkePlatform(GkePlatform):
+    """A pool whose node pools this package creates, labels and deletes.
 
     Args:
-        owner: Who writes them, for the label that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec.
+        owner: Who writes the node pools, for the label that a PoolDrift names: "installation/dag id".
     """
 
-    def __init__(self, gke: GkeCluster, owner: str) -> None:
-        self._gke = gke
-        self._pool = gke.pool
+    changes = (*GkePlatform.changes, "container.clusters.update")
+
+    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
+        super().__init__(pool)
         self._owner = owner
         self._behind: Mapping[str, list[str]] = {}
         """The instance groups behind node pools, as last observed: the next call may not know a new node pool."""
@@ -56,7 +58,7 @@ class OwnedNodePools(GroupSource):
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
+    def _plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         found = self._gke.node_pools.read()
         candidates = [each for each in self.candidates() if each.group not in left_out]
         observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
@@ -111,7 +113,7 @@ class OwnedNodePools(GroupSource):
             for candidate in candidates
         )
 
-    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
 
         Raises:
@@ -191,12 +193,7 @@ class OwnedNodePools(GroupSource):
         groups = (replace(group, keeps=int(keeps[group.name] or 0)) for group in self._gke.observe(found))
         return ordered(self._pool, groups)
 
-    def paths_of(self, group: str) -> list[str]:
-        """Return the paths of the instance groups behind a node pool.
-
-        Raises:
-            GroupNotFound: It does not exist, or has none.
-        """
+    def _paths_of(self, group: str) -> list[str]:
         if known := self._behind.get(group):
             return known
         raw = self._gke.node_pools.describe(group)

@@ -1,4 +1,4 @@
-"""ExternalNodePools: node pools on GKE that Terraform or people own, and a pool names; only their sizes are set.
+"""ExternalGkePlatform: node pools on GKE that Terraform or people own, and a pool names; only their sizes are set.
 
 Each instance group is a group of its own, so that a node pool over several zones is filled, and left, zone by zone.
 """
@@ -13,9 +13,10 @@ from typing import Any
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.clouds.backoff import growth_notes
 from airflow_gpu_provider.clouds.base import Group, Plan, Report
-from airflow_gpu_provider.clouds.google.cluster import GkeCluster, GkeGroup
+from airflow_gpu_provider.clouds.google.cluster import GkeGroup
 from airflow_gpu_provider.clouds.google.instance_groups import zone_of
 from airflow_gpu_provider.clouds.google.node_pools import group_paths
+from airflow_gpu_provider.clouds.google.platform import GkePlatform
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import (
     POOL_LABEL,
@@ -26,25 +27,28 @@ from airflow_gpu_provider.clouds.google.spec import (
     run_seconds,
 )
 from airflow_gpu_provider.clouds.group_checks import NamedGroup, candidates_with_room, check_named
-from airflow_gpu_provider.clouds.group_source import GroupSource
 from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.values import taints_from_cloud
 
 
-class ExternalNodePools(GroupSource):
-    """The node pools that a pool names: `manage="scale"`."""
+class ExternalGkePlatform(GkePlatform):
+    """A pool of node pools that it names: `manage="scale"`.
 
-    def __init__(self, gke: GkeCluster) -> None:
-        self._gke = gke
-        self._pool = gke.pool
+    Args:
+        pool: The rendered spec.
+        owner: Not used: external node pools carry no spec of ours.
+    """
+
+    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
+        super().__init__(pool)
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(each.candidate for each in self._read())
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
-    def plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
+    def _plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
         """Say what would grow; the node pools themselves are never changed.
 
         Raises:
@@ -70,7 +74,7 @@ class ExternalNodePools(GroupSource):
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, report: Report, over_quota: Collection[str]) -> None:
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Do nothing: others own the node pools."""
 
     def delete(self, report: Report) -> None:
@@ -126,12 +130,7 @@ class ExternalNodePools(GroupSource):
             for each, group in zip(named, self._gke.observe(named), strict=True)
         )
 
-    def paths_of(self, group: str) -> list[str]:
-        """Return the paths of the instance groups behind a group.
-
-        Raises:
-            GroupNotFound: It does not exist, or has none.
-        """
+    def _paths_of(self, group: str) -> list[str]:
         for each in self._read():
             if each.candidate.group == group:
                 return list(each.paths)

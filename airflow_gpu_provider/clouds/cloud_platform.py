@@ -1,0 +1,105 @@
+"""CloudPlatform: a platform of a cloud that lists prices and has quotas."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import ClassVar, Generic, TypeVar
+
+from airflow_gpu_provider.clouds.base import Plan, Platform, Report
+from airflow_gpu_provider.clouds.list_prices import Unknown, list_prices
+from airflow_gpu_provider.clouds.quota import Verdict
+from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied, PriceLimitExceeded
+from airflow_gpu_provider.pools import Candidate, GpuPool
+from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, price_lines, too_dear, too_dear_lines
+
+PoolT = TypeVar("PoolT", bound=GpuPool)
+
+
+class CloudPlatform(Platform, Generic[PoolT]):
+    """A pool on a cloud: what each such platform does about prices, the pool's price limit and the cloud's quotas.
+
+    A cloud has a subclass with what is common to its pools, and that has two: for owned groups, which this package
+    creates and deletes, and for external ones, which it only sizes.
+    """
+
+    quotas_of: ClassVar[str]
+    """Whose the cloud's quotas are, for people."""
+
+    def __init__(self, pool: PoolT) -> None:
+        self._pool = pool
+
+    @abstractmethod
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most preferred first.
+
+        Raises:
+            PoolSpecError: The cloud offers none of the pool's machine types in its zones.
+        """
+
+    @abstractmethod
+    def _plan(self, nodes: int, left_out: Collection[str] = ()) -> Plan:
+        """Answer `plan`, but for prices; the groups that are left out get no machines, and are not created."""
+
+    def plan(self, nodes: int) -> Plan:
+        pool = self._pool
+        if not pool.has_list_prices and pool.max_price_per_hour is None:
+            return self._plan(nodes)
+        candidates = self.candidates()
+        record = self._prices_of(candidates)
+        dear = too_dear(record, candidates)
+        if dear and len(dear) == len(candidates):
+            raise PriceLimitExceeded.of(pool.name, too_dear_lines(dear))
+        plan = self._plan(nodes, {each.candidate.group for each in dear})
+        return replace(plan, prices=price_lines(record, candidates), too_dear=dear)
+
+    def list_prices(self) -> ListPrices | None:
+        if not self._pool.has_list_prices:
+            return None
+        try:
+            candidates = self.candidates()
+        except GpuError:
+            return list_prices((), lambda _: Unknown(why=""))  # which machines there may be is not known
+        return self._listed(candidates)
+
+    def _listed(self, candidates: Sequence[Candidate]) -> ListPrices:
+        try:
+            return self._read_prices(candidates)
+        except GpuError as error:
+            unknown = Unknown(why=error.what.rstrip("."))
+            return list_prices(candidates, lambda _: unknown)
+
+    def _prices_of(self, candidates: Sequence[Candidate]) -> PriceRecord:
+        """Return what is known of the candidates' prices now."""
+        return PriceRecord.of(self._pool, [self._listed(candidates)] if self._pool.has_list_prices else [])
+
+    def _affordable(self) -> tuple[Candidate, ...]:
+        """Return the candidates that do not cost more than the pool pays."""
+        candidates = self.candidates()
+        dear = {each.candidate for each in too_dear(self._prices_of(candidates), candidates)}
+        return tuple(each for each in candidates if each not in dear)
+
+    def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
+        # Machines on their way out still count against a quota, and what they leave is room for as many.
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
+        if missing <= 0:
+            return frozenset()
+        candidates = self._affordable()
+        try:
+            verdict = self._compare_quotas(missing, candidates)
+        except (PermissionDenied, CloudError) as error:
+            # In a network without a way to the quotas' API, nodes are available all the same.
+            report(f"The {self.quotas_of}'s quotas are not checked: {error}")
+            return frozenset()
+        for note in verdict.notes:
+            report(note)
+        return verdict.over_quota
+
+    @abstractmethod
+    def _read_prices(self, candidates: Sequence[Candidate]) -> ListPrices:
+        """Return what the cloud lists for candidates."""
+
+    @abstractmethod
+    def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
+        """Compare the missing nodes with the account's quotas; raises QuotaExceeded."""
