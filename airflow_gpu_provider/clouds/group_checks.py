@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from airflow_gpu_provider.clouds.base import Change, Group
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
 from airflow_gpu_provider.pools.workload_placement import tolerations_of
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 
 T = TypeVar("T")
 
@@ -28,24 +24,28 @@ class Offers:
 
 
 def compare_offers(
-    pool: EksGpuPool | GkeGpuPool,
-    zones: Collection[str],
+    pool: GpuPool,
+    everywhere: Sequence[Candidate],
     offered: Collection[tuple[str, str]],
     *,
     cloud: str,
     hardware: Callable[[str], str] = str,
 ) -> Offers:
-    """Compare a pool's candidates over `zones` with the zones and machine types that the cloud offers.
+    """Compare a pool's candidates with what the cloud offers.
 
-    `cloud` is what offers them, and `hardware` returns what a machine type is called, both for people.
+    Args:
+        everywhere: The candidates in all of the pool's zones.
+        offered: The zones and machine types that the cloud offers, in pairs.
+        cloud: The name of the service that offers them, for people.
+        hardware: Returns the name of a machine type, for people. Default: the type itself.
 
     Raises:
         PoolSpecError: None is offered.
     """
-    everywhere = pool.candidates(zones)
     candidates = tuple(c for c in everywhere if (c.zone, c.instance_type) in offered)
     if not candidates:
         types = dict.fromkeys(hardware(c.instance_type) for c in everywhere)
+        zones = dict.fromkeys(c.zone for c in everywhere)
         raise PoolSpecError(
             f"Pool {pool.name}: {cloud} offers {' or '.join(types)} in none of {', '.join(zones)}.",
             "Choose other zones or machine types.",
@@ -104,11 +104,25 @@ def check_fixed(spec: Any, differences: Iterable[Difference], *, differs: str, w
 
 
 def check_claim(
-    spec: Any, group: Mapping[str, Any], *, what: str, made_for: str | None, owner: str | None, is_ours: bool, mark: str
+    spec: Any,
+    group: Mapping[str, Any],
+    *,
+    cluster: str,
+    what: str,
+    made_for: str | None,
+    owner: str | None,
+    is_ours: bool,
+    mark: str,
 ) -> None:
-    """Refuse a group that was not made for the pool, or that `owner` wrote last and `is_ours` says is not the spec's.
+    """Refuse a group that was not made for the pool, or that another writer's spec is on.
 
-    `what` is the cloud's word for it, and `mark` the tag or label of it that names the owner.
+    Args:
+        cluster: The name of its cluster.
+        what: The cloud's word for a group.
+        made_for: The pool for which it was made; None where this package did not make it.
+        owner: Who wrote it last.
+        is_ours: That was the spec's owner, or one with the same spec.
+        mark: The tag or label that names the owner.
 
     Raises:
         PoolDrift: It is refused.
@@ -116,7 +130,7 @@ def check_claim(
     name, pool = spec.candidate.group, spec.pool
     if made_for != pool.name:
         raise PoolDrift(
-            f"Cluster {pool.cluster_name} has a {what} {name} that this package did not create for pool {pool.name}.",
+            f"Cluster {cluster} has a {what} {name} that this package did not create for pool {pool.name}.",
             f"Give the pool another name, or delete that {what}.",
             group=name,
         )
@@ -169,7 +183,7 @@ def _in_one(refused: Sequence[PoolDrift]) -> PoolDrift:
     return PoolDrift(" ".join(parts), " ".join(fixes), **details)
 
 
-def ordered(pool: EksGpuPool | GkeGpuPool, groups: Iterable[Group]) -> tuple[Group, ...]:
+def ordered(pool: GpuPool, groups: Iterable[Group]) -> tuple[Group, ...]:
     """Return a pool's own groups in candidate order.
 
     Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero; they come

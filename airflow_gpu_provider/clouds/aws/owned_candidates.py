@@ -86,7 +86,7 @@ class OwnedCandidates:
         if self._pool.capacity_types == ("RESERVED",):
             return Offers(candidates=(), notes=())
         offered = offered_types(self._eks.clients.ec2, self._pool, self.subnets)
-        return compare_offers(self._pool, self.subnets, offered, cloud="EC2")
+        return compare_offers(self._pool, self._pool.candidates(self.subnets), offered, cloud="EC2")
 
     @cached_property
     def _known(self) -> Mapping[str, Reservation]:

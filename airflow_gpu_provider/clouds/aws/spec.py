@@ -370,6 +370,7 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
     check_claim(
         spec,
         group,
+        cluster=spec.pool.cluster_name,
         what="node group",
         made_for=tags.get(POOL_TAG),
         owner=owner,

@@ -51,7 +51,8 @@ class OwnedGkePlatform(GkePlatform):
     def _offers(self) -> Offers:
         hardware = lambda name: f"{name} with {self._pool.accelerator_of(name)[0]}"  # noqa: E731
         offered = offered_types(self._gke.clients.compute, self._pool, self._zones)
-        return compare_offers(self._pool, self._zones, offered, cloud="Compute Engine", hardware=hardware)
+        everywhere = self._pool.candidates(self._zones)
+        return compare_offers(self._pool, everywhere, offered, cloud="Compute Engine", hardware=hardware)
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._offers.candidates

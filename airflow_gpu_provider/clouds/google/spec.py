@@ -360,6 +360,7 @@ def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[
     check_claim(
         spec,
         found,
+        cluster=spec.pool.cluster_name,
         what="node pool",
         made_for=labels.get(POOL_LABEL),
         owner=owner,
