@@ -21,6 +21,7 @@ from gpu_sandbox.airflow_api import wait_until
 from gpu_sandbox.airflow_home import AirflowHome
 from tests.browser import recorded
 from tests.browser.conftest import REPOSITORY, Person, chromium, tab_in
+from tests.inherited import INHERITED
 
 DAYS, NIGHTS_A_DAY, LOOKS = 30, 5, 5
 _DAG = "recorded"
@@ -47,7 +48,7 @@ def _airflow(home: Path) -> AirflowHome:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
         "AIRFLOW__CORE__MAX_ACTIVE_RUNS_PER_DAG": "16",
     }
-    return AirflowHome(home, REPOSITORY / "tests" / "browser" / "dags", env, parallelism=4)
+    return AirflowHome(home, REPOSITORY / "tests" / "browser" / "dags", env, parallelism=4, inherited=INHERITED)
 
 
 def _run_nights(admin: Person) -> None:

@@ -21,7 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -63,6 +63,8 @@ class AirflowHome:
     parallelism: how many tasks run at once.
     database: its `sql_alchemy_conn`, a server's that `airflow db migrate` has prepared; by default a SQLite file in
         its home.
+    inherited: what each task, and each parse of a DAG file, finds imported already: modules, or names in them after a
+        colon ("package:Name").
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class AirflowHome:
         schedules: bool = False,
         parallelism: int = 4,
         database: str | None = None,
+        inherited: Sequence[str] = (),
     ) -> None:
         self.home = home.resolve()
         self._server = database
+        self._inherited = ",".join(inherited)
         self.dags_folder = dags_folder.resolve()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -223,12 +227,13 @@ class AirflowHome:
         return self._server or f"sqlite:///{self.home}/airflow.db?timeout={seconds_for_lock}"
 
     def _launch(self, component: Component) -> None:
-        program = airflow_component.__name__ if component in FORKING else "airflow"
+        forks = component in FORKING
+        program = [airflow_component.__name__, self._inherited] if forks else ["airflow"]
         seconds = SECONDS_FOR_LOCK_IN_API_SERVER if component == "api-server" else SECONDS_FOR_LOCK
         database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._connection(seconds)}
         with self.log_file(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
-                [sys.executable, "-m", program, *COMMANDS[component]],
+                [sys.executable, "-m", *program, *COMMANDS[component]],
                 env=self.environment | database,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,

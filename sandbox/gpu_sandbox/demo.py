@@ -23,7 +23,7 @@ from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.demo_journal import Journal
 from gpu_sandbox.demo_report import Report, make_report, render
 from gpu_sandbox.demo_spot_loss import SpotLoss
-from gpu_sandbox.demo_trainings import TRAININGS, Training, claim_checkpoints, example_dags
+from gpu_sandbox.demo_trainings import INHERITED, TRAININGS, Training, claim_checkpoints, example_dags
 from gpu_sandbox.demo_ui import MORE_DAGS, stay
 from gpu_sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
 from gpu_sandbox.errors import Interrupted, SandboxError
@@ -223,7 +223,8 @@ class _Night:
         # No others: they import providers' operators, seconds of CPU each, or are of another platform.
         for name in (self._dag_id, *more):
             (dags / f"{name}.py").symlink_to(example_dags() / f"{name}.py")
-        return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path(_REPOSITORY)})
+        env = sandbox.env() | {"PYTHONPATH": python_path(_REPOSITORY)}
+        return AirflowHome(folder, dags, env, inherited=INHERITED)
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -11,6 +11,14 @@ from gpu_sandbox.errors import SandboxError
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
 
+PROVIDER = "airflow_gpu_provider"
+"""The package of the example DAGs' operators, and of their loggers."""
+INHERITED = (
+    "airflow.providers.amazon.aws.hooks.base_aws",
+    f"{PROVIDER}:GpuPodOperator",
+    f"{PROVIDER}:gpu_nodes",
+)
+"""What the example DAGs import, and their tasks on EKS, of what takes long to import."""
 CHECKPOINTS = "checkpoints"
 _STEPS = 30
 _REPOSITORY = Path(__file__).parents[2]

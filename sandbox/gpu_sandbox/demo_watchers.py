@@ -21,12 +21,12 @@ from gpu_sandbox.aws import AwsCloud
 from gpu_sandbox.aws.observer import instances
 from gpu_sandbox.demo_journal import Journal
 from gpu_sandbox.demo_report import TRAINING_ENDED, TRAINING_STARTED
+from gpu_sandbox.demo_trainings import PROVIDER
 from gpu_sandbox.leftovers import GPU
 
 KPO_LABEL = "kubernetes_pod_operator"
 TRAINING_CONTAINER = "base"
 RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
-OWN_LOGGER = "airflow_gpu_provider"
 POD_LOG = f"[{TRAINING_CONTAINER}]"
 """The pod's lines come into the task's log too, once the task is back; here they have come before."""
 PARSED = "Worker startup parse complete"
@@ -243,7 +243,7 @@ class AirflowWatch:
             self._journal.write("worker", task_id, "begins", at=at)
         elif event.startswith(POD_LOG):
             return
-        elif OWN_LOGGER in str(record.get("logger", "")) or record.get("level") in ("error", "critical"):
+        elif PROVIDER in str(record.get("logger", "")) or record.get("level") in ("error", "critical"):
             self._journal.write("note", task_id, "\n".join([event, *errors_in(record)]), at=at)
 
 

@@ -18,6 +18,7 @@ from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 from tests.airflow.metrics import Metrics
 from tests.airflow.pod_history import core, history, never_two
+from tests.inherited import INHERITED
 
 __all__ = ["core", "history", "never_two"]
 
@@ -78,7 +79,7 @@ def airflow(sandbox: Sandbox, metrics: Metrics, tmp_path_factory: pytest.TempPat
     (dags / "tests").symlink_to(Path(__file__).parent / "dags")
     (dags / "examples").symlink_to(example_dags())
     env = sandbox.env() | metrics.env | {"PYTHONPATH": python_path(REPOSITORY)}
-    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, parallelism=8) as home:
+    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, parallelism=8, inherited=INHERITED) as home:
         yield Airflow(home, sandbox)
         nothing_written(home, sandbox)
 
@@ -105,7 +106,7 @@ def home_on_both_clouds(
     (dags / "outages.py").symlink_to(Path(__file__).parent / "dags_airflow_dead" / "outages.py")
     (dags / "nightly_training_gke.py").symlink_to(example_dags() / "nightly_training_gke.py")
     env = gke.env() | sandbox.env() | {"PYTHONPATH": python_path(REPOSITORY)}
-    with AirflowHome(tmp_path_factory.mktemp("airflow-on-both-clouds"), dags, env) as home:
+    with AirflowHome(tmp_path_factory.mktemp("airflow-on-both-clouds"), dags, env, inherited=INHERITED) as home:
         yield home
         for each in (sandbox, gke):
             nothing_written(home, each)

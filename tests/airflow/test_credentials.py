@@ -17,6 +17,7 @@ from tests.airflow import credentials
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 from tests.airflow.test_example_dags import has_trained
+from tests.inherited import INHERITED
 
 pytestmark = pytest.mark.nightly
 
@@ -37,7 +38,7 @@ def talkative(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Ite
     }
     sandbox.agent.add_node(NodeSpec(name=MACHINE, gpus=1))
     try:
-        with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env) as home:
+        with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, inherited=INHERITED) as home:
             yield Airflow(home, sandbox)
     finally:
         sandbox.agent.remove_node(MACHINE)

@@ -14,6 +14,7 @@ from gpu_sandbox.airflow_home import AirflowHome, python_path
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 from tests.airflow.pools import pods_of, zero
+from tests.inherited import INHERITED
 
 pytestmark = [
     pytest.mark.nightly,
@@ -26,7 +27,7 @@ def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
     dags = tmp_path_factory.mktemp("dags-with-loops")
     (dags / "loops.py").symlink_to(Path(__file__).parent / "dags_loops" / "loops.py")
     env = sandbox.env() | {"PYTHONPATH": python_path(REPOSITORY)}
-    with AirflowHome(tmp_path_factory.mktemp("airflow-with-loops"), dags, env) as home:
+    with AirflowHome(tmp_path_factory.mktemp("airflow-with-loops"), dags, env, inherited=INHERITED) as home:
         yield Airflow(home, sandbox)
 
 

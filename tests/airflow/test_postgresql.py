@@ -13,6 +13,7 @@ from gpu_sandbox.airflow_home import AirflowHome, python_path
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 from tests.airflow.pools import pods_of, zero
+from tests.inherited import INHERITED
 from tests.postgresql import Postgresql
 
 
@@ -22,7 +23,10 @@ def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (dags / "teams.py").symlink_to(Path(__file__).parent / "dags_postgresql" / "teams.py")
     env = sandbox.env() | {"PYTHONPATH": python_path(REPOSITORY)}
     home = tmp_path_factory.mktemp("airflow-on-postgresql")
-    with Postgresql() as server, AirflowHome(home, dags, env, database=server.renew("airflow")) as started:
+    with (
+        Postgresql() as server,
+        AirflowHome(home, dags, env, database=server.renew("airflow"), inherited=INHERITED) as started,
+    ):
         yield Airflow(started, sandbox)
 
 

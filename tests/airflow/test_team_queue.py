@@ -14,6 +14,7 @@ from gpu_sandbox.demo_trainings import example_dags, training_image, trees_image
 from gpu_sandbox.nodes import NodeSpec
 from tests.airflow.conftest import REPOSITORY
 from tests.engines.test_engines import A_GANG, QUEUES, create
+from tests.inherited import INHERITED
 
 pytestmark = pytest.mark.nightly
 
@@ -47,9 +48,8 @@ def queue() -> Iterator[Sandbox]:
 def test_each_training_of_the_team_gets_its_turn(queue: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> None:
     dags = tmp_path_factory.mktemp("dags")
     (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
-    with AirflowHome(
-        tmp_path_factory.mktemp("airflow"), dags, queue.env() | {"PYTHONPATH": python_path(REPOSITORY)}, parallelism=8
-    ) as home:
+    env = queue.env() | {"PYTHONPATH": python_path(REPOSITORY)}
+    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, parallelism=8, inherited=INHERITED) as home:
         home.api.wait_for_dag(DAG_ID)
         run = home.api.trigger(DAG_ID, conf={})
         begun = frozenset({"running", "deferred"}) | TASK_ENDED

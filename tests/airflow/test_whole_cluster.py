@@ -13,6 +13,7 @@ from gpu_sandbox import SandboxProcess
 from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags
 from tests.airflow.conftest import REPOSITORY
+from tests.inherited import INHERITED
 from tests.sandbox.running import eventually
 
 pytestmark = pytest.mark.nightly
@@ -51,7 +52,7 @@ def test_a_training_that_fails_is_red_and_its_cluster_goes(
     dags = tmp_path_factory.mktemp("dags")
     (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
     env = account | {"PYTHONPATH": python_path(REPOSITORY)}
-    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env) as home:
+    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, inherited=INHERITED) as home:
         home.api.wait_for_dag(DAG_ID)
         started = home.api.trigger(DAG_ID, conf={})
         ended = home.api.wait_for_run(DAG_ID, started.run_id)

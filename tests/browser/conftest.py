@@ -32,6 +32,7 @@ from gpu_sandbox.airflow_api import (
 from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.ports import free_port
 from tests.browser import recorded
+from tests.inherited import INHERITED
 
 expect.set_options(timeout=PATIENCE * 1000 / 3)
 
@@ -104,7 +105,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{name}" for name in USERS),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),
     }
-    with AirflowHome(home, Path(__file__).parent / "dags", env, parallelism=4) as running:
+    with AirflowHome(home, Path(__file__).parent / "dags", env, parallelism=4, inherited=INHERITED) as running:
         yield running
 
 

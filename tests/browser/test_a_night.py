@@ -23,6 +23,7 @@ from gpu_sandbox.faults import Stockout
 from gpu_sandbox.nodes import Image
 from tests.airflow.harness import Airflow
 from tests.browser.conftest import REPOSITORY, Person, Visit
+from tests.inherited import INHERITED
 
 NIGHT, JANITOR = "nightly_training_eks", "janitor"
 PODS = "/api/v1/namespaces/default/pods"
@@ -54,7 +55,7 @@ def at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
         }
-        with AirflowHome(home, Path(example_dags()), env, parallelism=8) as airflow:
+        with AirflowHome(home, Path(example_dags()), env, parallelism=8, inherited=INHERITED) as airflow:
             yield Airflow(airflow, sandbox)
 
 

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, expect
 from gpu_sandbox.airflow_home import AirflowHome, database_template, python_path
 from tests.browser import recorded
 from tests.browser.conftest import MIDNIGHT, PATIENCE, REPOSITORY, Person, Visit, look_at
+from tests.inherited import INHERITED
 
 # What "team" may read of DAGs is in dags/recorded_nights.py.
 TEAM = ("Website", "Plugins", "DAG Runs", "Task Instances", "XComs")
@@ -42,7 +43,7 @@ def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
         "PYTHONPATH": python_path(REPOSITORY),
         "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
     }
-    airflow = AirflowHome(home, Path(__file__).parent / "dags", env, parallelism=4)
+    airflow = AirflowHome(home, Path(__file__).parent / "dags", env, parallelism=4, inherited=INHERITED)
     shutil.copyfile(database_template(), home / "airflow.db")
     roles = [{"name": "pages", "resource": "Plugins", "action": "can_read"}]
     roles += [{"name": "team", "resource": resource, "action": "can_read"} for resource in TEAM]

@@ -23,6 +23,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.airflow_home import AirflowHome, database_template, python_path
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
+from tests.inherited import INHERITED
 from tests.sandbox.running import run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ def cli(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for name in [name for name in env if name.startswith("AWS_")]:
         del env[name]
     own = {"PYTHONPATH": python_path(REPOSITORY), "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID": "tests"}
-    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env | own)
+    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env | own, inherited=INHERITED)
     home.home.mkdir(exist_ok=True)
     shutil.copyfile(database_template(), home.home / "airflow.db")
     environment = {name: value for name, value in home.environment.items() if not name.startswith("AWS_")}

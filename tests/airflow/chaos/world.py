@@ -27,6 +27,7 @@ from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
 from tests.airflow.chaos.pods import POOL_LABEL, PodStories, PodStory, pool_of
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
+from tests.inherited import INHERITED
 
 T = TypeVar("T")
 
@@ -351,7 +352,7 @@ def open_world(platform: Platform, sandbox: Sandbox, folder: Path, env: dict[str
     """Start an Airflow of the matrix's own over a sandbox, and everything that watches."""
     dags, cloud = Path(__file__).parent / "dags", cloud_of(platform, sandbox)
     environment = {**sandbox.env(), **env, **cloud.env, **QUICK_TO_MISS}
-    home = AirflowHome(folder, dags, environment, parallelism=PARALLELISM)
+    home = AirflowHome(folder, dags, environment, parallelism=PARALLELISM, inherited=INHERITED)
     status, reply = sandbox.control_plane.request(
         "POST", "/apis/apps/v1/namespaces/kube-system/daemonsets", _DEVICE_PLUGIN
     )
