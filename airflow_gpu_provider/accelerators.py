@@ -407,6 +407,16 @@ def partitions_of(gpu: Gpu) -> Mapping[str, int]:
     return _PARTITIONS.get(gpu.name, {})
 
 
+# What GKE makes of newer GPUs only (GoogleCloudPlatform/container-engine-accelerators, partition_gpu/partition_gpu.go).
+_NOT_ON_GKE = {"A100": "1g.10gb", "A100-80GB": "1g.20gb"}
+
+
+def gke_partitions_of(gpu: Gpu) -> Mapping[str, int]:
+    """Return how many partitions of each profile GKE makes of the GPU; empty where it has none."""
+    left_out = _NOT_ON_GKE.get(gpu.name)
+    return {profile: count for profile, count in partitions_of(gpu).items() if profile != left_out}
+
+
 # What a node reserves for itself. The shares of CPU, core by core, are the same on both clouds.
 
 _CPUS_KEPT = ((1, 0.06), (1, 0.01), (2, 0.005), (float("inf"), 0.0025))

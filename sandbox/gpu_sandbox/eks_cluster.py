@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
 from gpu_sandbox.managed_cluster import SYSTEM_NODE, ClusterSettings
 
 if TYPE_CHECKING:
@@ -119,25 +118,21 @@ class EksCluster:
         from gpu_sandbox.nodes import NodeSpec
         from gpu_sandbox.nodes.image_transfers import image_rate
 
-        known = gpu_instance_type(instance.instance_type)
-        hardware = {} if known else _hardware_in_motos_table(instance.instance_type)
-        if known:
-            hardware = {
-                "cpus": known.vcpus,
-                "memory_bytes": int(known.memory_gib * _GIB),
-                "gpus": known.gpus,
-                "gpu_product": known.gpu.product,
-                "gpu_memory_mib": known.gpu.memory_gib * 1024,
-            }
-        hardware["efa_interfaces"] = instance.efa_interfaces
+        kind, catalogue = instance.instance_type, self.aws.catalogue
+        hardware: dict[str, Any] = {}
+        if gpus := catalogue.nvidia_gpus(kind):
+            hardware = {"gpus": gpus.count, "gpu_product": gpus.product, "gpu_memory_mib": gpus.memory_mib}
         if instance.disk_gib:
             hardware["disk_bytes"] = instance.disk_gib * _GIB
-        image = node_image(instance.ami_type, instance.instance_type, kubernetes=version)
+        image = node_image(instance.ami_type, kind, kubernetes=version)
         return NodeSpec(
             name=instance.node_name,
             labels=instance.labels,
             taints=instance.taints,
             provider_id=f"aws:///{instance.zone}/{instance.instance_id}",
+            cpus=catalogue.vcpus(kind),
+            memory_bytes=catalogue.memory_bytes(kind),
+            efa_interfaces=instance.efa_interfaces,
             kubernetes_version=version,
             os_image=image.system,
             device_plugin_builtin=image.has_plugin,
@@ -206,19 +201,3 @@ def _cloud_config(region: str, endpoint_url: str) -> str:
         f"SigningRegion = {region}\n"
         for service in ("autoscaling", "ec2", "eks")
     )
-
-
-def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:
-    from moto.ec2.models.instance_types import INSTANCE_TYPES
-
-    described = INSTANCE_TYPES[instance_type]
-    hardware: dict[str, Any] = {
-        "cpus": described["VCpuInfo"]["DefaultVCpus"],
-        "memory_bytes": described["MemoryInfo"]["SizeInMiB"] * 2**20,
-    }
-    for gpu in described.get("GpuInfo", {}).get("Gpus", []):
-        if gpu["Manufacturer"] == "NVIDIA":
-            hardware["gpus"] = gpu.get("LogicalGpuCount", gpu["Count"])  # parts of a GPU count 0
-            hardware["gpu_product"] = f"NVIDIA-{gpu['Name']}"
-            hardware["gpu_memory_mib"] = gpu["MemoryInfo"]["SizeInMiB"]
-    return hardware

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.accelerators import gce_machine_type
 from gpu_sandbox.errors import ComponentFailed, SandboxError
 from gpu_sandbox.managed_cluster import SYSTEM_NODE, ClusterSettings
 from gpu_sandbox.workers import Workers
@@ -149,11 +148,11 @@ class GkeCluster:
         )
 
     def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
+        from gpu_sandbox.google.machine_types import MACHINE_TYPES
         from gpu_sandbox.nodes import NodeSpec
         from gpu_sandbox.nodes.image_transfers import image_rate
 
-        machine = gce_machine_type(instance.machine_type)
-        assert machine is not None  # checked when the pool was made
+        machine = MACHINE_TYPES[instance.machine_type]
         gpu: dict[str, Any] = {}
         if instance.gpu is not None:
             gpu = {

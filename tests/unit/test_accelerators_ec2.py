@@ -1,47 +1,33 @@
-"""EC2's types in the catalogue agree with what DescribeInstanceTypes says: moto has its answers."""
+"""EC2's types in the catalogue agree with the sandbox's rows, which are DescribeInstanceTypes' by way of moto."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from airflow_gpu_provider.accelerators import arch_of, instance_type, instance_types
+from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 
+EC2 = InstanceTypeCatalogue("us-west-2")
 _ARCHS = {"x86_64": "amd64", "arm64": "arm64"}
-_RETIRED = {"p2.xlarge", "p2.8xlarge", "p2.16xlarge", "p3.2xlarge", "p3.8xlarge", "p3.16xlarge"}
-_NOT_IN_EACH_REGION = {"p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"}
 
 
-def described(name: str) -> tuple[str, int, int, float, str]:
-    """The GPU's name, GPUs that pods can ask for, vCPUs, GiB and processors."""
-    found: dict[str, Any] = INSTANCE_TYPES[name]
-    (gpu,) = found["GpuInfo"]["Gpus"]
-    (arch,) = found["ProcessorInfo"]["SupportedArchitectures"]
-    memory = found["MemoryInfo"]["SizeInMiB"] / 1024
-    return gpu["Name"], gpu["LogicalGpuCount"], found["VCpuInfo"]["DefaultVCpus"], memory, _ARCHS[arch]
-
-
-@pytest.mark.parametrize("name", [each for each in instance_types() if each in INSTANCE_TYPES])
-def test_the_catalogue_says_what_ec2_says(name: str) -> None:
-    ours = instance_type(name)
+@pytest.mark.parametrize("name", instance_types())
+def test_a_type_is_what_ec2_describes(name: str) -> None:
+    ours, gpus = instance_type(name), EC2.nvidia_gpus(name)
     assert ours is not None
-    gpu, *theirs = described(name)
-    assert [ours.gpus, ours.vcpus, ours.memory_gib, ours.arch] == theirs
-    assert ours.gpu.name.startswith(gpu.replace("Server ", "").replace(" ", "-").upper())
+    assert gpus is not None
+    (arch,) = EC2.architectures(name)
+    found = (ours.gpus, ours.vcpus, ours.memory_gib, ours.arch, ours.gpu.product)
+    assert found == (gpus.count, EC2.vcpus(name), EC2.memory_bytes(name) / 2**30, _ARCHS[arch], gpus.product)
 
 
-@pytest.mark.parametrize("name", [each for each in instance_types() if each in INSTANCE_TYPES])
-def test_a_gpu_has_the_memory_that_ec2_says(name: str) -> None:
-    """EC2 tells what the driver has of it, and the catalogue what it is sold with."""
-    ours, (gpu,) = instance_type(name), INSTANCE_TYPES[name]["GpuInfo"]["Gpus"]
+@pytest.mark.parametrize("name", instance_types())
+def test_a_gpu_has_the_memory_that_ec2_describes(name: str) -> None:
+    """EC2 has what the driver has of it, and the catalogue what it is sold with."""
+    ours, gpus = instance_type(name), EC2.nvidia_gpus(name)
     assert ours is not None
-    assert 0.92 * ours.gpu.memory_gib <= gpu["MemoryInfo"]["SizeInMiB"] / 1024 < ours.gpu.memory_gib + 1
-
-
-def test_what_ec2_has_is_compared() -> None:
-    assert {each for each in instance_types() if each not in INSTANCE_TYPES} <= _RETIRED | _NOT_IN_EACH_REGION
+    assert gpus is not None
+    assert 0.92 * ours.gpu.memory_gib <= gpus.memory_mib / 1024 < ours.gpu.memory_gib + 1
 
 
 @pytest.mark.parametrize(

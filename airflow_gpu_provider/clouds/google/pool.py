@@ -367,7 +367,7 @@ class GkeGpuPool(GpuPool):
         parts: int | None = 1
         if self.gpu_partition_size:
             gpu = accelerators.gpu_of_accelerator(accelerator)
-            parts = accelerators.partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
+            parts = accelerators.gke_partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
         return None if parts is None else gpus * parts * int(self.gpu_sharing.get("max_shared_clients", 1))
 
     def _group_fields(self) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def _partition_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     size = pool.gpu_partition_size
     for name in pool.machine_types if size else ():
         gpu = accelerators.gpu_of_accelerator(pool.accelerator_of(name)[0])
-        if gpu and size not in accelerators.partitions_of(gpu):
-            parts = ", ".join(accelerators.partitions_of(gpu))
+        if gpu and size not in accelerators.gke_partitions_of(gpu):
+            parts = ", ".join(accelerators.gke_partitions_of(gpu))
             hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
             yield f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint
 

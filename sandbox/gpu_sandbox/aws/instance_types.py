@@ -1,9 +1,14 @@
-"""The instance types that EC2 knows here: moto's table, the GPU types it lacks, and where each is offered."""
+"""The instance types that EC2 knows here: moto's table, the GPU types it lacks, and where each is offered.
+
+moto's table is what DescribeInstanceTypes answered (github.com/getmoto/moto, scripts/get_instance_info.py), renewed
+with moto's releases: every family but P2 and P3, which it has lost. Their rows are those of moto 4.2.14, of 2024-01-27.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from moto.ec2.exceptions import InvalidInstanceTypeError
@@ -15,49 +20,67 @@ from moto.ec2.models.instance_types import (
 )
 from moto.ec2.utils import generic_filter
 
+# Type: (vCPUs, GiB, GPUs, GPU, MiB of one GPU)
+_P2_AND_P3: dict[str, tuple[int, int, int, str, int]] = {
+    "p2.xlarge": (4, 61, 1, "K80", 12288),
+    "p2.8xlarge": (32, 488, 8, "K80", 12288),
+    "p2.16xlarge": (64, 732, 16, "K80", 12288),
+    "p3.2xlarge": (8, 61, 1, "V100", 16384),
+    "p3.8xlarge": (32, 244, 4, "V100", 16384),
+    "p3.16xlarge": (64, 488, 8, "V100", 16384),
+}
 
-def _older_gpu_type(
-    name: str, *, vcpus: int, memory_gib: int, gpus: int, gpu: str, gpu_memory_mib: int
-) -> dict[str, Any]:
+# What nvidia-smi shows, with dashes for blanks, by EC2's name and MiB: the appendix "Supported NVIDIA GPU Products" in
+# the README of NVIDIA's driver; for parts of an L4, its vGPU types in NVIDIA's "Virtual GPU Software User Guide".
+_PRODUCTS: dict[tuple[str, int], str] = {
+    ("K80", 12288): "Tesla-K80",
+    ("V100", 16384): "Tesla-V100-SXM2-16GB",
+    ("V100", 32768): "Tesla-V100-SXM2-32GB",
+    ("T4", 16384): "Tesla-T4",
+    ("T4g", 16384): "NVIDIA-T4G",
+    ("A10G", 22888): "NVIDIA-A10G",
+    ("L4", 22888): "NVIDIA-L4",
+    ("L4", 11444): "NVIDIA-L4-12Q",
+    ("L4", 5722): "NVIDIA-L4-6Q",
+    ("L4", 2861): "NVIDIA-L4-3Q",
+    ("L40S", 45776): "NVIDIA-L40S",
+    ("A100", 40960): "NVIDIA-A100-SXM4-40GB",
+    ("A100", 81920): "NVIDIA-A100-SXM4-80GB",
+    ("H100", 81920): "NVIDIA-H100-80GB-HBM3",
+    ("H200", 144384): "NVIDIA-H200",
+    ("B200", 183359): "NVIDIA-B200",
+    ("B300", 275040): "NVIDIA-B300-SXM6-AC",
+    ("RTX PRO 4500", 32768): "NVIDIA-RTX-PRO-4500-Blackwell-Server-Edition",
+    ("RTX PRO Server 6000", 98304): "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvidiaGpus:
+    """The NVIDIA GPUs of an instance. count: those that pods can ask for, parts of a GPU included."""
+
+    count: int
+    product: str
+    memory_mib: int
+
+
+def _older_gpu_type(name: str) -> dict[str, Any]:
     """A type that moto's table has lost, shaped after one that it has."""
+    vcpus, memory_gib, gpus, gpu, gpu_memory_mib = _P2_AND_P3[name]
     described: dict[str, Any] = copy.deepcopy(INSTANCE_TYPES["p3dn.24xlarge"])
     described["InstanceType"] = name
     described["VCpuInfo"] |= {"DefaultVCpus": vcpus, "DefaultCores": vcpus // 2, "DefaultThreadsPerCore": 2}
     described["MemoryInfo"] = {"SizeInMiB": memory_gib * 1024}
-    described["GpuInfo"] = {
-        "Gpus": [
-            {
-                "Name": gpu,
-                "Manufacturer": "NVIDIA",
-                "Count": gpus,
-                "MemoryInfo": {"SizeInMiB": gpu_memory_mib},
-            }
-        ],
-        "TotalGpuMemoryInMiB": gpus * gpu_memory_mib,
+    (described["GpuInfo"]["Gpus"][0]) |= {
+        "Name": gpu,
+        "Count": gpus,
+        "LogicalGpuCount": gpus,
+        "MemoryInfo": {"SizeInMiB": gpu_memory_mib},
     }
+    described["GpuInfo"]["TotalGpuMemoryInMiB"] = gpus * gpu_memory_mib
     described["InstanceStorageSupported"] = False
     described.pop("InstanceStorageInfo", None)
     return described
-
-
-def _missing_from_moto() -> dict[str, dict[str, Any]]:
-    specs = [
-        ("p2.xlarge", 4, 61, 1, "K80", 11441),
-        ("p2.8xlarge", 32, 488, 8, "K80", 11441),
-        ("p2.16xlarge", 64, 732, 16, "K80", 11441),
-        ("p3.2xlarge", 8, 61, 1, "V100", 16384),
-        ("p3.8xlarge", 32, 244, 4, "V100", 16384),
-        ("p3.16xlarge", 64, 488, 8, "V100", 16384),
-        ("p4de.24xlarge", 96, 1152, 8, "A100", 81920),
-        ("p5.48xlarge", 192, 2048, 8, "H100", 81920),
-        ("p5e.48xlarge", 192, 2048, 8, "H200", 144384),
-        ("p5en.48xlarge", 192, 2048, 8, "H200", 144384),
-    ]
-    return {
-        name: _older_gpu_type(name, vcpus=vcpus, memory_gib=gib, gpus=gpus, gpu=gpu, gpu_memory_mib=mib)
-        for name, vcpus, gib, gpus, gpu, mib in specs
-        if name not in INSTANCE_TYPES
-    }
 
 
 class _Described(InstanceType):
@@ -72,8 +95,10 @@ class InstanceTypeCatalogue:
 
     def __init__(self, region: str) -> None:
         self._region = region
-        added = {name: _Described(described) for name, described in _missing_from_moto().items()}
-        self._types: dict[str, InstanceType] = {n: InstanceType(n) for n in INSTANCE_TYPES} | dict(added)
+        self._types: dict[str, InstanceType] = {
+            **{name: _Described(_older_gpu_type(name)) for name in _P2_AND_P3},
+            **{name: InstanceType(name) for name in INSTANCE_TYPES},
+        }
         self._not_offered: set[tuple[str, str]] = set()
 
     def known(self, instance_type: str) -> bool:
@@ -88,8 +113,17 @@ class InstanceTypeCatalogue:
         return int(self._types[instance_type]["MemoryInfo"]["SizeInMiB"]) * 2**20
 
     def gpus(self, instance_type: str) -> int:
-        """Of any maker. KeyError if the type is unknown."""
+        """Whole ones, of any maker. KeyError if the type is unknown."""
         return sum(int(gpu["Count"]) for gpu in self._types[instance_type].get("GpuInfo", {}).get("Gpus", []))
+
+    def nvidia_gpus(self, instance_type: str) -> NvidiaGpus | None:
+        """None where there are none. KeyError if the type is unknown."""
+        for gpu in self._types[instance_type].get("GpuInfo", {}).get("Gpus", []):
+            if gpu["Manufacturer"] == "NVIDIA":
+                mib = int(gpu["MemoryInfo"]["SizeInMiB"])
+                product = _PRODUCTS.get((gpu["Name"], mib), f"NVIDIA-{gpu['Name']}".replace(" ", "-"))
+                return NvidiaGpus(count=int(gpu["LogicalGpuCount"]), product=product, memory_mib=mib)
+        return None
 
     def architectures(self, instance_type: str) -> list[str]:
         """KeyError if the type is unknown."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from airflow_gpu_provider.accelerators import gce_accelerators
 from gpu_sandbox.google.errors import invalid, not_found
 from gpu_sandbox.google.http_server import Call, Route, route
+from gpu_sandbox.google.machine_types import ACCELERATORS
 from gpu_sandbox.google.partial_response import masked
 
 COMPUTE_ENGINE = "6F81-5844-456A"
@@ -95,7 +95,7 @@ class Catalog:
                     f"{series} {part} attached to DWS Defined Duration VMs", group, "OnDemand", usd / 2, unit
                 )
                 yield self._one(f"Sole Tenancy {series} {part}", group, "OnDemand", usd * 1.1, unit)
-        for accelerator in gce_accelerators():
+        for accelerator in ACCELERATORS:
             name, usd = _GPUS[accelerator]
             if accelerator == "nvidia-b200":  # its spot SKU says OnDemand
                 yield self._one(name, "GPU", "OnDemand", usd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_gpu_provider.accelerators import gce_accelerators, gce_machine_type, gce_machine_types
+from gpu_sandbox.google.machine_types import ACCELERATORS, MACHINE_TYPES
 
 # Zones of us-central1 that have not everything; as "GPU regions and zones" listed them, retired GPUs included.
 _NOT_OFFERED: dict[str, frozenset[str]] = {
@@ -25,7 +25,7 @@ class Catalogue:
 
     def set_offered(self, name: str, zone: str, *, offered: bool) -> None:
         """Say whether a zone has a machine type or an accelerator type. ValueError if either is unknown."""
-        if zone not in self._missing or (name not in gce_accelerators() and gce_machine_type(name) is None):
+        if zone not in self._missing or not (name in ACCELERATORS or name in MACHINE_TYPES):
             raise ValueError(f"no zone {zone!r} in {self.region}, or no machine or accelerator type {name!r}")
         if offered:
             self._missing[zone].discard(name)
@@ -33,16 +33,16 @@ class Catalogue:
             self._missing[zone].add(name)
 
     def has_accelerator(self, accelerator: str, zone: str) -> bool:
-        return accelerator in gce_accelerators() and accelerator not in self._missing[zone]
+        return accelerator in ACCELERATORS and accelerator not in self._missing[zone]
 
     def has_machine_type(self, name: str, zone: str) -> bool:
-        machine = gce_machine_type(name)
+        machine = MACHINE_TYPES.get(name)
         if machine is None or name in self._missing[zone]:
             return False
-        return machine.gpu is None or self.has_accelerator(machine.gpu.accelerator, zone)
+        return machine.accelerator is None or self.has_accelerator(machine.accelerator.name, zone)
 
     def accelerators_in(self, zone: str) -> list[str]:
-        return [name for name in gce_accelerators() if self.has_accelerator(name, zone)]
+        return [name for name in ACCELERATORS if self.has_accelerator(name, zone)]
 
     def machine_types_in(self, zone: str) -> list[str]:
-        return [name for name in gce_machine_types() if self.has_machine_type(name, zone)]
+        return [name for name in MACHINE_TYPES if self.has_machine_type(name, zone)]

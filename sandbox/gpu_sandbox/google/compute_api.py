@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator
 from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from gpu_sandbox.google.errors import GoogleApiError, invalid, not_found
 from gpu_sandbox.google.http_server import Call, Route, route
 from gpu_sandbox.google.instance_groups import InstanceGroup
 from gpu_sandbox.google.interface import GoogleTimings
+from gpu_sandbox.google.machine_types import ACCELERATORS, MACHINE_TYPES
 from gpu_sandbox.google.members import LaunchError, Member
 from gpu_sandbox.google.operations import timestamp
 from gpu_sandbox.google.quotas import Quotas
@@ -369,8 +369,7 @@ def _describe_instance(group: InstanceGroup, member: Member) -> dict[str, Any]:
 
 
 def _describe_machine_type(name: str, zone: str) -> dict[str, Any]:
-    machine = gce_machine_type(name)
-    assert machine is not None
+    machine = MACHINE_TYPES[name]
     described: dict[str, Any] = {
         "kind": "compute#machineType",
         "name": name,
@@ -378,18 +377,17 @@ def _describe_machine_type(name: str, zone: str) -> dict[str, Any]:
         "guestCpus": machine.vcpus,
         "memoryMb": int(machine.memory_gib * 1024),
     }
-    if machine.gpu:
+    if machine.accelerator:
         described["accelerators"] = [
-            {"guestAcceleratorType": machine.gpu.accelerator, "guestAcceleratorCount": machine.gpus}
+            {"guestAcceleratorType": machine.accelerator.name, "guestAcceleratorCount": machine.gpus}
         ]
     return described
 
 
 def _describe_accelerator(name: str, zone: str) -> dict[str, Any]:
-    gpu = gpu_of_accelerator(name)
     return {
         "kind": "compute#acceleratorType",
         "name": name,
         "zone": zone,
-        "description": f"NVIDIA {gpu.name}" if gpu else name,
+        "description": ACCELERATORS[name].product.replace("-", " "),
     }

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from airflow_gpu_provider.accelerators import gce_machine_type, gce_obtained_by
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.cloud_events import Outbox
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from gpu_sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
+from gpu_sandbox.google.machine_types import MACHINE_TYPES, NEVER_ON_DEMAND
 from gpu_sandbox.google.members import LaunchError, Member
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.resize_requests import QUOTA_EXCEEDED, STOCKOUT, ResizeRequest, ResizeRequests
@@ -195,7 +195,7 @@ class InstanceGroup:
         """As its autoscaler sees it."""
         error = next((member.error for member in self.members if member.error and not member.leaving), None)
         template = self.template
-        machine = gce_machine_type(template.machine_type)
+        machine = MACHINE_TYPES.get(template.machine_type)
         return ScalableGroup(
             name=self.url_in_events,
             node_pool=template.node_pool,
@@ -315,7 +315,7 @@ class InstanceGroup:
         """Large types are never there on demand."""
         template = self.template
         on_demand = template.market == "on-demand" and not template.flex_start and template.reservation is None
-        if on_demand and gce_obtained_by(template.machine_type):
+        if on_demand and template.machine_type in NEVER_ON_DEMAND:
             return True
         return any(self._around.faults.out_of_stock(**launch, number=number) for launch in self._launches())
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from airflow_gpu_provider.accelerators import Gpu
+from gpu_sandbox.google.machine_types import Accelerator
 
 Market = Literal["on-demand", "spot"]
 Driver = Literal["default", "latest", "disabled"]
@@ -38,7 +38,7 @@ class Instance:
     """The managed instance group's name."""
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
-    gpu: Gpu | None
+    gpu: Accelerator | None
     gpus: int
     """As many as pods may ask for: more than the machine has where they are shared or partitioned."""
     driver: Driver

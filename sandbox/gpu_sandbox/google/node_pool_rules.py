@@ -16,15 +16,9 @@ from google.cloud.container_v1.types import (
     SecondaryBootDisk,
 )
 
-from airflow_gpu_provider.accelerators import (
-    attachable_gpus,
-    gce_accelerators,
-    gce_machine_type,
-    gpu_of_accelerator,
-    partitions_of,
-)
 from gpu_sandbox.google.catalogue import Catalogue
 from gpu_sandbox.google.errors import invalid
+from gpu_sandbox.google.machine_types import ACCELERATORS, MACHINE_TYPES, attachable_gpus
 from gpu_sandbox.google.templates import run_seconds
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -50,10 +44,10 @@ def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
     config.disk_type = config.disk_type or _boot_disks(config.machine_type)[0]
     if not pool.locations:
         pool.locations = list(locations)
-    machine = gce_machine_type(config.machine_type)
-    if machine and machine.gpu and not config.accelerators:
+    machine = MACHINE_TYPES.get(config.machine_type)
+    if machine and machine.accelerator and not config.accelerators:
         config.accelerators = [
-            AcceleratorConfig(accelerator_type=machine.gpu.accelerator, accelerator_count=machine.gpus)
+            AcceleratorConfig(accelerator_type=machine.accelerator.name, accelerator_count=machine.gpus)
         ]
 
 
@@ -151,7 +145,7 @@ def check_autoscaling(autoscaling: NodePoolAutoscaling) -> None:
 
 
 def _check_hardware(config: NodeConfig, zone: str, catalogue: Catalogue) -> None:
-    machine = gce_machine_type(config.machine_type)
+    machine = MACHINE_TYPES.get(config.machine_type)
     if machine is None or not catalogue.has_machine_type(config.machine_type, zone):
         raise invalid(f"Machine type with name '{config.machine_type}' does not exist in zone '{zone}'.")
     if len(config.accelerators) > 1:
@@ -162,13 +156,13 @@ def _check_hardware(config: NodeConfig, zone: str, catalogue: Catalogue) -> None
 
 def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, catalogue: Catalogue) -> None:
     kind, count = wanted.accelerator_type, int(wanted.accelerator_count)
-    if kind not in gce_accelerators() or not catalogue.has_accelerator(kind, zone):
+    if kind not in ACCELERATORS or not catalogue.has_accelerator(kind, zone):
         raise invalid(f'Accelerator type "{kind}" does not exist in zone {zone}.')
-    machine = gce_machine_type(machine_type)
-    if machine and machine.gpu:
-        if (machine.gpu.accelerator, machine.gpus) != (kind, count):
+    machine = MACHINE_TYPES.get(machine_type)
+    if machine and machine.accelerator:
+        if (machine.accelerator.name, machine.gpus) != (kind, count):
             raise invalid(
-                f"Machine type {machine_type} has {machine.gpus} {machine.gpu.accelerator}; "
+                f"Machine type {machine_type} has {machine.gpus} {machine.accelerator.name}; "
                 f"the requested accelerator, {count} {kind}, is not compatible with it."
             )
     elif count not in attachable_gpus(machine_type, kind):
@@ -176,8 +170,7 @@ def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, 
             f'[{count}] accelerators of type "{kind}" cannot be attached to machine type {machine_type}; '
             f"allowed: {list(attachable_gpus(machine_type, kind)) or 'none'}."
         )
-    gpu = gpu_of_accelerator(kind)
-    if wanted.gpu_partition_size and gpu and wanted.gpu_partition_size not in partitions_of(gpu):
+    if wanted.gpu_partition_size and wanted.gpu_partition_size not in ACCELERATORS[kind].partitions:
         raise invalid(f'Unknown GPU partition size "{wanted.gpu_partition_size}".')
     if wanted.gpu_sharing_config.max_shared_clients_per_gpu > _MOST_CLIENTS:
         raise invalid(f"max_shared_clients_per_gpu must be between 2 and {_MOST_CLIENTS}.")

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from airflow_gpu_provider.accelerators import gce_accelerators
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google.interface import Market
+from gpu_sandbox.google.machine_types import ACCELERATORS
 
 ALL_REGIONS = "GPUS_ALL_REGIONS"
 CPUS = "CPUS"
@@ -68,7 +68,7 @@ class Quotas:
         self._region = region
         self._faults = faults
         self._limits = {CPUS: _DEFAULT_CPUS, ALL_REGIONS: _DEFAULT_ALL_REGIONS}
-        for accelerator in gce_accelerators():
+        for accelerator in ACCELERATORS:
             metric = metric_of(accelerator)
             self._limits |= {metric: _DEFAULT_LIMIT, f"PREEMPTIBLE_{metric}": _DEFAULT_LIMIT}
         self._used: Counter[str] = Counter()

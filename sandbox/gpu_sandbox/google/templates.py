@@ -14,8 +14,8 @@ from google.cloud.container_v1.types import (
     ReservationAffinity,
 )
 
-from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator, partitions_of
 from gpu_sandbox.google.interface import Driver, Instance, Market, Taint
+from gpu_sandbox.google.machine_types import ACCELERATORS, MACHINE_TYPES
 
 # GoogleCloudPlatform/cluster-autoscaler, pkg/cloudprovider/gke/labels/system_labels.go. GKE adds it to a Node that has
 # joined, sometimes late; here it is there from the beginning.
@@ -92,7 +92,7 @@ class Template:
             group=group,
             labels=self.labels_in(zone) | {"kubernetes.io/hostname": name, **label},
             taints=self.taints,
-            gpu=gpu_of_accelerator(self.accelerator) if self.accelerator else None,
+            gpu=ACCELERATORS[self.accelerator] if self.accelerator else None,
             gpus=self.gpus,
             driver=self.driver,
             streams_images=self.streams_images,
@@ -102,7 +102,7 @@ class Template:
 def template_of(pool: NodePool, *, cluster_name: str) -> Template:
     """The template of a pool whose settings have been checked."""
     config = pool.config
-    machine = gce_machine_type(config.machine_type)
+    machine = MACHINE_TYPES.get(config.machine_type)
     accelerator = config.accelerators[0] if config.accelerators else None
     market: Market = "spot" if config.spot or config.preemptible else "on-demand"
     taints = tuple(Taint(key=taint.key, value=taint.value, effect=_EFFECTS[taint.effect]) for taint in config.taints)
@@ -138,8 +138,7 @@ def run_seconds(config: NodeConfig) -> float:
 
 
 def _gpus_offered(accelerator: AcceleratorConfig) -> int:
-    gpu = gpu_of_accelerator(accelerator.accelerator_type)
-    parts = partitions_of(gpu).get(accelerator.gpu_partition_size, 1) if gpu else 1
+    parts = ACCELERATORS[accelerator.accelerator_type].partitions.get(accelerator.gpu_partition_size, 1)
     clients = int(accelerator.gpu_sharing_config.max_shared_clients_per_gpu) or 1
     return int(accelerator.accelerator_count) * parts * clients
 

@@ -67,7 +67,11 @@ def n1(**fields: Any) -> GkeGpuPool:
         ),
         (
             {"machine_types": ["a2-highgpu-1g"], "gpu_partition_size": "1g.20gb"},
-            "Choose one of 1g.5gb, 1g.10gb, 2g.10gb",
+            "Choose one of 1g.5gb, 2g.10gb",
+        ),
+        (
+            {"machine_types": ["a2-highgpu-1g"], "gpu_partition_size": "1g.10gb"},
+            "the A100 of a2-highgpu-1g has no such partition",
         ),
         ({"gpu_partition_size": "1g.5gb"}, "the L4 of g2-standard-4 has no such part"),
         ({"node_locations": ["us-central1-aia"]}, "not a zone of us-central1"),
@@ -245,7 +249,6 @@ def test_a_pod_may_have_one_share_and_several_by_mps_of_a_gpu_alone() -> None:
     ("machine_type", "size", "parts"),
     [
         ("a2-highgpu-1g", "1g.5gb", 7),
-        ("a2-highgpu-1g", "1g.10gb", 4),
         ("a2-ultragpu-1g", "1g.10gb", 7),
         ("a2-ultragpu-1g", "2g.20gb", 3),
         ("a3-highgpu-8g", "1g.10gb", 56),
