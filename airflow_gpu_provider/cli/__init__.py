@@ -45,7 +45,10 @@ def get_commands() -> list[CLICommand]:
             _argument("--nodes", type=int, help="For so many nodes (default: the pool's max_nodes)"),
             _argument("--max-cost", type=float, help="And how long so much money lasts, at each candidate's price"),
         ),
-        "doctor": (_argument("--pod-namespace", default="default", help="Where pods run (default: default)"),),
+        "doctor": (
+            _argument("--pod-namespace", default="default", help="Where pods run (default: default)"),
+            _argument("--strict", action="store_true", help="Exit with 2 where something could not be checked"),
+        ),
         "reap": (
             _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),
             _argument("--timeout", type=float, default=300.0, help="Seconds to wait until all is gone (default: 300)"),

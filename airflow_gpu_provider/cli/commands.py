@@ -62,6 +62,13 @@ _NO_POOLS = (
 ANY_RUN = Allowance(most=timedelta(days=365))
 """What `airflow gpu extend` may give: who has a shell here has the connections and Airflow's database anyway."""
 
+_FOUND = {
+    "warning": "Worth a look",
+    "unchecked": "Not checked, so it may stop a run all the same",
+    "problem": "Would stop a run",
+}
+"""How the doctor's last lines begin, by the result of the checks that they name."""
+
 Found = TypeVar("Found")
 
 
@@ -152,7 +159,11 @@ def status(args: Namespace) -> None:
 
 @_command
 def doctor(args: Namespace) -> None:
-    """Show what each check found; the exit status is 1 where something would stop a run."""
+    """Show what each check found.
+
+    The exit status is 1 where something would stop a run, and with --strict 2 where nothing is known to and something
+    could not be checked.
+    """
 
     def ask(pool: GpuPool) -> tuple[Finding, ...]:
         return examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
@@ -161,14 +172,18 @@ def doctor(args: Namespace) -> None:
     findings += [] if args.spec else ensures_left_alone(args.dag_id, args.pools)
     for_people = args.output not in ("json", "yaml")
     print_rows([finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
-    problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
-    warnings = [f"{each.pool}: {each.check}" for each in findings if each.result == "warning"]
-    if warnings:
-        tell(f"Worth a look: {', '.join(dict.fromkeys(warnings))}.")
-    if problems:
-        tell(f"Would stop a run: {', '.join(dict.fromkeys(problems))}.")
+    checks: dict[str, dict[str, None]] = {}
+    for each in findings:
+        checks.setdefault(each.result, {})[f"{each.pool}: {each.check}"] = None
+    for result, words in _FOUND.items():
+        if result in checks:
+            tell(f"{words}: {', '.join(checks[result])}.")
+    if "problem" in checks:
         raise SystemExit(1)
-    tell("Nothing would stop a run, as far as can be seen beforehand.")
+    if "unchecked" not in checks:
+        tell("Nothing would stop a run, as far as can be seen beforehand.")
+    elif args.strict:
+        raise SystemExit(2)
 
 
 @_command

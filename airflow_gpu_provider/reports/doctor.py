@@ -1,7 +1,7 @@
 """What would stop tonight's run on a pool: everything is checked, and nothing is changed.
 
 No writing call is tried. Instead it asks whether they are allowed: the API server for each verb, and by a dry run for
-the pods' namespace; the cloud if it answers such questions.
+the pods' namespace; the cloud if it answers such questions. What nobody answered is a finding, too: "unchecked".
 """
 
 from __future__ import annotations
@@ -49,12 +49,17 @@ LATELY = timedelta(days=1)
 
 _TYPED = "Give price_per_hour as numbers, if the limits on prices have to hold."
 
-Result = Literal["ok", "warning", "problem"]
+_WITHOUT_QUOTAS = "Let the connection read them (docs/iam.md, docs/iam-gke.md), or compare them in the cloud's console."
+
+Result = Literal["ok", "unchecked", "warning", "problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found: `message`, as text, and `fix`, what to do about it."""
+    """What one check found: `message`, as text, and `fix`, what to do about it.
+
+    Of a check that is "unchecked" nobody knows whether it would stop a run: `message` has the reason.
+    """
 
     pool: str
     check: str
@@ -96,7 +101,9 @@ def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
 
 def _unless_reported(problem: Finding, before: Iterable[Finding]) -> Finding:
     first = next((each.check for each in before if each.message == problem.message), None)
-    return replace(problem, message=f"could not be checked: see {first}", fix="") if first else problem
+    if not first:
+        return problem
+    return replace(problem, result="unchecked", message=f"could not be checked: see {first}", fix="")
 
 
 Findings = Iterator[tuple[Result, str, str]]
@@ -174,7 +181,7 @@ class _Doctor:
         for action in answer.refused:
             yield "problem", f"may not {action}", f"Allow it: {answer.fix}"
         if answer.unasked:
-            yield "warning", f"the other checks try what only reads; {answer.unasked}", answer.fix
+            yield "unchecked", f"the other checks try what only reads; {answer.unasked}", answer.fix
         elif not answer.refused:
             yield "ok", "all changes that a run makes in the cloud", ""
         try:
@@ -186,7 +193,7 @@ class _Doctor:
         try:
             plan = self._on.platform.plan(1)
         except PriceLimitExceeded:
-            yield "warning", "could not be checked: see prices", ""
+            yield "unchecked", "could not be checked: see prices", ""
             return
         for change in plan.changes:
             yield "ok", f"the next run will {change.action} {change.group}: {change.detail}", ""
@@ -196,7 +203,7 @@ class _Doctor:
         for note in plan.notes:
             yield "warning", note, f"Change the spec, or the {where} where it is defined."
         for unread in plan.unread:
-            yield "warning", unread, "docs/iam.md has the whole policy."
+            yield "unchecked", unread, "docs/iam.md has the whole policy."
         check_group_claims(self._seen)
         with_issue: dict[str, list[str]] = {}
         for group in self._seen.groups:
@@ -210,18 +217,17 @@ class _Doctor:
     def _quota(self) -> Findings:
         most, notes = self._pool.max_nodes, list[str]()
         try:
-            self._on.platform.groups_over_quota(most, notes.append)
+            over = self._on.platform.groups_over_quota(most, notes.append)
         except QuotaExceeded as error:
             there = sum(len(group.live) for group in self._seen.groups)
             self._on.platform.groups_over_quota(there + 1, notes.append)
             yield "warning", f"one more node fits, but max_nodes={most} nodes do not: {error.what}", error.fix
             return
         for note in notes:
-            yield (
-                "warning",
-                note,
-                "Request a higher quota, or name more machine types (docs/iam.md).",
-            )
+            if over:
+                yield "warning", note, "Request a higher quota, or name more machine types (docs/iam.md)."
+            else:  # a line about no group: the quotas were not read
+                yield "unchecked", note, _WITHOUT_QUOTAS
         if not notes:
             self._has_quota = True
             yield "ok", f"enough for max_nodes={most}", ""

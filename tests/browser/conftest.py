@@ -161,6 +161,7 @@ def nights(admin: Person) -> Recorded:
     found = [
         recorded.finding("problem", "The quota for <b>g6</b> is 0.", fix="Ask AWS for more."),
         recorded.finding("warning", "A launch failed.", check="stock", fix="Name more zones."),
+        recorded.finding("unchecked", "Quotas may not be read.", check="quota", fix="Allow it."),
     ]
     tonight = {f"nightly/scheduled__{MIDNIGHT.isoformat()}": MIDNIGHT + timedelta(days=1, hours=6)}
     look_at(admin, [recorded.status("train-gpu", tonight)], found)

@@ -109,6 +109,7 @@ def test_problems_come_first_and_stay_text(seen: Page) -> None:
     first = seen.get_by_role("region", name="What would stop a night")
     expect(first).to_contain_text("The quota for <b>g6</b> is 0. What to do: Ask AWS for more.")
     expect(first).to_contain_text("A launch failed. What to do: Name more zones.")
+    expect(first).to_contain_text("Quotas may not be read. What to do: Allow it.")
     assert first.locator("b").count() == 0
 
 

@@ -216,8 +216,9 @@ def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], id
     identity("cannot-grow", EVERY_POLICY, "system:masters", without=lacking)
     found = complaints(patient)
     assert list(found) == ["cloud permissions", "quota"]
-    assert [each.result for each in found["quota"]] == ["warning"]
+    assert [each.result for each in found["quota"]] == ["unchecked"]
     assert "quotas are not checked: AWS refused servicequotas:GetServiceQuota" in found["quota"][0].message
+    assert "Request a higher" not in found["quota"][0].fix
     assert [each.message for each in found["cloud permissions"]] == [
         "may not eks:CreateNodegroup",
         "may not autoscaling:SetDesiredCapacity",
@@ -231,11 +232,15 @@ def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], id
     (groups,) = found["groups"]
     assert groups.result == "problem"
     assert "AWS refused ec2:DescribeSubnets" in groups.message
-    assert [each.message for each in found["quota"]] == ["could not be checked: see groups"]
+    assert [(each.result, each.message) for each in found["quota"]] == [
+        ("unchecked", "could not be checked: see groups")
+    ]
 
     identity("cannot-ask", ["eks-full.json"], "system:masters", without=["autoscaling:SetDesiredCapacity"])
     findings = examined(patient)
-    assert {each.check for each in findings if each.result != "ok"} == {"cloud permissions"}
+    assert {(each.check, each.result) for each in findings if each.result != "ok"} == {
+        ("cloud permissions", "unchecked")
+    }
     (message,) = (each.message for each in findings if each.check == "cloud permissions")
     assert "are not checked: iam:SimulatePrincipalPolicy is not allowed" in message
 

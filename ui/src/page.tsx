@@ -61,6 +61,7 @@ const Health = ({ now }: { now: Now }) => {
   const worst = (result: string) => now.findings.filter(({ finding }) => finding.result === result);
   const problems = worst("problem");
   const warnings = worst("warning");
+  const unchecked = worst("unchecked");
   return (
     <Section title="What would stop a night">
       {problems.map(({ finding, task }, index) => (
@@ -78,12 +79,17 @@ const Health = ({ now }: { now: Now }) => {
           {sentence(finding.message)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
+      {unchecked.map(({ finding, task }, index) => (
+        <Notice key={index} status="info" title={`${finding.pool}: ${finding.check}, not checked`}>
+          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+        </Notice>
+      ))}
       {now.unreadable.map(({ task, why }, index) => (
         <Notice key={index} status="info">
           <TaskLink task={task} /> of {task.dag_id} {why}, so what it saw is unknown here.
         </Notice>
       ))}
-      {now.findings.length && !problems.length && !now.leftovers.length ? (
+      {now.findings.length && !problems.length && !unchecked.length && !now.leftovers.length ? (
         <Sentence>The doctor found nothing that would stop a night.</Sentence>
       ) : null}
       {!now.findings.length ? (

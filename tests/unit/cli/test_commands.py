@@ -16,6 +16,7 @@ from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.clouds.base import Plan
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
+from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.cli.test_costs import bill
 from tests.unit.scaling.model.night import Night
@@ -87,6 +88,46 @@ def test_the_doctor_examines_pools_at_the_same_time_and_tells_them_in_their_orde
     with pytest.raises(SystemExit):
         commands.doctor(Namespace(output="json", pod_namespace="default", verbose=True, spec="pools.json"))
     assert [each["message"] for each in json.loads(capsys.readouterr().out)] == [f"{name} says no." for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("results", "strict", "status", "said"),
+    [
+        (["ok"], True, None, ["Nothing would stop a run, as far as can be seen beforehand."]),
+        (["ok", "unchecked"], False, None, ["Not checked, so it may stop a run all the same: train: quota."]),
+        (["ok", "unchecked"], True, 2, ["Not checked, so it may stop a run all the same: train: quota."]),
+        (
+            ["problem", "warning", "unchecked"],
+            True,
+            1,
+            [
+                "Worth a look: train: quota.",
+                "Not checked, so it may stop a run all the same: train: quota.",
+                "Would stop a run: train: quota.",
+            ],
+        ),
+    ],
+)
+def test_the_doctor_calls_nothing_well_that_it_could_not_check(
+    results: list[Any],
+    strict: bool,
+    status: int | None,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = tuple(Finding(pool="train", check="quota", result=each, message="?") for each in results)
+    monkeypatch.setattr(commands, "_pools", lambda args: [a_pool(name="train")])
+    monkeypatch.setattr(commands, "examine", lambda *args, **kwargs: found)
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    args = Namespace(output="json", pod_namespace="default", verbose=True, spec="pools.json", strict=strict)
+    if status:
+        with pytest.raises(SystemExit) as ended:
+            commands.doctor(args)
+        assert ended.value.code == status
+    else:
+        commands.doctor(args)
+    assert capsys.readouterr().err.splitlines() == said
 
 
 @pytest.mark.parametrize("command", [commands.status, commands.plan])

@@ -97,16 +97,18 @@ def test_launches_over_a_quota_that_was_raised_are_no_warning(
     seen = snapshot(train_a_g6_xlarge=changed)
     platform = SimpleNamespace(groups_over_quota=groups_over_quota)
     checks = doctor(seen, platform)
-    list(checks["quota"]())
+    quota = list(checks["quota"]())
+    assert [result for result, *_ in quota] == ["unchecked" if note else "ok"]
+    assert not any("Request a higher quota" in fix for *_, fix in quota)
     assert [result for result, *_ in checks["stock"]()] == results
 
 
-def test_what_could_not_be_compared_is_a_warning_of_the_doctor_and_no_line_of_a_plan() -> None:
+def test_what_could_not_be_compared_is_told_by_the_doctor_and_no_line_of_a_plan() -> None:
     plan = Plan(pool="train", unread=("the image is not compared: ssm:GetParameter is not allowed",))
     assert plan.lines() == ["Plan for train: no changes."]
     platform = SimpleNamespace(plan=lambda nodes: plan)
     found = doctor(snapshot(), platform)["groups"]()
-    assert ("warning", *plan.unread) in [(result, said) for result, said, _ in found]
+    assert ("unchecked", *plan.unread) in [(result, said) for result, said, _ in found]
 
 
 def test_a_limit_that_every_candidate_exceeds_is_a_problem_of_the_prices() -> None:
@@ -116,7 +118,7 @@ def test_a_limit_that_every_candidate_exceeds_is_a_problem_of_the_prices() -> No
     seen = snapshot(spec=pool(price_per_hour="list", max_price_per_hour=0.1))
     platform = SimpleNamespace(plan=plan, list_prices=lambda: None)
     checks = doctor(seen, platform)
-    assert list(checks["groups"]()) == [("warning", "could not be checked: see prices", "")]
+    assert list(checks["groups"]()) == [("unchecked", "could not be checked: see prices", "")]
     with pytest.raises(PriceLimitExceeded):  # which `examine` tells as a problem of this check
         list(checks["prices"]())
 
