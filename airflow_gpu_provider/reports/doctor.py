@@ -58,7 +58,7 @@ Result = Literal["ok", "unchecked", "warning", "problem"]
 class Finding:
     """What one check found: `message`, as text, and `fix`, what to do about it.
 
-    Of a check that is "unchecked" nobody knows whether it would stop a run: `message` has the reason.
+    Whether a check that is "unchecked" would stop a run is unknown: `message` has the reason.
     """
 
     pool: str
