@@ -397,6 +397,12 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], ask
         lambda given: {"lease_conflict_rate": given.rate},
     )
     conflicts.add_argument("--rate", type=float, required=True, help="0 to 1")
+    use = change("gpu-use", "what the simulated nvidia-smi shows of GPUs", _gpu_use)
+    use.add_argument("utilization", type=int, help="percent")
+    use.add_argument("--power", type=float, default=16.0, help="W of 72 W (default: 16, an idle GPU's)")
+    use.add_argument("--memory", type=int, default=1, help="MiB in use (default: 1)")
+    use.add_argument("--node", default="*", help="of this Node, or a pattern (default: any)")
+    use.add_argument("--pod", default="*", help="of this pod, or a pattern: 'train-*' (default: any)")
     for name, path, text in (
         ("spot-interruption", "/interrupt-spot", "give spot instances their notice; those named, or all"),
         ("spot-rebalance", "/recommend-rebalance", "say that spot instances are at risk, as EC2 does before a notice"),
@@ -418,6 +424,10 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], ask
 def _stockout(given: argparse.Namespace) -> dict[str, Any]:
     names = ("zone", "instance_type", "market", "code", "left")
     return {"stockouts": [{name: getattr(given, name) for name in names}]}
+
+
+def _gpu_use(given: argparse.Namespace) -> dict[str, Any]:
+    return {"gpu_uses": [{name: getattr(given, name) for name in ("utilization", "power", "memory", "node", "pod")}]}
 
 
 def _speed(given: str) -> float:

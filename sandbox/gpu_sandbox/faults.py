@@ -44,6 +44,25 @@ class Stockout:
         return where and self.market in (None, market) and (placed or not self.placed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """What the simulated `nvidia-smi` shows of GPUs: a hang is 100 % at little more than the draw of idle ones.
+
+    `utilization` is in percent, `power` in W of 72 W, `memory` in MiB; the defaults are an idle GPU's, 16 W and 1 MiB.
+    `node` and `pod` are names or patterns of them ("train-*"), by default any.
+    """
+
+    utilization: int
+    power: float = 16.0
+    memory: int = 1
+    node: str = "*"
+    pod: str = "*"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.utilization <= 100 or not 0 <= self.power < float("inf") or self.memory < 0:
+            raise ValueError(f"a GPU is used by 0 to 100 %, with a draw and a memory of at least 0; not {self}")
+
+
 class Faults:
     """What is failing now. Thread-safe; every answer is about the moment of the call.
 
@@ -77,6 +96,7 @@ class Faults:
         self._error_rates: dict[str, float] = {}
         self._throttle_rates: dict[str, float] = {}
         self._quotas: dict[str, float] = {}
+        self._gpu_uses: tuple[GpuUse, ...] = ()
         self._call_limits = CallLimits()
         if self._clock is not None:
             self._call_limits.follow(self._clock)
@@ -228,6 +248,17 @@ class Faults:
             if stockout not in self._stockouts:
                 self._stockouts = (*self._stockouts, stockout)
 
+    @property
+    def gpu_uses(self) -> list[GpuUse]:
+        """What the simulated nvidia-smi shows; of several that are meant for a GPU, the last one."""
+        return list(self._gpu_uses)
+
+    def show(self, use: GpuUse) -> None:
+        """Have the simulated nvidia-smi show this use of GPUs from now on."""
+        with self._lock:
+            others = (each for each in self._gpu_uses if (each.node, each.pod) != (use.node, use.pod))
+            self._gpu_uses = (*others, use)
+
     def remove(self, stockout: Stockout) -> None:
         """End one stock-out. ValueError if it was never declared."""
         with self._lock:
@@ -274,6 +305,7 @@ class Faults:
                 "throttle_rates": dict(self._throttle_rates),
                 "quotas": dict(self._quotas),
                 "call_limits": self._call_limits.describe(),
+                "gpu_uses": [asdict(use) for use in self._gpu_uses],
             }
 
     def apply(self, changes: Mapping[str, Any]) -> None:
@@ -302,6 +334,8 @@ class Faults:
             self.set_quota(name, limit)
         for api, limit in changes.get("call_limits", {}).items():
             self.limit_calls(api, **limit)
+        for use in changes.get("gpu_uses", ()):
+            self.show(GpuUse(**use))
 
 
 def _share(rate: float) -> float:

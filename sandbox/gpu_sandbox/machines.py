@@ -10,14 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
-from gpu_sandbox.faults import Faults
+from gpu_sandbox.faults import Faults, GpuUse
 from gpu_sandbox.nodes import NodeAgent, NodeAgentError, NodeSpec
 from gpu_sandbox.nodes.spec import TaintLike
 from gpu_sandbox.workers import Workers
@@ -108,6 +108,7 @@ class Machines:
         self._removing: set[str] = set()
         self._lock = threading.Lock()
         self._plugin_was_ready = self._driver_was_ready = True
+        self._shown_uses: list[GpuUse] = []
         self._workers = Workers(clock, name="sandbox-machine")
         self._loop = clock.loop(self._step, poll=_TICK_SECONDS, name="sandbox-machines")
 
@@ -183,6 +184,10 @@ class Machines:
         if ready != self._driver_was_ready:
             self._agent.set_driver_ready(ready)
             self._driver_was_ready = ready
+        uses = self._faults.gpu_uses
+        if uses != self._shown_uses:
+            self._agent.show_gpu_uses([asdict(use) for use in uses])
+            self._shown_uses = uses
 
     def _booted(self) -> list[_Machine]:
         fault = self._faults.boot_seconds

@@ -18,6 +18,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import GpuPool
+from gpu_sandbox.faults import GpuUse
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run, watched
@@ -116,20 +117,29 @@ SPINS = playing("100, 1000, $(( 60 + n % 2 * 6 )), 400", asked=0) + "; while :; 
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_pod_that_hangs_by_the_draw_of_its_gpus_is_ended(pool: EksGpuPool, deferrable: bool) -> None:
-    operator, context = train(pool, SPINS, deferrable=deferrable, hang_timeout=3, on_finish_action="keep_pod")
-    with pytest.raises(GpuHung, match=r"busy for .* at a draw near that of idle ones \(6\d W of 400 W each\)") as error:
-        run(operator, context)
+def test_pod_that_hangs_by_the_draw_of_its_gpus_is_ended(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, deferrable: bool
+) -> None:
+    """By the sandbox's own nvidia-smi."""
+    script = "while :; do echo waits for all; sleep 0.2; done"
+    operator, context = train(pool, script, deferrable=deferrable, hang_timeout=3, on_finish_action="keep_pod")
+    gpu_sandbox.faults.show(GpuUse(utilization=100, power=17, pod="train-*"))
+    try:
+        with pytest.raises(
+            GpuHung, match=r"busy for .* at a draw near that of idle ones \(17 W of 72 W each\)"
+        ) as error:
+            run(operator, context)
+    finally:
+        gpu_sandbox.faults.clear()
     (gpu,) = error.value.details["gpus"]
-    assert gpu["percent"] == 100
-    assert gpu["power_w"] in (60, 66)
+    assert (gpu["percent"], gpu["power_w"]) == (100, 17)
     assert error.value.details["last_lines"][-1] == "waits for all"
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     name = context["ti"].xcoms["pod_name"]
     eventually(lambda: name not in {pod.metadata.name for pod in core.list_namespaced_pod("default").items})
     (told,) = context["ti"].xcoms["utilization"]["gpus"]
     assert told["mean"] == 100
-    assert told["power_limit_w"] == 400
+    assert told["power_limit_w"] == 72
 
 
 def test_pod_that_may_hang_is_marked_until_its_gpus_compute(pool: EksGpuPool) -> None:

@@ -121,7 +121,8 @@ def _gpu_mounts(variables: Mapping[str, str], home: PodHome, mounts: list[dict[s
     if home.machine.real_gpus or not chosen:
         return gpus.devices(chosen) if chosen else []
     list_file = attempt / "gpus.json"
-    list_file.write_text(json.dumps([gpu.to_json() for gpu in chosen]))
+    where = {"node": home.node.name, "pod": home.pod["metadata"]["name"]}
+    list_file.write_text(json.dumps([{**gpu.to_json(), **where} for gpu in chosen]))
     apart = home.node.spec.nvidia_is_apart
     programs = f"{_NVIDIA}/bin" if apart else _TOOLKIT_BIN
     mounts.append(_mount(home.machine.smi_folder(apart=apart), programs, read_only=True))

@@ -132,6 +132,10 @@ class NodeAgent:
         """False takes NVIDIA's driver away from all nodes: device plugins find no GPU, installers install nothing."""
         self._request("set_driver_ready", ready=ready)
 
+    def show_gpu_uses(self, uses: Sequence[Mapping[str, Any]]) -> None:
+        """What the simulated nvidia-smi shows from now on, by `faults.GpuUse` as plain data."""
+        self._request("show_gpu_uses", uses=list(uses))
+
     def _command(self) -> list[str]:
         images = json.dumps([image.to_json() for image in self._images])
         command = [sys.executable, "-m", "gpu_sandbox.nodes.agent"]

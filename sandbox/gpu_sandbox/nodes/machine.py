@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gpu_sandbox.nodes.spec import Image
 
 # Folders of which every container has its own, empty one.
 _HIDDEN = (Path("/tmp"), Path("/run"), Path("/var/run"))
+_GPU_USES = "use.json"
 # As nvidia-smi does where the loader finds no libnvidia-ml.so.
 _NEEDS_ITS_LIBRARY = """case ":$LD_LIBRARY_PATH:" in *:/usr/local/nvidia/lib64:*) ;; *)
 echo "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver \
@@ -53,12 +55,20 @@ class Machine:
     def prepare(self) -> None:
         """Make the folders that containers need."""
         self.staging.mkdir(parents=True, exist_ok=True)
-        program = f'exec {sys.executable} -I -S {nvidia_smi.__file__} /usr/local/nvidia/gpus.json "$@"'
+        files = f'/usr/local/nvidia/gpus.json "${{0%/*}}/{_GPU_USES}"'
+        program = f'exec {sys.executable} -I -S {nvidia_smi.__file__} {files} "$@"'
         for apart, first in ((False, ""), (True, _NEEDS_ITS_LIBRARY)):
             script = self.smi_folder(apart=apart) / "nvidia-smi"
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(f"#!/bin/sh\n{first}{program}\n")
             script.chmod(0o755)
+
+    def show_gpu_uses(self, uses: Sequence[Mapping[str, Any]]) -> None:
+        """Have the simulated nvidia-smi of every container show these from now on."""
+        for apart in (False, True):
+            written = self.smi_folder(apart=apart) / f"{_GPU_USES}.new"
+            written.write_text(json.dumps(uses))
+            written.replace(written.with_suffix(""))
 
     async def lookup(self, namespace: str, kind: str, name: str) -> Mapping[str, bytes] | None:
         """The data of a ConfigMap or Secret (kind in lower case), None when it does not exist."""

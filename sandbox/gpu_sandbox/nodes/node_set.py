@@ -115,6 +115,8 @@ class NodeSet:
                 self._set_labels(arguments["name"], arguments["labels"])
             case "shut_down_node":
                 self._shut_down(arguments["name"], arguments["seconds"])
+            case "show_gpu_uses":
+                self.machine.show_gpu_uses(arguments["uses"])
             case "live" | "set_device_plugin_ready" | "set_driver_ready":
                 self._tell_all_nodes(operation, arguments)
             case _:

@@ -1,7 +1,7 @@
 """A stand-in for nvidia-smi where the machine has no NVIDIA driver: the table, -L and --query-gpu.
 
-Runs inside containers, as a script of its own with nothing but the standard library, and reads the container's GPUs
-from the JSON file that its first argument names.
+Runs inside containers, as a script of its own with nothing but the standard library. The first of its arguments names
+the JSON file with the container's GPUs, the second one that with their use (`faults.GpuUse`), if there is any.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import Any
 
 DRIVER_VERSION = "580.95.05"
@@ -28,8 +30,14 @@ _UNITS = {
 }
 
 
-def main(argv: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
-    """What nvidia-smi would print for these arguments and GPUs, and its exit code."""
+_IDLE = {"utilization": 0, "power": 16.0, "memory": 1}
+
+
+def main(
+    argv: Sequence[str], gpus: Sequence[Mapping[str, Any]], uses: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, int]:
+    """What nvidia-smi would print for these arguments, GPUs and uses of them, and its exit code."""
+    gpus = [{**gpu, **_used(gpu, uses)} for gpu in gpus]
     options = dict(argument.partition("=")[::2] for argument in argv)
     if not gpus:
         return "No devices were found\n", 6
@@ -43,6 +51,12 @@ def main(argv: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> tuple[str, i
     if options:
         return f"Invalid option: {next(iter(argv))} (this simulated nvidia-smi knows -L and --query-gpu)\n", 2
     return _table(gpus), 0
+
+
+def _used(gpu: Mapping[str, Any], uses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The use of a GPU: the last one that is meant for its node and pod; idle where there is none."""
+    meant = (use for use in reversed(uses) if all(fnmatchcase(gpu.get(of, ""), use[of]) for of in ("node", "pod")))
+    return {name: value for name, value in {**_IDLE, **next(meant, {})}.items() if name in _IDLE}
 
 
 def _query(fields: Sequence[str], style: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
@@ -74,12 +88,12 @@ def _values(index: int, gpu: Mapping[str, Any]) -> dict[str, str]:
         "pci.bus_id": _bus_id(index),
         "gpu_bus_id": _bus_id(index),
         "memory.total": str(total),
-        "memory.used": "1",
-        "memory.free": str(total - 1),
-        "utilization.gpu": "0",
+        "memory.used": str(gpu["memory"]),
+        "memory.free": str(total - gpu["memory"]),
+        "utilization.gpu": str(gpu["utilization"]),
         "utilization.memory": "0",
         "temperature.gpu": "34",
-        "power.draw": "16.00",
+        "power.draw": f"{gpu['power']:.2f}",
         "power.limit": "72.00",
         "pstate": "P8",
         "persistence_mode": "Enabled",
@@ -105,10 +119,11 @@ def _table(gpus: Sequence[Mapping[str, Any]]) -> str:
         "|" + "=" * 41 + "+" + "=" * 24 + "+" + "=" * 22 + "|",
     ]
     for i, gpu in enumerate(gpus):
-        usage = f"{1:>7}MiB / {gpu['memory_mib']:>6}MiB"
+        usage = f"{gpu['memory']:>7}MiB / {gpu['memory_mib']:>6}MiB"
+        draw = f"N/A   34C    P8           {gpu['power']:>4.0f}W /  72W"
         lines += [
             _row(f"{i:>3}  {gpu['name'][:24]:<24}     On", f"{_bus_id(i)} Off", "0".rjust(20)),
-            _row("N/A   34C    P8             16W /  72W", usage, "0%      Default".rjust(20)),
+            _row(draw, usage, f"{gpu['utilization']}%      Default".rjust(20)),
             "+" + "-" * 41 + "+" + "-" * 24 + "+" + "-" * 22 + "+",
         ]
     lines += [
@@ -131,7 +146,11 @@ def _row(left: str, middle: str, right: str) -> str:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        text, code = main(sys.argv[2:], json.load(file))
+    of_gpus, of_use, *given = sys.argv[1:]
+    present: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError), open(of_use) as file:
+        present = json.load(file)
+    with open(of_gpus) as file:
+        text, code = main(given, json.load(file), present)
     sys.stdout.write(text)
     raise SystemExit(code)

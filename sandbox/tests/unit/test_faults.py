@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_sandbox.faults import Faults, Stockout
+from gpu_sandbox.faults import Faults, GpuUse, Stockout
 
 ZONES = ["us-west-2a", "us-west-2b"]
 TYPES = ["g6.xlarge", "g5.xlarge"]
@@ -37,6 +38,7 @@ described = st.fixed_dictionaries(
         "lease_conflict_rate": st.floats(0, 1),
         "error_rates": rates,
         "throttle_rates": rates,
+        "gpu_uses": st.lists(st.builds(GpuUse, utilization=st.integers(0, 100)).map(asdict), max_size=1),
     },
 )
 
@@ -105,6 +107,7 @@ def test_what_is_left_out_stays(first: dict[str, Any], second: dict[str, Any]) -
         {"stockouts": [{"market": "spotty"}]},
         {"stockouts": [{"region": "us-west-2"}]},
         {"stokouts": []},
+        {"gpu_uses": [{"utilization": 101}]},
     ],
 )
 def test_a_wrong_change_changes_nothing(changes: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_sandbox.faults import GpuUse
 from gpu_sandbox.nodes import nvidia_smi
 from gpu_sandbox.nodes.gpus import AllocationError, Gpu, Inventory, of_node, visible
 from gpu_sandbox.nodes.spec import NodeSpec
@@ -98,6 +101,15 @@ def test_nvidia_smi_lists() -> None:
 )
 def test_nvidia_smi_answers_queries(style: str, text: str) -> None:
     assert nvidia_smi.main(["--query-gpu=index,memory.total", f"--format={style}"], CARDS) == (text, 0)
+
+
+def test_nvidia_smi_shows_the_last_use_that_is_meant_for_a_gpu() -> None:
+    cards = [{**CARDS[0], "node": "n", "pod": "train-1"}, {**CARDS[1], "node": "n", "pod": "other"}]
+    hangs = GpuUse(utilization=100, power=17, memory=900, pod="train-*")
+    uses = [asdict(use) for use in (GpuUse(utilization=50), hangs, GpuUse(utilization=9, node="another"))]
+    query = ["--query-gpu=utilization.gpu,memory.used,power.draw,power.limit", "--format=csv,noheader,nounits"]
+    assert nvidia_smi.main(query, cards, uses) == ("100, 900, 17.00, 72.00\n50, 1, 16.00, 72.00\n", 0)
+    assert "100%" in nvidia_smi.main([], cards, uses)[0]
 
 
 def test_nvidia_smi_refuses_what_it_does_not_know() -> None:
