@@ -26,7 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from gpu_sandbox import airflow_component, airflow_processes
+from gpu_sandbox import airflow_component, airflow_processes, google_lookups
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError
 from gpu_sandbox.cache import cache_folder
 from gpu_sandbox.ports import free_port
@@ -107,13 +107,19 @@ class AirflowHome:
 
     def begin(self) -> None:
         """start() without waiting, for a caller that has something else to start meanwhile."""
-        (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        self.prepare()
         if self._guard is None:
             self._start_guard()
-        if self._server is None and not (self.home / "airflow.db").exists():
-            shutil.copyfile(database_template(), self.home / "airflow.db")
         for component in COMMANDS:
             self._launch(component)
+
+    def prepare(self) -> None:
+        """Make the home's files, and start nothing: its `environment` is then good for `airflow` commands."""
+        (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        if "GPU_SANDBOX_GOOGLE_ENDPOINT" in self.environment:
+            google_lookups.switch_off_in_airflow(self.home)
+        if self._server is None and not (self.home / "airflow.db").exists():
+            shutil.copyfile(database_template(), self.home / "airflow.db")
 
     def stop(self) -> None:
         """End every process of this home, tasks included; raises if one survives."""
