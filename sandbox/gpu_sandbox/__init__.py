@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_sandbox.airflow_home import AirflowHome
     from gpu_sandbox.faults import Faults, GpuUse, Stockout
     from gpu_sandbox.manual_clock import ManualClock
     from gpu_sandbox.sandbox import Sandbox
     from gpu_sandbox.sandbox_process import SandboxProcess
 
-__all__ = ["Faults", "GpuUse", "ManualClock", "Sandbox", "SandboxProcess", "Stockout"]
+__all__ = ["AirflowHome", "Faults", "GpuUse", "ManualClock", "Sandbox", "SandboxProcess", "Stockout"]
 
 _HOME = {
+    "AirflowHome": "airflow_home",
     "Faults": "faults",
     "GpuUse": "faults",
     "ManualClock": "manual_clock",

@@ -56,15 +56,21 @@ class AirflowNotHealthy(Exception):
 class AirflowHome:
     """Airflow's components over one AIRFLOW_HOME. Use as a context manager, or start() and stop().
 
-    home: a folder for this Airflow alone; created if missing, and kept when Airflow stops.
-    dags_folder: where the DAG files are.
-    env: more environment for all components (and so for every task), such as a sandbox's.
-    schedules: whether DAGs also run on their schedules; by default only when they are triggered.
-    parallelism: how many tasks run at once.
-    database: its `sql_alchemy_conn`, a server's that `airflow db migrate` has prepared; by default a SQLite file in
-        its home.
-    inherited: what each task, and each parse of a DAG file, finds imported already: modules, or names in them after a
-        colon ("package:Name").
+    Args:
+        home: A folder for this Airflow alone; created if missing, and kept when Airflow stops.
+        dags_folder: Where the DAG files are.
+        env: More environment for all components (and so for every task), such as a sandbox's.
+        schedules: Whether DAGs also run on their schedules. Default False: only when they are triggered.
+        parallelism: How many tasks run at once. Default 4.
+        database: Its `sql_alchemy_conn`, a server's that `airflow db migrate` has prepared. Default: a SQLite file in
+            its home.
+        inherited: What each task, and each parse of a DAG file, finds imported already: modules, or names in them after
+            a colon ("package:Name").
+
+    Attributes:
+        url: The API server's address, and the web UI's; it asks for no log-in.
+        api: A client of it.
+        environment: With which `airflow` commands act on this Airflow.
     """
 
     def __init__(

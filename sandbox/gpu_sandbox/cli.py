@@ -109,6 +109,13 @@ def _env(arguments: argparse.Namespace) -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
+def _airflow(arguments: argparse.Namespace) -> None:
+    from gpu_sandbox import own_dags
+
+    env = _call(arguments, "GET", "/env")
+    own_dags.run(arguments.dags, arguments.home, env, schedules=arguments.schedules, say=_say)
+
+
 def _status(arguments: argparse.Namespace) -> None:
     status = _call(arguments, "GET", "/status")
     print(json.dumps(status, indent=2) if arguments.output == "json" else _status_text(status))
@@ -215,6 +222,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser("up", parents=[named], help="start a sandbox"))
     env = commands.add_parser("env", parents=[asked], help="print the variables that clients need, for eval")
     env.set_defaults(run=_env)
+    airflow = commands.add_parser("airflow", parents=[asked], help="run a real Airflow over your DAGs, until Ctrl-C")
+    airflow.add_argument("--dags", type=_folder, required=True, metavar="FOLDER", help="where the DAG files are")
+    airflow.add_argument(
+        "--home",
+        type=Path,
+        default=Path("build/airflow"),
+        metavar="FOLDER",
+        help="its database and logs, kept for the next time (default: %(default)s)",
+    )
+    airflow.add_argument("--schedules", action="store_true", help="run DAGs on their schedules, too")
+    airflow.set_defaults(run=_airflow)
     status = commands.add_parser("status", parents=[asked], help="show nodes, groups, pods and faults")
     status.add_argument("--output", choices=["text", "json"], default="text")
     status.set_defaults(run=_status)
@@ -451,6 +469,12 @@ def _engines(given: str) -> tuple[str, ...]:
         return with_needed(given.split(","))  # type: ignore[arg-type]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _folder(given: str) -> Path:
+    if not Path(given).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {given}")
+    return Path(given)
 
 
 def _checked_image(given: str) -> str:
