@@ -27,9 +27,13 @@ _NANOSECONDS = 1_000_000_000
 
 
 def count_outcome(operator: BaseOperator, error: BaseException | None) -> None:
-    """Count `gpu_provider.outcome`, with the error's type as `outcome`, or "success"."""
+    """Count `gpu_provider.outcome`, with the error's type as `outcome`, or "success".
+
+    And `gpu_provider.outcome.<outcome>`: plain StatsD, Airflow's default, has no tags.
+    """
     outcome = "success" if error is None else type(error).__name__
-    _stats().incr("gpu_provider.outcome", tags={**_tags(operator), "outcome": outcome})
+    for name in ("gpu_provider.outcome", f"gpu_provider.outcome.{outcome}"):
+        _stats().incr(name, tags={**_tags(operator), "outcome": outcome})
 
 
 def record_phases(operator: BaseOperator, phases: Sequence[Json]) -> None:

@@ -74,17 +74,26 @@ def run(operator: Training) -> None:
 @pytest.mark.parametrize("cls", [Training, TrainingOfTheirOwn])
 def test_an_end_is_counted_once(received: Callable[[], list[str]], cls: type[Training]) -> None:
     run(training(cls))
-    [message] = received()
-    assert message.startswith("gpu_provider.outcome,dag_id=adhoc_airflow,")
-    assert message.endswith(",outcome=success,pool=a10g:1|c")
+    messages = received()
+    assert [each.partition(",")[0] for each in messages] == ["gpu_provider.outcome", "gpu_provider.outcome.success"]
+    assert all(each.endswith(",outcome=success,pool=a10g:1|c") for each in messages)
 
 
 def test_an_error_is_counted_by_its_type(received: Callable[[], list[str]]) -> None:
     with pytest.raises(OutOfStock):
         run(training(raised=OutOfStock("No capacity.")))
-    assert received() == [
-        "gpu_provider.outcome,dag_id=adhoc_airflow,operator=Training,outcome=OutOfStock,pool=a10g:1|c"
-    ]
+    tags = "dag_id=adhoc_airflow,operator=Training,outcome=OutOfStock,pool=a10g"
+    assert received() == [f"gpu_provider.outcome,{tags}:1|c", f"gpu_provider.outcome.OutOfStock,{tags}:1|c"]
+
+
+def test_plain_statsd_has_the_outcome_in_a_name(
+    received: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", "False")
+    monkeypatch.setattr(stats, "_backend", get_statsd_logger())
+    with pytest.raises(OutOfStock):
+        run(training(raised=OutOfStock("No capacity.")))
+    assert received() == ["gpu_provider.outcome.OutOfStock:1|c", "gpu_provider.outcome:1|c"]
 
 
 def test_a_deferral_is_no_end(received: Callable[[], list[str]]) -> None:
