@@ -136,7 +136,7 @@ class EksCluster:
             kubernetes_version=version,
             os_image=image.system,
             device_plugin_builtin=image.has_plugin,
-            driver_seconds=0.0 if image.has_driver else None,
+            driver_seconds=0.0 if image.has_driver and not self.aws.has_broken_image(instance) else None,
             image_bytes_per_second=image_rate(instance.disk_mib_per_second or GP3_MIB),
             **hardware,
         )

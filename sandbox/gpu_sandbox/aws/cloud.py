@@ -451,10 +451,20 @@ class AwsCloud:
         with self._lock:
             self._ec2.capacity_reservations.hold(id_, state)
 
-    def publish_node_images(self, day: str) -> None:
-        """Release new node images of all kinds, on a day like "20260827"."""
+    def publish_node_images(self, day: str, *, broken: bool = False) -> None:
+        """Release new node images of all kinds, on a day like "20260827"; of broken ones no GPU is ever allocatable."""
         with self._lock:
-            self._eks.releases.publish(day)
+            self._eks.releases.publish(day, broken=broken)
+
+    def has_broken_image(self, instance: Instance) -> bool:
+        """Whether its node group is at a release of images that is broken."""
+        with self._lock:
+            groups = (each.nodegroups.get(instance.nodegroup or "") for each in self._eks.clusters.values())
+            return any(
+                self._eks.releases.is_broken(group.ami_type, str(group.version), group.release_version)
+                for group in groups
+                if group is not None
+            )
 
     def set_offered(self, instance_type: str, zone: str, *, offered: bool) -> None:
         """Say whether a zone has a type at all. ValueError if the type is unknown."""

@@ -11,24 +11,12 @@ from typing import Any
 
 from gpu_sandbox.aws.capacity_reservations import target_of
 from gpu_sandbox.aws.ec2 import Ec2Backend
+from gpu_sandbox.aws.ec2_refusals import words_of
 from gpu_sandbox.aws.interface import Market
 from gpu_sandbox.aws.quotas import VcpuQuotas
 from gpu_sandbox.faults import Faults
 
 _MARKET_WORDS: dict[Market, str] = {"on-demand": "On-Demand", "spot": "Spot", "capacity-block": "Capacity Block"}
-
-_ERRORS = {
-    "InsufficientFreeAddressesInSubnet": (
-        "There are not enough free addresses in subnet '{subnet}' to satisfy the requested number of instances."
-    ),
-    "Unsupported": (
-        "The requested configuration is currently not supported. Please check the documentation for supported "
-        "configurations."
-    ),
-    "UnauthorizedOperation": "You are not authorized to perform this operation.",
-}
-"""EC2's words for a launch that fails otherwise than for capacity, as public issues have them (PrairieLearn#3271,
-terraform-aws-eks#1843)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +147,7 @@ class Ec2Capacity:
         if refusal := self._reserved(pool, plan) if pool.reservation else self._unreserved(pool, plan):
             return refusal
         error = self.faults.launch_error(zone=pool.zone, instance_type=pool.instance_type, market=pool.market)
-        return (error, _ERRORS.get(error, "The launch failed.").format(subnet=pool.subnet_id)) if error else None
+        return (error, words_of(error, subnet=pool.subnet_id)) if error else None
 
     def _reserved(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str] | None:
         return self.ec2.capacity_reservations.refusal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from moto.eks.models import Cluster, Nodegroup
 from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws.interface import AwsTimings
-from gpu_sandbox.aws.node_images import image_disk_gib, image_disk_mib
+from gpu_sandbox.aws.node_images import ebs_mib, image_disk_gib, image_disk_mib
 from gpu_sandbox.aws.registration import Registration, kubernetes_taint
 
 Status = Literal["CREATING", "ACTIVE", "UPDATING", "DELETING", "CREATE_FAILED", "DELETE_FAILED", "DEGRADED"]
@@ -74,7 +75,8 @@ class NodeGroup(Nodegroup):
         self.efa_interfaces = sum(str(each.get("InterfaceType")).startswith("efa") for each in interfaces)
         types = [INSTANCE_TYPES.get(name, {}) for name in self.instance_types or ()]
         has_local_disk = bool(types) and all(each.get("InstanceStorageInfo") for each in types)
-        self.image_disk_mib = image_disk_mib(self.ami_type, data, has_local_disk=has_local_disk)
+        ebs = min(map(ebs_mib, types), default=math.inf)
+        self.image_disk_mib = image_disk_mib(self.ami_type, data, has_local_disk=has_local_disk, ebs=ebs)
 
     @property
     def has_asg(self) -> bool:

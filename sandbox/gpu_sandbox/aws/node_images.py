@@ -7,6 +7,7 @@ Bottlerocket's the device plugin, too; all others bring neither. What systems ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,17 +50,23 @@ def node_image(ami_type: str | None, instance_type: str, *, kubernetes: str) -> 
     return NodeImage(system=system, has_driver=has_driver)
 
 
-def image_disk_mib(ami_type: str, data: Mapping[str, Any], *, has_local_disk: bool) -> float:
+def image_disk_mib(ami_type: str, data: Mapping[str, Any], *, has_local_disk: bool, ebs: float = math.inf) -> float:
     """Return how many MiB a second the disk for images writes, by the data of a group's launch template.
 
-    With nodeadm's RAID0 images go to the machine's own disks; what FastImagePull asks of a disk is what they are taken
-    to write (awslabs/amazon-eks-ami, nodeadm).
+    A volume writes no more than the machine's `ebs_mib`. With nodeadm's RAID0 images go to the machine's own disks;
+    what FastImagePull asks of a disk is what they are taken to write (awslabs/amazon-eks-ami, nodeadm).
     """
     if has_local_disk and any(_strategy(each) == "RAID0" for each in node_configs(text_of(data.get("UserData")))):
         return _LOCAL_MIB
     device = "/dev/xvdb" if ami_type.startswith("BOTTLEROCKET") else "/dev/xvda"
     volumes = {each.get("DeviceName"): each.get("Ebs") or {} for each in data.get("BlockDeviceMappings") or ()}
-    return float(volumes.get(device, {}).get("Throughput") or GP3_MIB)
+    return min(float(volumes.get(device, {}).get("Throughput") or GP3_MIB), ebs)
+
+
+def ebs_mib(described: Mapping[str, Any]) -> float:
+    """Return how many MiB a second a type has for EBS at most, for a burst (DescribeInstanceTypes' EbsInfo)."""
+    optimized = (described.get("EbsInfo") or {}).get("EbsOptimizedInfo") or {}
+    return float(optimized.get("MaximumThroughputInMBps", math.inf)) * 1e6 / 2**20
 
 
 def _strategy(config: Mapping[str, Any]) -> object:

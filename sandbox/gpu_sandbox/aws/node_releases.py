@@ -23,10 +23,19 @@ class NodeReleases:
 
     def __init__(self) -> None:
         self._days = [FIRST]
+        self._broken: set[int] = set()
 
-    def publish(self, day: str) -> None:
-        """Release images, on a day like "20260827"."""
+    def publish(self, day: str, *, broken: bool = False) -> None:
+        """Release images, on a day like "20260827"; of broken ones no GPU is ever allocatable.
+
+        As of v20250224, v20260423 and v20260818 (awslabs/amazon-eks-ami#2165, #2706, #2790).
+        """
+        if broken:
+            self._broken.add(len(self._days))
         self._days.append(day)
+
+    def is_broken(self, ami_type: str, version: str, release: str) -> bool:
+        return release in [self._release(ami_type, version, number) for number in self._broken]
 
     def newest(self, ami_type: str, version: str) -> str:
         """Return the release of that kind of image for Kubernetes `version`, like "1.36"."""

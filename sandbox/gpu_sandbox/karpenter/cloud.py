@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 
+from gpu_sandbox.aws.ec2_refusals import words_of
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.loopback import LoopbackServer, Reply, Request
 from gpu_sandbox.nodes import NodeAgent, NodeSpec
@@ -70,6 +71,37 @@ TYPES = (
 )
 
 
+# unfulfillableCapacityErrorCodes, and ToReasonMessage with its spelling, of karpenter-provider-aws' pkg/errors.
+_NO_CAPACITY = (
+    "InsufficientInstanceCapacity",
+    "MaxSpotInstanceCountExceeded",
+    "VcpuLimitExceeded",
+    "UnfulfillableCapacity",
+    "Unsupported",
+    "InsufficientFreeAddressesInSubnet",
+    "ReservationCapacityExceeded",
+)
+_FORBIDDEN = "User is not authorized to perform this operation because no identity-based policy allows it"
+_REASONS = {  # by how the code begins, the longer beginnings first
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
+        "SpotSLRCreationFailed",
+        "User does not hae sufficient permission to create the Spot ServiceLinkedRole to launch spot instances",
+    ),
+    "AuthFailure": ("Unauthorized", _FORBIDDEN),
+    "UnauthorizedOperation": ("Unauthorized", _FORBIDDEN),
+    "InvalidLaunchTemplateId.NotFound": (
+        "LaunchTemplateNotFound",
+        "Launch template used for instance launch wasn't found",
+    ),
+    "PendingVerification": (
+        "AccountPendingVerification",
+        "An instance launch was requested but the request for launching resources in this region is still being "
+        "verified",
+    ),
+    "RequestLimitExceeded": ("RequestLimitExceeded", "Request limit exceeded"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
     """What a launch is answered with: one of the errors that Karpenter tells apart (pkg/cloudprovider/types.go).
@@ -84,6 +116,15 @@ class Refusal:
     kind: Literal["InsufficientCapacity", "NodeClassNotReady", "CreateError", "LaunchFailed"]
     message: str
     reason: str = ""
+
+    @classmethod
+    def of_ec2(cls, code: str) -> Refusal:
+        """What Karpenter makes of an error of CreateFleet (karpenter-provider-aws, combineFleetErrors)."""
+        if code in _NO_CAPACITY:
+            return cls(kind="InsufficientCapacity", message=f"with fleet error(s), {code}: {words_of(code)}")
+        known = (of_code for begins, of_code in _REASONS.items() if code.startswith(begins))
+        reason, message = next(known, ("LaunchFailed", "Instance launch failed"))
+        return cls(kind="CreateError", reason=reason, message=message)
 
 
 @dataclass(frozen=True, kw_only=True)

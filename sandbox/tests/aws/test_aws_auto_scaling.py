@@ -133,6 +133,15 @@ def test_a_launch_that_fails_for_want_of_addresses_says_so(account: Account) -> 
     )
 
 
+def test_a_launch_that_the_account_may_not_make_has_ec2s_words(account: Account) -> None:
+    asg = account.node_group()
+    account.faults.add(Stockout(code="Blocked"))
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
+    (failed,) = account.failed(asg)
+    assert "Blocked - Your account is currently blocked" in failed["StatusMessage"]
+
+
 def test_giving_up_the_size_ends_the_tries(account: Account) -> None:
     asg = account.node_group()
     account.faults.add(Stockout())

@@ -54,6 +54,16 @@ def test_parameter_store_tells_the_newest_release(account: Account, name: str, v
     assert account.client("ssm").get_parameter(Name=name)["Parameter"]["Value"] == value
 
 
+def test_nodes_of_a_broken_release_are_known(account: Account) -> None:
+    earlier = account.node_group()
+    account.cloud.publish_node_images("20260827", broken=True)
+    for asg, broken in ((earlier, False), (account.node_group("train-gpu-b"), True)):
+        account.resize(asg, 1)
+        account.advance(TIMINGS.asg_launch * 2)
+        [*_, (_, instance)] = account.events.seen
+        assert account.cloud.has_broken_image(instance) == broken
+
+
 def test_a_cluster_goes_on_when_its_groups_are_at_its_version(account: Account) -> None:
     account.node_group(**MINIMAL)
     upgrade_cluster(account)
