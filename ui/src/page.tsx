@@ -81,7 +81,7 @@ const Health = ({ now }: { now: Now }) => {
       ))}
       {unchecked.map(({ finding, task }, index) => (
         <Notice key={index} status="info" title={`${finding.pool}: ${finding.check}, not checked`}>
-          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+          {sentence(finding.message)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
       {now.unreadable.map(({ task, why }, index) => (
