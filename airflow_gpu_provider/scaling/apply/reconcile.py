@@ -10,21 +10,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from airflow_gpu_provider.clouds.base import Report, platform_for
+from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
+from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.karpenter import why_kept
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
-from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.threads import all_in_parallel
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel
+from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.pools.budget import Budget, budget_of
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
-from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
-from airflow_gpu_provider.scaling.decide.decisions import decide, left_to_provisioner
+from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_other_specs
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
@@ -43,8 +45,13 @@ PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 _RECORDED_EVERY = timedelta(seconds=30)
 
 
-class Reconciler(PoolAccess):
-    """One pool, as one task changes it. Not for several threads at once; its arguments are PoolAccess's.
+class Reconciler:
+    """One pool, as one task changes it. Not for several threads at once.
+
+    Args:
+        holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
+        report: Takes one line immediately: that it waits for the lock. All others are in the outcome.
+        clock: The time that all processes that change the pool use. Default: the API server's.
 
     Attributes:
         patience: How long it waits for the pool's lock before DemandLockBusy.
@@ -52,6 +59,29 @@ class Reconciler(PoolAccess):
 
     patience = PATIENCE
     _recorded_at: datetime | None = None
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        platform: Platform,
+        api: ApiClient,
+        *,
+        holder: str,
+        report: Report,
+        clock: Clock | None = None,
+        at_once: int = AT_ONCE,
+    ) -> None:
+        self.pool = pool
+        self.platform = platform
+        self.api = api
+        self.holder = holder
+        self._report = report
+        self.clock: Clock = clock or ServerClock(api)
+        self.at_once = at_once
+        self.ledger = Ledger(api, pool, report, taken=self._taken)
+
+    def _taken(self, groups: Iterable[Group], now: datetime) -> Collection[str]:
+        return claimed(self.pool, groups, list_demand(self.api), now) if self.pool.manage == "scale" else ()
 
     @cached_property
     def _seen_of_lock(self) -> Sighting:
@@ -91,7 +121,7 @@ class Reconciler(PoolAccess):
         machines = {machine.id for group in seen.groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
         joined = list_unlabelled_nodes(self.api, self.pool.name, new) if new else ()
-        pods = {pod.uid: pod for pod in (*seen.pods, *self.pods_on(joined))}
+        pods = {pod.uid: pod for pod in (*seen.pods, *list_pods_on(self.api, joined, at_once=self.at_once))}
         return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_kept(self, seen: PoolSnapshot) -> PoolSnapshot:
@@ -158,7 +188,41 @@ class Reconciler(PoolAccess):
                 write_demand(self.api, lease, check=lock.check)
                 self.ledger.begin(key, before.now, lease.until, prices, lease.max_cost)
 
-            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+            return self._writes(lock, snapshot, decide(snapshot)).carry_out(write)
+
+    def budget(self, key: DemandKey, nodes: int, limit: float, listed: ListPrices | None) -> Budget:
+        """Return how long a run's money lasts for so many nodes, by what all of its tries have cost.
+
+        Demand that a person has extended beyond its money keeps its budget: that has been decided. So has the limit
+        been that a person has raised. `listed` is what `Platform.list_prices` returned.
+
+        Raises:
+            PriceUnknown, BudgetExceeded: That is not known, or what is left is too little (`budget_of`).
+        """
+        leases = list_demand(self.api, self.pool.name)
+        own = next((lease for lease in leases if lease.key == key), None)
+        given = own.budget if own else None
+        if own and given and own.extended and own.live(self.clock.now()):
+            return given
+        raised = given.raised if given else ""
+        if given and raised:
+            limit = max(limit, given.limit)
+        groups, there = self.platform.observe(), list_nodes(self.api, self.pool.node_selector)
+        now = self.clock.now()
+        self.ledger.machines(groups, there, now)  # a machine that runs has cost what it did until it was last recorded
+        spent = self.ledger.bill(key, self.platform, now).total_cost
+        wanted = nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
+        ready = max(len(there), sum(each.state != "terminating" for group in groups for each in group.machines))
+        are_there = ready >= min(wanted, self.pool.max_nodes)
+        found = budget_of(self.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed, are_there=are_there)
+        return replace(found, raised=raised)
+
+    def within_budget(self, lease: DemandLease) -> DemandLease:
+        """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""
+        if lease.budget is None or lease.extended or not lease.nodes:
+            return lease
+        found = self.budget(lease.key, lease.nodes, lease.budget.limit, self.platform.list_prices())
+        return replace(lease, budget=found, until=min(lease.until, found.stops_by))
 
     def check_one_spec(self, key: DemandKey) -> None:
         """Raise PoolDrift where `want` would; the pool is read only if there may be a reason."""
@@ -185,7 +249,7 @@ class Reconciler(PoolAccess):
                     write_demand(self.api, lease, check=lock.check)
                     self.ledger.begin(lease.key, before.now, lease.until, max_cost=lease.max_cost)
 
-            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+            return self._writes(lock, snapshot, decide(snapshot)).carry_out(write)
 
     def reconcile(self, *, admits: bool = False) -> Outcome:
         """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do.
@@ -204,9 +268,9 @@ class Reconciler(PoolAccess):
             decision = decide(snapshot)
             gangs = GangQueue(self.api, snapshot, decision) if admits else None
             if gangs is None:
-                return Writes(self, lock, snapshot, decision).carry_out()
+                return self._writes(lock, snapshot, decision).carry_out()
             gangs.move_on(lock.check)
-            outcome = Writes(self, lock, snapshot, decision).carry_out()
+            outcome = self._writes(lock, snapshot, decision).carry_out()
             return replace(outcome, gangs=gangs.update, log_lines=(*gangs.update.log_lines, *outcome.log_lines))
 
     def amend(self, *asks: DemandChange) -> Outcome:
@@ -224,7 +288,7 @@ class Reconciler(PoolAccess):
                 for lease in after.values():
                     write_demand(self.api, lease, check=lock.check)
 
-            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write_all)
+            return self._writes(lock, snapshot, decide(snapshot)).carry_out(write_all)
 
     def delete_demand_and_reconcile(self, key: DemandKey) -> Outcome:
         """Delete the run's demand, and bring the pool closer to what is wanted without it. Idempotent."""
@@ -235,7 +299,7 @@ class Reconciler(PoolAccess):
             lock.check()
             delete_demand(self.api, key)
             snapshot = self.snapshot(lock)
-            return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
+            return self._writes(lock, snapshot, decide(snapshot)).carry_out()
 
     def delete_demand_if_unchanged(self, lease: DemandLease) -> bool:
         """Delete a run's demand if it is unchanged since it was read; return False if it is gone or has changed."""
@@ -320,6 +384,19 @@ class Reconciler(PoolAccess):
         if self._recorded_at is None or snapshot.now - self._recorded_at >= _RECORDED_EVERY:
             self._recorded_at = snapshot.now
             self.ledger.machines(snapshot.groups, snapshot.nodes, snapshot.now)
+
+    def _writes(self, lock: PoolLock, snapshot: PoolSnapshot, decision: Decision) -> Writes:
+        return Writes(
+            lock=lock,
+            snapshot=snapshot,
+            decision=decision,
+            platform=self.platform,
+            api=self.api,
+            clock=self.clock,
+            ledger=self.ledger,
+            holder=self.holder,
+            at_once=self.at_once,
+        )
 
     def _lock(self) -> PoolLock:
         spec = self.pool.serialize()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from airflow_gpu_provider.clouds.base import Machine
+from airflow_gpu_provider.clouds.base import Machine, Platform
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.nodes import (
     Node,
     cordon,
@@ -19,10 +20,11 @@ from airflow_gpu_provider.cluster.nodes import (
     read_nodes,
     uncordon,
 )
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
-from airflow_gpu_provider.scaling.apply.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_overdue
 from airflow_gpu_provider.scaling.state.demand import delete_demand
@@ -70,111 +72,118 @@ def do_nothing() -> None:
     return
 
 
+@dataclass(kw_only=True)
 class Writes:
-    """Carries out one decision, step by step in the order of its fields, and keeps the lines to log."""
+    """Carries out one decision, step by step in the order of its fields, and keeps the lines to log.
 
-    def __init__(
-        self,
-        access: PoolAccess,
-        lock: PoolLock,
-        snapshot: PoolSnapshot,
-        decision: Decision,
-    ) -> None:
-        self._on = access
-        self._lock = lock
-        self._snapshot = snapshot
-        self._decision = decision
-        self._nodes = {node.name: node for node in snapshot.nodes}
-        self._log_lines = list(decision.notes)
-        self._recent = RecentWrites.parse(lock.memo)
+    Args:
+        holder: Who cordons nodes, for people.
+        at_once: How many nodes are written to at the same time.
+    """
+
+    lock: PoolLock
+    snapshot: PoolSnapshot
+    decision: Decision
+    platform: Platform
+    api: ApiClient
+    clock: Clock
+    ledger: Ledger
+    holder: str
+    at_once: int
+
+    def __post_init__(self) -> None:
+        self._pool = self.snapshot.pool
+        self._nodes = {node.name: node for node in self.snapshot.nodes}
+        self._log_lines = list(self.decision.notes)
+        self._recent = RecentWrites.parse(self.lock.memo)
 
     def carry_out(self, write_demand: Callable[[], None] = do_nothing) -> Outcome:
         """Write the decision, and the demand that it serves before the sizes: never demand without its switch."""
         self._prepare_groups()
         write_demand()
-        self._each(self._label, [self._nodes[name] for name in self._decision.label])
-        self._uncordon([self._nodes[name] for name in self._decision.uncordon])
+        self._each(self._label, [self._nodes[name] for name in self.decision.label])
+        self._uncordon([self._nodes[name] for name in self.decision.uncordon])
         self._grow(self._shrink())
-        self._on.ledger.machines(self._snapshot.groups, self._snapshot.nodes, self._snapshot.now)
+        self.ledger.machines(self.snapshot.groups, self.snapshot.nodes, self.snapshot.now)
         self._release()
-        for key in self._decision.delete_demand:
-            self._on.ledger.end(key, self._snapshot.now)
-            self._lock.check()
-            delete_demand(self._on.api, key)
-        return Outcome(snapshot=self._snapshot, decision=self._decision, log_lines=tuple(self._log_lines))
+        for key in self.decision.delete_demand:
+            self.ledger.end(key, self.snapshot.now)
+            self.lock.check()
+            delete_demand(self.api, key)
+        return Outcome(snapshot=self.snapshot, decision=self.decision, log_lines=tuple(self._log_lines))
 
     def _prepare_groups(self) -> None:
         """Write to the groups what has to precede demand: launches allowed, the switch, the tags."""
-        platform, decision = self._on.platform, self._decision
+        platform, decision = self.platform, self.decision
         if decision.resume:
-            self._lock.check()
+            self.lock.check()
             platform.resume_launches(decision.resume)
             self._log_lines.append(
                 f"resumed launches of {', '.join(decision.resume)}: the process that suspended them died"
             )
         for group, at in decision.switch.items():
-            self._lock.check()
+            self.lock.check()
             platform.schedule_scale_to_zero([group], at)
         if decision.clear_switch:
-            self._lock.check()
+            self.lock.check()
             platform.cancel_scale_to_zero(decision.clear_switch)
         if decision.update_tags:
-            self._lock.check()
+            self.lock.check()
             platform.update_autoscaler_tags(decision.update_tags)
             self._log_lines.append(f"set cluster-autoscaler's tags on {', '.join(decision.update_tags)}")
 
     def _shrink(self) -> bool:
         """Return True if all groups that were to be shrunk are: a launch in progress can prevent it."""
         refused = []
-        for group in self._decision.shrink:
-            self._lock.check()
-            sizes = self._on.platform.shrink_unfilled([group])
+        for group in self.decision.shrink:
+            self.lock.check()
+            sizes = self.platform.shrink_unfilled([group])
             for name, size in sizes.items():
-                self._keep(self._recent.with_size(name, size, self._on.clock.now()))
+                self._keep(self._recent.with_size(name, size, self.clock.now()))
             if group not in sizes:
                 refused.append(group)
                 self._log_lines.append(f"left {group} as it is: its missing machines have come, or are being launched")
         return not refused
 
     def _grow(self, with_new_machines: bool) -> None:
-        groups = {group.name: group for group in self._snapshot.groups}
-        for name, size in self._decision.grow.items():
+        groups = {group.name: group for group in self.snapshot.groups}
+        for name, size in self.decision.grow.items():
             # Another group may still get a machine, which could be one too many: growth waits for the next check.
             size = size if with_new_machines else len(groups[name].live)
             if size > groups[name].desired:
-                self._lock.check()
-                self._on.platform.grow({name: size})
-                self._keep(self._recent.with_size(name, size, self._on.clock.now()))
+                self.lock.check()
+                self.platform.grow({name: size})
+                self._keep(self._recent.with_size(name, size, self.clock.now()))
 
     def _keep(self, recent: RecentWrites) -> None:
         """Record the writes for the next holder, to whom the cloud may still show the old state."""
         self._recent = recent
-        self._lock.memo = recent.dump()
+        self.lock.memo = recent.dump()
 
     def _each(self, write: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         """Write for each item, several at a time, and return the results; the lock is checked in between."""
         done: list[_R] = []
         for some in batches(items, _BETWEEN_CHECKS):
-            self._lock.check()
-            done += in_parallel(write, some, at_once=self._on.at_once)
+            self.lock.check()
+            done += in_parallel(write, some, at_once=self.at_once)
         return done
 
     def _label(self, node: Node) -> None:
         with suppress(ObjectNotFound):  # it was just deleted; the next look sees what is left
             # External groups have taints of their own.
-            taints = self._on.pool.parsed_taints if self._on.pool.manage == "full" else ()
-            label_node(self._on.api, node, self._on.pool.labels, taints)
+            taints = self._pool.parsed_taints if self._pool.manage == "full" else ()
+            label_node(self.api, node, self._pool.labels, taints)
 
     def _cordon(self, node: Node) -> bool:
         try:
-            return cordon(self._on.api, node, by=f"{self._on.holder} at {self._on.clock.now():%Y-%m-%dT%H:%M:%SZ}")
+            return cordon(self.api, node, by=f"{self.holder} at {self.clock.now():%Y-%m-%dT%H:%M:%SZ}")
         except ObjectNotFound:
             return False  # it was just deleted; the next look sees what is left
 
     def _uncordon(self, nodes: Sequence[Node]) -> None:
         def undo(node: Node) -> bool:
             try:
-                uncordon(self._on.api, node)
+                uncordon(self.api, node)
             except ObjectNotFound:
                 return False
             return True
@@ -185,15 +194,15 @@ class Writes:
     # -- releasing machines ----------------------------------------------------------------------------------
 
     def _release(self) -> None:
-        to_sign = [self._nodes[name] for name in self._decision.cordon]
+        to_sign = [self._nodes[name] for name in self.decision.cordon]
         done = zip(to_sign, self._each(self._cordon, to_sign), strict=True)
         signed = {node.name for node, is_ours in done if is_ours}
         if signed:
-            self._on.clock.sleep(CORDON_TO_RECHECK.total_seconds())
-        by_machine = {node.machine: node for node in self._snapshot.nodes}
-        without = [machine for machine in self._decision.release if machine.id not in by_machine]
-        pairs = [(machine, by_machine[machine.id]) for machine in self._decision.release if machine.id in by_machine]
-        until = self._on.clock.monotonic() + RELEASE_FOR.total_seconds()
+            self.clock.sleep(CORDON_TO_RECHECK.total_seconds())
+        by_machine = {node.machine: node for node in self.snapshot.nodes}
+        without = [machine for machine in self.decision.release if machine.id not in by_machine]
+        pairs = [(machine, by_machine[machine.id]) for machine in self.decision.release if machine.id in by_machine]
+        until = self.clock.monotonic() + RELEASE_FOR.total_seconds()
         self._release_all(without, self._not_joined, until)
         closed = {machine.id: node for machine, node in pairs if node.cordoned or node.name in signed}
         is_closed = [machine for machine, _ in pairs if machine.id in closed]
@@ -207,7 +216,7 @@ class Writes:
         `look` returns those that may be removed. If checking all of them takes too long to remove any, it checks a few;
         the next decision removes the rest.
         """
-        clock, at_a_look = self._on.clock, len(machines)
+        clock, at_a_look = self.clock, len(machines)
         while machines and clock.monotonic() < until:
             looked_at = clock.monotonic()
             some, later = machines[:at_a_look], machines[at_a_look:]
@@ -222,16 +231,16 @@ class Writes:
     def _remove_while_fresh(self, machines: Sequence[Machine], looked_at: float) -> int:
         """Return how many were handled. A process that stalled after its check leaves them to the next one."""
         if machines:
-            self._lock.check()
+            self.lock.check()
         gone = 0
-        for few in batches(machines, self._on.platform.releases_at_once):
-            if self._on.clock.monotonic() - looked_at >= FRESH.total_seconds():
+        for few in batches(machines, self.platform.releases_at_once):
+            if self.clock.monotonic() - looked_at >= FRESH.total_seconds():
                 break
-            busy = self._on.remove_machines(few)
+            busy = self.platform.release(few)
             ended = [machine for machine in few if machine not in busy]
             # An autoscaler sets the size of its groups itself.
-            groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
-            self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
+            groups = () if self._pool.is_autoscaled else self.snapshot.groups
+            self._keep(self._recent.with_released(ended, groups, self.clock.now()))
             self._log_lines += [
                 f"machine {each.id} of {each.group} cannot be ended yet: it is still being launched, or changed"
                 for each in busy
@@ -241,9 +250,9 @@ class Writes:
 
     def _not_joined(self, machines: Sequence[Machine]) -> list[Machine]:
         ids = {machine.id for machine in machines}
-        nodes = list_nodes(self._on.api, self._on.pool.node_selector)
-        if self._on.pool.nodes_join_unlabelled:
-            nodes += list_unlabelled_nodes(self._on.api, self._on.pool.name, ids)
+        nodes = list_nodes(self.api, self._pool.node_selector)
+        if self._pool.nodes_join_unlabelled:
+            nodes += list_unlabelled_nodes(self.api, self._pool.name, ids)
         joined = ids & {node.machine for node in nodes}
         self._log_lines += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
         return [machine for machine in machines if machine.id not in joined]
@@ -251,13 +260,13 @@ class Writes:
     def _still_idle(self, machines: Sequence[Machine], nodes: Mapping[str, Node]) -> list[Machine]:
         """Return those whose nodes are still unused; log why the others stay."""
         looked_at = [nodes[machine.id] for machine in machines]
-        now = replace(self._snapshot, now=self._on.clock.now())
+        now = replace(self.snapshot, now=self.clock.now())
         holders: dict[str | None, Pod] = {}
-        for pod in self._on.pods_on(looked_at):
+        for pod in list_pods_on(self.api, looked_at, at_once=self.at_once):
             if pod.holds_node(now.now) and not is_overdue(now, pod):
                 holders.setdefault(pod.node, pod)
         were_unready = {node.name for node in looked_at if not node.ready}
-        ready = {node.name for node in read_nodes(self._on.api, were_unready) if node.ready}
+        ready = {node.name for node in read_nodes(self.api, were_unready) if node.ready}
         why = {name: f"node {name} has become Ready" for name in ready}
         busy = (node.name for node in looked_at if node.name in holders)
         why |= {name: f"pod {holders[name]} was bound to node {name}" for name in busy}

@@ -23,8 +23,8 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply
+from airflow_gpu_provider.scaling.end.other_pools import OtherPools
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.state.lock import OtherPools
 
 Kind = Literal["lease", "pod", "machine", "size"]
 

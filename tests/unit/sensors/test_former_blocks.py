@@ -65,7 +65,7 @@ class Cluster:
         monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.sensors.former_blocks.list_run_pods", self._pods)
         kept = [KeptSpec(name="old", lock="uid-of-old", text=json.dumps(pool("old").serialize()))]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: kept)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.end.other_pools.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.scaling.apply import pool_access, reconcile
+from airflow_gpu_provider.scaling.apply import reconcile
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from tests.unit.scaling.apply.test_admission import job
 from tests.unit.scaling.pools import EARLIER, key, lease, pod, pool
@@ -36,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for double in (delete_job, delete_pod, list_gang_jobs):
         monkeypatch.setattr(reconcile, double.__name__, double)
-    monkeypatch.setattr(pool_access, "Ledger", Mock())
+    monkeypatch.setattr(reconcile, "Ledger", Mock())
     return asked
 
 

@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.scaling.apply import pool_access, reconcile
+from airflow_gpu_provider.scaling.apply import reconcile
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 
@@ -36,7 +36,7 @@ def test_the_demand_is_given_up_though_a_pod_cannot_be_deleted(monkeypatch: pyte
     monkeypatch.setattr(reconcile, "list_demand", Mock(return_value=()))
     monkeypatch.setattr(reconcile, "list_run_pods", Mock(return_value=pods))
     monkeypatch.setattr(reconcile, "delete_pod", delete)
-    monkeypatch.setattr(pool_access, "Ledger", Mock())
+    monkeypatch.setattr(reconcile, "Ledger", Mock())
     given_up = Mock()
     monkeypatch.setattr(Reconciler, "delete_demand_and_reconcile", given_up)
     reconciler = Reconciler(Mock(), Mock(), Mock(), holder="test", report=print, clock=Mock(), at_once=1)

@@ -111,7 +111,7 @@ class Cluster:
         specs = [
             KeptSpec(name=each.name, lock=f"uid-of-{each.name}", text=json.dumps(each.serialize())) for each in kept
         ]
-        monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: specs)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.end.other_pools.list_pool_specs", lambda api: specs)
         self._away = away
         self.api: Any = None
         self.said: list[str] = []
@@ -215,7 +215,7 @@ def test_a_spec_that_somebody_broke_ends_no_janitor(monkeypatch: pytest.MonkeyPa
     for name, labels in (("lock-forgotten", {POOL_LABEL: "forgotten"}), ("lock-nobody-s", {})):
         server.put(f"{LEASES}/{name}", lease_manifest(name, "lock", labels=labels, notes={SPEC: text}, spec={}))
     cluster = Cluster(monkeypatch)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", list_pool_specs)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.other_pools.list_pool_specs", list_pool_specs)
     cluster.api = FakeApiClient(server)
     three = [pool(name=f"one-{number}") for number in range(3)]
     assert cluster.look_at(*three) == ["one-0", "one-1", "one-2"]
@@ -263,7 +263,7 @@ def test_a_pool_whose_connection_fails_has_its_error_only(monkeypatch: pytest.Mo
 def test_a_spec_that_cannot_be_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     odd = [KeptSpec(name="odd", lock="uid-of-odd", text='{"kind": "tpu"}')]
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.lock.list_pool_specs", lambda api: odd)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.end.other_pools.list_pool_specs", lambda api: odd)
     cluster.look_at(*ONES)
     (line,) = cluster.said
     assert line.startswith("pool odd, in the cluster of pool one-0, is left out: its spec cannot be read: ")

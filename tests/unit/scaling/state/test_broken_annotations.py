@@ -27,9 +27,10 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import look
+from airflow_gpu_provider.scaling.end.other_pools import OtherPools
 from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT, list_gang_jobs
-from airflow_gpu_provider.scaling.state.lock import SPEC, OtherPools, PoolLock, list_pool_specs, read_memo
+from airflow_gpu_provider.scaling.state.lock import SPEC, PoolLock, list_pool_specs, read_memo
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 from airflow_gpu_provider.sensors.former_blocks import FormerBlocks
 from airflow_gpu_provider.untrusted import one_line
