@@ -26,7 +26,7 @@ from airflow_gpu_provider import (
     gpu_nodes,
 )
 from airflow_gpu_provider.acceptance.gpu_program import COMMAND
-from airflow_gpu_provider.acceptance.pools import Budget, accepted, price_of, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import AcceptanceCost, accepted, price_of, with_impossible_first
 
 NIGHT = timedelta(minutes=45)
 
@@ -42,7 +42,7 @@ train_gpu = EksGpuPool(
 # The same groups under names of their own, for one node; and a pool that would rather have a type that does not exist.
 pool = accepted(train_gpu, NIGHT)
 fallback = with_impossible_first(pool)
-budget = Budget(nights=3, night=NIGHT, price=price_of(pool, None), currency=pool.currency)
+budget = AcceptanceCost(nights=3, night=NIGHT, price=price_of(pool, None), currency=pool.currency)
 IMAGE = "{{ var.value.get('accept_image', 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04') }}"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from airflow_gpu_provider.acceptance.pools import Budget, accepted, price_of, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import AcceptanceCost, accepted, price_of, with_impossible_first
 from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
 from airflow_gpu_provider.clouds.base import Report, platform_for
@@ -48,7 +48,7 @@ def accept_pool(
     """
     _check(night, report)
     tried = accepted(pool, night)
-    budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price), currency=pool.currency)
+    budget = AcceptanceCost(nights=NIGHTS, night=night, price=price_of(pool, price), currency=pool.currency)
     echo(budget.in_words())
     if not may_cost:
         for each in (tried, with_impossible_first(tried)):

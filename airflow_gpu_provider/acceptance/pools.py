@@ -14,7 +14,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
-_LONGEST = 24  # of 40: the names of groups are made of it, and those have limits of their own
+_LONGEST_NAME = 24  # of 40: the names of groups are made of it, and those have limits of their own
 
 
 def accepted(pool: GpuPool, night: timedelta) -> GpuPool:
@@ -48,7 +48,7 @@ def with_impossible_first(pool: GpuPool) -> GpuPool:
 
 
 def _named(prefix: str, name: str) -> str:
-    return f"{prefix}-{name}"[:_LONGEST].rstrip("-")
+    return f"{prefix}-{name}"[:_LONGEST_NAME].rstrip("-")
 
 
 GOING = timedelta(minutes=20)
@@ -56,7 +56,7 @@ GOING = timedelta(minutes=20)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class AcceptanceCost:
     """What `nights` nights of one node cost at the most, at `price` an hour; a night that fails does not come again."""
 
     nights: int

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
-from airflow_gpu_provider.acceptance.pools import Budget
+from airflow_gpu_provider.acceptance.pools import AcceptanceCost
 from airflow_gpu_provider.acceptance.steps import NotAsExpected, Record, StepReport, check_nothing_left
 from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.clock import SystemClock
@@ -32,7 +32,7 @@ _PACKAGES = (
 )
 
 
-def markdown(record: Record, *, pool: GpuPool, image: str, budget: Budget, at: datetime) -> str:
+def markdown(record: Record, *, pool: GpuPool, image: str, budget: AcceptanceCost, at: datetime) -> str:
     """Return the report, with no secret in it: see `redacted`."""
     may_be = pool.preferences
     where = ", ".join(may_be.zones) or pool.cluster_region
@@ -136,7 +136,7 @@ def redacted(text: str, names: Mapping[str, str] | None = None) -> str:
 
 
 def report_of_run(
-    ti: Any, *, pools: Sequence[GpuPool], image: str, budget: Budget, steps: Mapping[str, Sequence[str]]
+    ti: Any, *, pools: Sequence[GpuPool], image: str, budget: AcceptanceCost, steps: Mapping[str, Sequence[str]]
 ) -> tuple[str, bool]:
     """Return the report of a DAG run, and whether all of it has passed.
 

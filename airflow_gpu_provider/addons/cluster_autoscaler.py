@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_status
+from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, read_autoscaler_status
 from airflow_gpu_provider.cluster.leases import PART_OF
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.errors import AutoscalerConflict, PoolSpecError
@@ -52,7 +52,7 @@ def check_no_other(api: ApiClient, now: datetime) -> None:
     if others:
         names = ", ".join(f"{raw['metadata']['namespace']}/{raw['metadata']['name']}" for raw in others)
         raise _conflict(f"Deployment {names} is a cluster-autoscaler already", names)
-    status = None if found else read_status(api)
+    status = None if found else read_autoscaler_status(api)
     if status is not None and status.is_fresh(now):
         name = f"{STATUS_NAMESPACE}/{STATUS_NAME}"
         raise _conflict(f"A cluster-autoscaler that is no Deployment reports in ConfigMap {name}", name)

@@ -25,7 +25,7 @@ from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, Record
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
-_LONGEST = 60.0
+_LONGEST_WAIT = 60.0
 _FIRST_LOOK = timedelta(seconds=30)
 """How long the first look may take also where the wait's time is over, because its triggerer was away say."""
 
@@ -150,7 +150,7 @@ async def watch_plugin(
                 if now >= first_look:
                     return Progress(error=_unseen(pool) if now >= wait.deadline else None)
             left = (end if view.is_synced else first_look) - now
-            view.take(await feed.changes(timeout=min(left.total_seconds(), _LONGEST)))
+            view.take(await feed.changes(timeout=min(left.total_seconds(), _LONGEST_WAIT)))
 
 
 def _unseen(pool: GpuPool) -> ClusterUnreachable:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cli.metadata import (
     pools_of_dags,
     pools_of_file,
     recorded_bills,
-    run_is_over,
+    run_is_over_in_metadata,
     stale_dags,
 )
 from airflow_gpu_provider.cli.tables import (
@@ -195,7 +195,7 @@ def reap(args: Namespace) -> None:
         _pools(args),
         _open,
         installation=known_installation_id(),
-        run_is_over=run_is_over,
+        run_is_over=run_is_over_in_metadata,
         dry_run=not args.yes,
         others=not args.pools,
         timeout=timedelta(seconds=args.timeout),
@@ -228,7 +228,7 @@ def extend(args: Namespace) -> None:
         _open(pool),
         dag_id=args.dag_id,
         run_id=args.run_id,
-        run_is_over=run_is_over,
+        run_is_over=run_is_over_in_metadata,
         allowance=ANY_RUN,
         by=None if args.hours is None else hours(args.hours),
         max_cost=None if args.max_cost is None else amount(args.max_cost),

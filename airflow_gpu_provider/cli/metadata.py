@@ -94,7 +94,7 @@ def pools_of_file(path: str) -> list[NamedPool]:
     return [named(spec, pool_as_written) for spec in specs]
 
 
-def run_is_over(key: DemandKey) -> bool:
+def run_is_over_in_metadata(key: DemandKey) -> bool:
     """Return True if a DAG run of this installation is over: it has ended, or no longer exists."""
     with create_session() as session:
         query = select(DagRun.state).where(DagRun.dag_id == key.dag_id, DagRun.run_id == key.run_id)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import RecordedBill
-from airflow_gpu_provider.cost.amounts import UNKNOWN, in_words
+from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_in_words
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
 from airflow_gpu_provider.scaling.decide.snapshot import plural
@@ -36,7 +36,7 @@ def pool_row(each: PoolStatus) -> Row:
         "gpus": each.gpus,
         "used": each.gpus_used,
         "idle": each.gpus_idle,
-        "cost_per_hour": in_words(each.cost_per_hour, each.currency, by=each.price_source),
+        "cost_per_hour": cost_in_words(each.cost_per_hour, each.currency, by=each.price_source),
     }
 
 
@@ -48,7 +48,7 @@ def machine_rows(found: list[PoolStatus]) -> list[Row]:
             "state": row.state,
             "gpus_used": f"{row.gpus_used}/{row.gpus}",
             "age": _age(row.age_seconds),
-            "cost_so_far": in_words(row.cost_so_far, each.currency, by=each.price_source),
+            "cost_so_far": cost_in_words(row.cost_so_far, each.currency, by=each.price_source),
             "pods": ", ".join(row.pods),
         }
         for each in found
@@ -77,8 +77,8 @@ def _left(budget: Mapping[str, Any], of: PoolStatus) -> str:
     """Return what is left of a run's money, "at least": it is counted at the dearest machine."""
     if not budget:
         return ""
-    left = in_words(budget["left"], of.currency, at_least=True, by=of.price_source)
-    return f"{left} of {in_words(budget['max_cost'], of.currency)}"
+    left = cost_in_words(budget["left"], of.currency, at_least=True, by=of.price_source)
+    return f"{left} of {cost_in_words(budget['max_cost'], of.currency)}"
 
 
 def finding_row(each: Finding) -> Row:
@@ -94,7 +94,7 @@ def leftover_row(each: Leftover, currency: str, price_source: str = "") -> Row:
         "name": each.name,
         "why": each.why,
         "age": _age(each.age_seconds),
-        "cost_so_far": in_words(each.cost, currency, by=price_source) if each.kind == "machine" else "",
+        "cost_so_far": cost_in_words(each.cost, currency, by=price_source) if each.kind == "machine" else "",
     }
 
 
@@ -150,7 +150,7 @@ def cost_row(row: Row) -> Row:
     is_less = bool(row["unknown"] or row["at_least"])
     is_unknown = row["unknown"] == row["bills"]
     by = row["price_source"] or ""
-    cost = UNKNOWN if is_unknown else in_words(row["cost"], row["currency"], at_least=is_less, by=by)
+    cost = UNKNOWN if is_unknown else cost_in_words(row["cost"], row["currency"], at_least=is_less, by=by)
     notes = [f"{row['unknown']} of unknown cost"] if row["unknown"] and not is_unknown else []
     shown = {name: row[name] for name in ("month", "dag", "pool", "nights", "node_hours")}
     return {**shown, "cost": cost, "note": "; ".join(notes)}

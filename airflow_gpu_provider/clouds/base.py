@@ -191,7 +191,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class GroupChange:
     """One thing that a run would do to a group: `apply`, or `Platform.upgrade`. `detail` is for people."""
 
     action: Literal["create", "update", "upgrade", "delete"]
@@ -211,7 +211,7 @@ class Plan:
     """
 
     pool: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[GroupChange, ...] = ()
     grow: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_gpu_provider.clouds.base import Change, Group
+from airflow_gpu_provider.clouds.base import Group, GroupChange
 from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
@@ -147,7 +147,7 @@ def check_claim(
         )
 
 
-def changes_of(specs: Iterable[T], change_of: Callable[[T], Change | None]) -> tuple[Change, ...]:
+def changes_of(specs: Iterable[T], change_of: Callable[[T], GroupChange | None]) -> tuple[GroupChange, ...]:
     """Return what would change in the groups of these specs.
 
     Raises:

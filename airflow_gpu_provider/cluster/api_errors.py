@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.cluster.connection_errors import in_words
+from airflow_gpu_provider.cluster.connection_errors import failure_in_words
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,
@@ -121,7 +121,7 @@ def mapped(verb: str, resource: str) -> Iterator[None]:
         raise from_status(error, verb, resource) from (None if error.status else error)
     except (HTTPError, OSError) as error:
         raise ClusterUnreachable(
-            f"The Kubernetes API server did not answer ({verb} {resource}): {in_words(error)}.",
+            f"The Kubernetes API server did not answer ({verb} {resource}): {failure_in_words(error)}.",
             "Check that the worker can reach the cluster's endpoint; the next try may find it back.",
         ) from error
 

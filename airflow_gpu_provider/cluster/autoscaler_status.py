@@ -69,7 +69,7 @@ class AutoscalerStatus:
         )
 
 
-def read_status(api: ApiClient) -> AutoscalerStatus | None:
+def read_autoscaler_status(api: ApiClient) -> AutoscalerStatus | None:
     path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
     found = find(api, path, resource="configmaps")
     return AutoscalerStatus.parse(found) if found else None
@@ -81,7 +81,7 @@ def check_running(api: ApiClient, pool_name: str, now: datetime, *, or_else: str
     Raises:
         AutoscalerNotRunning: There is no report, or it is old.
     """
-    status = read_status(api)
+    status = read_autoscaler_status(api)
     if status is not None and status.is_fresh(now):
         return status
     report = f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME}"

@@ -15,7 +15,7 @@ _POOL = re.compile(r"<?HTTPS?Connection(?:Pool)?\(host='?([^',]{1,253})'?, port=
 _ADDRESS = re.compile(r"(https?://[^/\s\"'?]+)[^\s\"']*")
 
 
-def in_words(error: BaseException) -> str:
+def failure_in_words(error: BaseException) -> str:
     """Return why a request had no answer, from an error of urllib3, requests or botocore."""
     cause: object = error
     while True:

@@ -314,7 +314,7 @@ _HOLD = {"DisruptionBlocked": timedelta(minutes=3), "Unconsolidatable": timedelt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptMachine:
     """A machine that stays.
 
     Attributes:
@@ -329,7 +329,7 @@ class Kept:
 
 def why_kept(
     api: ApiClient, machines: Collection[str], now: datetime, annotated: Collection[str] = ()
-) -> dict[str, Kept]:
+) -> dict[str, KeptMachine]:
     """Return, by the cloud's name for the machine, why each of them stays that has a NodeClaim.
 
     One whose claim is being deleted does not stay, and is left out. The nodes of those that are `annotated` carry
@@ -346,20 +346,20 @@ def why_kept(
     return {claim.machine: _kept(claim, never, events, claim.machine in annotated) for claim in claims}
 
 
-def _kept(claim: NodeClaim, never: Collection[str], events: Iterable[Event], is_annotated: bool) -> Kept:
+def _kept(claim: NodeClaim, never: Collection[str], events: Iterable[Event], is_annotated: bool) -> KeptMachine:
     pool = claim.labels.get(NODE_POOL_LABEL, "")
     if claim.lacks is not None:
         never_goes = f"it removes no node that is not initialized ({claim.lacks})"
-        return Kept(claim=claim.name, why=never_goes if claim.node else str(claim.lacks))
+        return KeptMachine(claim=claim.name, why=never_goes if claim.node else str(claim.lacks))
     if pool in never:
-        return Kept(claim=claim.name, why=f"NodePool {pool} has consolidateAfter: Never")
+        return KeptMachine(claim=claim.name, why=f"NodePool {pool} has consolidateAfter: Never")
     if is_annotated:
-        return Kept(claim=claim.name, why=f"node {claim.node} carries {DO_NOT_DISRUPT}")
+        return KeptMachine(claim=claim.name, why=f"node {claim.node} carries {DO_NOT_DISRUPT}")
     about = {("NodeClaim", claim.name), ("Node", claim.node), ("NodePool", pool)}
     newest = max((event for event in events if _about(event) in about), key=time_of, default=None)
     if newest is None:
-        return Kept(claim=claim.name)
-    return Kept(claim=claim.name, why=_words(newest), reported_at=time_of(newest))
+        return KeptMachine(claim=claim.name)
+    return KeptMachine(claim=claim.name, why=_words(newest), reported_at=time_of(newest))
 
 
 def _events(api: ApiClient, reason: str, now: datetime) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def total(costs: Iterable[float | None]) -> float | None:
     return None if found is None else round(found, 4)
 
 
-def in_words(cost: float | None, currency: str, *, at_least: bool = False, by: str = "") -> str:
+def cost_in_words(cost: float | None, currency: str, *, at_least: bool = False, by: str = "") -> str:
     """Return a human-readable cost; `at_least`: it may be more. `by` says whose price that is; see `price_source`."""
     if cost is None:
         return UNKNOWN

@@ -11,7 +11,7 @@ from airflow_gpu_provider.untrusted import loads
 
 _LONG = 50_000
 _ZLIB = "zlib:"
-_LONGEST = 2**23  # bytes of what is compressed in an annotation
+_MOST_BYTES = 2**23  # bytes of what is compressed in an annotation
 
 
 def packed(record: Any) -> str:
@@ -24,7 +24,7 @@ def unpacked(text: str) -> Any:
     """Read what `packed` wrote; raises ValueError where it is too long."""
     if text.startswith(_ZLIB):
         unpacking = zlib.decompressobj()
-        text = unpacking.decompress(base64.b64decode(text.removeprefix(_ZLIB)), _LONGEST).decode()
+        text = unpacking.decompress(base64.b64decode(text.removeprefix(_ZLIB)), _MOST_BYTES).decode()
         if unpacking.unconsumed_tail:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     return loads(text)

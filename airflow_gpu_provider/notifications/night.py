@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cost.amounts import in_words
+from airflow_gpu_provider.cost.amounts import cost_in_words
 from airflow_gpu_provider.notifications.chat import for_chat
 from airflow_gpu_provider.pools.prices import LIST_PRICE
 from airflow_gpu_provider.scaling.wait.records import format_seconds
@@ -141,8 +141,8 @@ class Night:
         return f"ran {_duration(self.ran_seconds)}{nodes}{types}{attempts}{tries}"
 
     def _cost(self) -> str:
-        cost = in_words(self.cost, self.currency, at_least=self.is_at_least, by=self.price_source)
-        over = f", {in_words(self.over_max_cost, self.currency)} more than max_cost" if self.over_max_cost else ""
+        cost = cost_in_words(self.cost, self.currency, at_least=self.is_at_least, by=self.price_source)
+        over = f", {cost_in_words(self.over_max_cost, self.currency)} more than max_cost" if self.over_max_cost else ""
         return "" if self.cost is None and not self.machines else f"cost {cost}{over}"
 
 

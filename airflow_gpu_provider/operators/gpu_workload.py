@@ -29,7 +29,7 @@ from airflow_gpu_provider.training.place.fit import gpus_asked, gpus_of_all, nod
 from airflow_gpu_provider.training.place.kinds import Manifest
 from airflow_gpu_provider.training.place.manifest import (
     FILES,
-    check_namespace,
+    check_manifest_namespace,
     is_still_text,
     named,
     queue_in,
@@ -203,7 +203,7 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     pool = given.get("gpu_pool")
     try:
         manifest = with_queue(read_manifest(given["manifest"]), given.get("queue_name"))
-        check_namespace(manifest, given.get("namespace"))
+        check_manifest_namespace(manifest, given.get("namespace"))
         asked = gpus_asked(manifest)
         for gpus in asked:
             if isinstance(pool, GpuPool) and pool.is_rendered:

@@ -93,13 +93,13 @@ class ReapGpuPoolsOperator(PoolOperator):
         return records
 
     def _tell(self, reaped: Sequence[Reaped]) -> None:
-        from airflow_gpu_provider.cost.amounts import in_words
+        from airflow_gpu_provider.cost.amounts import cost_in_words
 
         for each in reaped:
             if not each.leftovers and not each.error:
                 self.log.info("Pool %s: nothing is left over.", each.pool)
             for leftover in each.leftovers:
-                so_far = in_words(leftover.cost, each.currency, by=each.price_source)
+                so_far = cost_in_words(leftover.cost, each.currency, by=each.price_source)
                 cost = f", cost so far {so_far}" if leftover.kind == "machine" else ""
                 self.log.warning("Pool %s: %s %s: %s%s", each.pool, leftover.kind, leftover.name, leftover.why, cost)
 

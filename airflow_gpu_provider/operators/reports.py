@@ -69,9 +69,9 @@ class GpuPoolStatusOperator(_ReportOperator):
         return [storable(each) for each in found]
 
     def _log(self, status: PoolStatus) -> None:
-        from airflow_gpu_provider.cost.amounts import in_words
+        from airflow_gpu_provider.cost.amounts import cost_in_words
 
-        cost = in_words(status.cost_per_hour, status.currency, by=status.price_source)
+        cost = cost_in_words(status.cost_per_hour, status.currency, by=status.price_source)
         self.log.info("Pool %s", status.pool)
         counts = (status.nodes, status.booting, status.out_of_use, status.launching)
         self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
@@ -82,7 +82,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         for gang in status.gangs:
             self.log.info("  gang %s: %s", gang.gang, gang.state)
         for lease in (lease for lease in status.leases if lease.budget):
-            most, left = (in_words(lease.budget[name], status.currency) for name in ("max_cost", "left"))
+            most, left = (cost_in_words(lease.budget[name], status.currency) for name in ("max_cost", "left"))
             self.log.info("  of the max_cost of %s, %s: at least %s are left", lease.run, most, left)
         for line in (line for lease in status.leases for line in lease.unreadable):
             self.log.warning("  %s", line)

@@ -20,7 +20,7 @@ _IN_WORDS = {
     "labels": "node labels",
 }
 _LISTS = ("types", "markets", "zones")
-_LONGEST = 200  # characters of one part in an error
+_LONGEST_PART = 200  # characters of one part in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,4 +85,4 @@ class Allowed:
 
 def _listed(values: Sequence[str] | Mapping[str, str], name: str) -> str:
     texts = [f"{key}={value}" for key, value in values.items()] if isinstance(values, Mapping) else values
-    return one_line(", ".join(texts), _LONGEST) or ("none" if name == "labels" else "any")
+    return one_line(", ".join(texts), _LONGEST_PART) or ("none" if name == "labels" else "any")

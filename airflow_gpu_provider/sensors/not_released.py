@@ -7,7 +7,7 @@ from collections.abc import Callable
 from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cost.amounts import cost_since, in_words, price_source
+from airflow_gpu_provider.cost.amounts import cost_in_words, cost_since, price_source
 from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -64,7 +64,7 @@ def _of(snapshot: PoolSnapshot, group: Group) -> str:
     names = ", ".join(machine.id for machine in group.machines) or "no machine yet"
     price = snapshot.price_of(group.name)
     by = price_source(snapshot.pool)
-    each = "" if price is None else f", {in_words(price, snapshot.pool.currency, by=by)} an hour each"
+    each = "" if price is None else f", {cost_in_words(price, snapshot.pool.currency, by=by)} an hour each"
     return f"{names} ({group.candidate}{each}) in group {group.name} of size {group.desired}"
 
 
@@ -75,7 +75,7 @@ def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot, on_bil
     except GpuError:
         return _cost_since_launch(snapshot)
     on_bill(bill)
-    so_far = in_words(bill.total_cost, bill.currency, at_least=bool(bill.at_least), by=bill.price_source)
+    so_far = cost_in_words(bill.total_cost, bill.currency, at_least=bool(bill.at_least), by=bill.price_source)
     cost = f"Cost of the run's nodes so far: {so_far}"
     return f"{cost}; the true cost may be higher: {bill.at_least.rstrip('.')}." if bill.at_least else f"{cost}."
 
@@ -88,7 +88,7 @@ def _cost_since_launch(snapshot: PoolSnapshot) -> str:
     known = [cost for cost in costs if cost is not None]
     cost = sum(known) if known else None
     pool = snapshot.pool
-    since_launch = in_words(cost, pool.currency, at_least=len(known) < len(costs), by=price_source(pool))
+    since_launch = cost_in_words(cost, pool.currency, at_least=len(known) < len(costs), by=price_source(pool))
     return f"Cost of these machines since their launch: {since_launch}."
 
 

@@ -12,7 +12,7 @@ from airflow_gpu_provider.tasks.pool_operator import duration
 _STARTS_IN = timedelta(minutes=1)
 """From Airflow's looks for dead tasks, ten seconds apart, to a worker that has read the DAG's file."""
 
-_LONGEST = timedelta(days=1)  # MAX_RETRY_DELAY of airflow/sdk/definitions/_internal/abstractoperator.py
+_LONGEST_DELAY = timedelta(days=1)  # MAX_RETRY_DELAY of airflow/sdk/definitions/_internal/abstractoperator.py
 
 
 def next_try_within(task: BaseOperator, try_number: int) -> timedelta:
@@ -30,7 +30,7 @@ def _retry_delay(task: BaseOperator, try_number: int) -> timedelta:
     multiplier = float(task.retry_exponential_backoff)
     if multiplier in (0.0, 1.0):
         return delay
-    at_most = min(duration(task.task_id, "max_retry_delay", task.max_retry_delay or _LONGEST), _LONGEST)
+    at_most = min(duration(task.task_id, "max_retry_delay", task.max_retry_delay or _LONGEST_DELAY), _LONGEST_DELAY)
     try:
         return min(timedelta(seconds=2 * delay.total_seconds() * multiplier ** (try_number - 1)), at_most)
     except OverflowError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from botocore import exceptions as boto
 
-from airflow_gpu_provider.cluster.connection_errors import in_words
+from airflow_gpu_provider.cluster.connection_errors import failure_in_words
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
@@ -149,7 +149,7 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
         ) from error
     except (boto.HTTPClientError, boto.ConnectionError) as error:
         raise CloudError(
-            f"AWS ({service}) did not answer: {in_words(error)}.",
+            f"AWS ({service}) did not answer: {failure_in_words(error)}.",
             "Check that the worker reaches the endpoint, and that the region is right.",
         ) from error
     except OSError as error:  # botocore wraps those of connections, not that of a token's file

@@ -15,7 +15,7 @@ from airflow_gpu_provider.clouds.aws.group_state import has_machines
 from airflow_gpu_provider.clouds.aws.node_groups import asg_name
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.spec import GONE_SOON, OWNER_TAG
-from airflow_gpu_provider.clouds.base import Change, Group, Report
+from airflow_gpu_provider.clouds.base import Group, GroupChange, Report
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 
 KEPT_FOR = timedelta(days=1)
@@ -31,7 +31,7 @@ def why_left_over(pool: EksGpuPool, group: Group) -> str:
 
 def changes(
     pool: EksGpuPool, owner: str, groups: Iterable[Group], raw: Mapping[str, Mapping[str, Any]], now: datetime
-) -> tuple[Change, ...]:
+) -> tuple[GroupChange, ...]:
     """Return which groups a run deletes: empty ones, whatever spec they are of where their reservation is over.
 
     Another writer's, and one of today, stay where the spec alone tells that they are left over. Pure.
@@ -47,7 +47,7 @@ def changes(
         is_ours = described.get("tags", {}).get(OWNER_TAG, owner) == owner
         made_at = described.get("createdAt") or now
         if why and is_empty(group, described) and (is_over or (is_ours and now - made_at >= KEPT_FOR)):
-            found.append(Change(action="delete", group=group.name, detail=f"{why}, and it has no machine"))
+            found.append(GroupChange(action="delete", group=group.name, detail=f"{why}, and it has no machine"))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from airflow_gpu_provider.clouds.aws.launch_templates import wanted_version
 from airflow_gpu_provider.clouds.aws.node_releases import fits, held, numbers
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.spec import UPDATE_STRATEGY, is_of_template, launch_template
-from airflow_gpu_provider.clouds.base import Change
+from airflow_gpu_provider.clouds.base import GroupChange
 from airflow_gpu_provider.clouds.group_checks import Difference
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, QuotaExceeded
 
@@ -125,7 +125,7 @@ def update_request(pool: EksGpuPool, group: Mapping[str, Any], newest: Newest) -
 
 def changes(
     pool: EksGpuPool, groups: Iterable[Mapping[str, Any]], newest: Newest, failed: Mapping[str, str]
-) -> tuple[Change, ...]:
+) -> tuple[GroupChange, ...]:
     """Return what Ensure would bring up to date: these groups have no machines, and `failed` is why EKS once could not.
 
     EKS updates no group that is DEGRADED (aws/containers-roadmap#2204): one that keeps the cluster from being upgraded,
@@ -136,15 +136,15 @@ def changes(
         differences, name = behind(pool, group, newest), str(group["nodegroupName"])
         detail = "; ".join(map(str, differences))
         if group["status"] == "ACTIVE" and (why := why_recreated(pool, group, newest)):
-            found.append(Change(action="upgrade", group=name, detail=f"{detail}; {why}: recreated"))
+            found.append(GroupChange(action="upgrade", group=name, detail=f"{detail}; {why}: recreated"))
         elif group["status"] == "ACTIVE" and differences:
             last = f"; EKS could not, the last time: {failed[name]}" if name in failed else ""
-            found.append(Change(action="upgrade", group=name, detail=f"{detail}{last}"))
+            found.append(GroupChange(action="upgrade", group=name, detail=f"{detail}{last}"))
         elif group["status"] == "DEGRADED" and name in newest.own:
-            found.append(Change(action="update", group=name, detail=f"{_CANNOT}; {detail}: recreated"))
+            found.append(GroupChange(action="update", group=name, detail=f"{_CANNOT}; {detail}: recreated"))
         elif is_to_be_recreated(group, newest.kubernetes):
             detail = f"{_CANNOT}: recreated from Kubernetes {newest.kubernetes}"
-            found.append(Change(action="update", group=name, detail=detail))
+            found.append(GroupChange(action="update", group=name, detail=detail))
     return tuple(found)
 
 

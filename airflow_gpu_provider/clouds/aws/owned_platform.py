@@ -34,7 +34,7 @@ from airflow_gpu_provider.clouds.aws.reservations import market_of, reservation_
 from airflow_gpu_provider.clouds.aws.spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.clouds.aws.template_data import template_data
 from airflow_gpu_provider.clouds.backoff import growth_notes
-from airflow_gpu_provider.clouds.base import Change, Group, Plan, Report
+from airflow_gpu_provider.clouds.base import Group, GroupChange, Plan, Report
 from airflow_gpu_provider.clouds.group_checks import ordered
 from airflow_gpu_provider.pools import Candidate
 
@@ -101,8 +101,8 @@ class OwnedEksPlatform(EksPlatform):
         )
 
     def _left_over(
-        self, observed: Sequence[Group], groups: Mapping[str, Mapping[str, Any]], changes: Sequence[Change]
-    ) -> tuple[Change, ...]:
+        self, observed: Sequence[Group], groups: Mapping[str, Mapping[str, Any]], changes: Sequence[GroupChange]
+    ) -> tuple[GroupChange, ...]:
         """Return which groups go; none where the pool has no other: by them a run tells why it has no node."""
         found = leftover_groups.changes(self._pool, self._owner, observed, groups, self._eks.clients.eks.now())
         stays = len(found) < len(observed) or any(change.action == "create" for change in changes)
@@ -110,7 +110,7 @@ class OwnedEksPlatform(EksPlatform):
 
     def _compare_versions(
         self, specs: Sequence[GroupSpec], groups: Mapping[str, Mapping[str, Any]], observed: Sequence[Group]
-    ) -> tuple[Newest, tuple[Change, ...], tuple[str, ...]]:
+    ) -> tuple[Newest, tuple[GroupChange, ...], tuple[str, ...]]:
         """Return what new groups would be made from, which groups would be brought to that, and which stay behind."""
         owned = [groups[group.name] for group in observed]
         newest = self._newest(specs, owned)

@@ -15,7 +15,7 @@ from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.reservations import RESERVATION_TAG, types_of
 from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, needs
 from airflow_gpu_provider.clouds.aws.template_data import described, template_data, template_name
-from airflow_gpu_provider.clouds.base import Change
+from airflow_gpu_provider.clouds.base import GroupChange
 from airflow_gpu_provider.clouds.group_checks import (
     Difference,
     changes_of,
@@ -298,7 +298,7 @@ def changes(
     specs: Iterable[GroupSpec],
     groups: Mapping[str, Mapping[str, Any]],
     stale_tags: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[Change, ...]:
+) -> tuple[GroupChange, ...]:
     """Compare the specs with DescribeNodegroup's answers, by group name.
 
     `stale_tags` are the tags for cluster-autoscaler to put on each group, or to remove.
@@ -307,7 +307,7 @@ def changes(
         PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
     """
 
-    def change_of(spec: GroupSpec) -> Change | None:
+    def change_of(spec: GroupSpec) -> GroupChange | None:
         name = spec.candidate.group
         return _change(spec, groups.get(name), (stale_tags or {}).get(name, ()))
 
@@ -331,7 +331,7 @@ def check_image(pool: EksGpuPool, version: str) -> None:
     )
 
 
-def limit_notes(names: Collection[str], changes: Iterable[Change]) -> tuple[str, ...]:
+def limit_notes(names: Collection[str], changes: Iterable[GroupChange]) -> tuple[str, ...]:
     """Return what to know where the cluster would have more node groups than EKS allows by default.
 
     `names` are those of the groups that it has.
@@ -357,14 +357,14 @@ def trouble(group: Mapping[str, Any]) -> str:
     return "; ".join(issues(group)) or "no reason given"
 
 
-def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequence[str]) -> Change | None:
+def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequence[str]) -> GroupChange | None:
     name = spec.candidate.group
     if group is None:
         size = f"created at size {spec.min_size}" if spec.min_size else "created empty"
         data = spec.template_data()
         template = f", with a launch template: {described(data)}" if data else ""
         detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}{template}"
-        return Change(action="create", group=name, detail=detail)
+        return GroupChange(action="create", group=name, detail=detail)
     tags = group.get("tags", {})
     owner = tags.get(OWNER_TAG)
     check_claim(
@@ -379,16 +379,16 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequen
     )
     if group["status"] == "DELETE_FAILED":
         detail = f"EKS could not delete it ({trouble(group)}): deleted again, and recreated once it is gone"
-        return Change(action="create", group=name, detail=detail)
+        return GroupChange(action="create", group=name, detail=detail)
     if group["status"] in GONE_SOON:
-        return Change(action="create", group=name, detail="is being deleted; recreated once it is gone")
+        return GroupChange(action="create", group=name, detail="is being deleted; recreated once it is gone")
     if group["status"] == "CREATE_FAILED":
         detail = f"EKS could not create it ({trouble(group)}): deleted; the next run recreates it"
-        return Change(action="update", group=name, detail=detail)
+        return GroupChange(action="update", group=name, detail=detail)
     return _repair(spec, group, stale_tags)
 
 
-def _repair(spec: GroupSpec, group: Mapping[str, Any], stale_tags: Sequence[str]) -> Change | None:
+def _repair(spec: GroupSpec, group: Mapping[str, Any], stale_tags: Sequence[str]) -> GroupChange | None:
     differences = spec.differences(group)
     name, which = spec.candidate.group, f"--cluster-name {spec.pool.cluster_name}"
     differs, command = f"Node group {name} differs where EKS cannot change it", "aws eks delete-nodegroup"
@@ -399,4 +399,4 @@ def _repair(spec: GroupSpec, group: Mapping[str, Any], stale_tags: Sequence[str]
         details.append(f"tags {', '.join(sorted(tags))}")
     if stale_tags:
         details.append(f"tags for cluster-autoscaler {', '.join(stale_tags)}")
-    return Change(action="update", group=name, detail="; ".join(details)) if details else None
+    return GroupChange(action="update", group=name, detail="; ".join(details)) if details else None

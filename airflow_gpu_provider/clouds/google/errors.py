@@ -14,7 +14,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
 from airflow_gpu_provider.clouds.google.launch_errors import is_out_of_stock, names_nothing, of_reservation
-from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
+from airflow_gpu_provider.cluster.connection_errors import failure_in_words, unlogged
 from airflow_gpu_provider.errors import (
     CloudError,
     CredentialsError,
@@ -282,7 +282,7 @@ def _may_pass(error: auth.GoogleAuthError) -> bool:
 def _no_credentials(error: auth.GoogleAuthError, connection: str) -> CredentialsError:
     if isinstance(error, auth.OAuthError):
         return CredentialsError(
-            f"Google Cloud does not accept the token of {connection} ({_first_line(in_words(error))}).",
+            f"Google Cloud does not accept the token of {connection} ({_first_line(failure_in_words(error))}).",
             "See that its credential configuration names a workload identity pool and provider that exist, and that"
             " the token that it exchanges is renewed; and check the worker's clock.",
         )
@@ -297,7 +297,7 @@ def _no_credentials(error: auth.GoogleAuthError, connection: str) -> Credentials
 
 def _silent(error: Exception, call: str) -> CloudError:
     return CloudError(
-        f"Google Cloud did not answer {call}: {_first_line(in_words(error))}.",
+        f"Google Cloud did not answer {call}: {_first_line(failure_in_words(error))}.",
         "Check that the worker reaches the endpoint.",
     )
 

@@ -33,7 +33,7 @@ _FIELDS = (
     "nextPageToken"
 )
 _PAGE = 5000  # the most that a page may have
-_LONGEST = 20.0
+_READ_WITHIN = 20.0
 """Seconds that the catalogue's pages may take together: it has tens of thousands of SKUs."""
 
 _UNITS = {"core": "h", "ram": "GiBy.h", "gpu": "h"}
@@ -100,7 +100,7 @@ def read(clients: GoogleClients, pool: GkeGpuPool, candidates: Sequence[Candidat
         accelerator, gpus = pool.accelerator_of(candidate.instance_type)
         return machine_price(table, candidate.instance_type, accelerator, gpus, is_spot=candidate.market != "ON_DEMAND")
 
-    return replace(list_prices(candidates, price), took=(CATALOG.seconds(key), _LONGEST))
+    return replace(list_prices(candidates, price), took=(CATALOG.seconds(key), _READ_WITHIN))
 
 
 def read_table(billing: Rest, region: str, currency: str) -> Table:
@@ -110,7 +110,7 @@ def read_table(billing: Rest, region: str, currency: str) -> Table:
         CloudError: Google does not answer, or not in time.
         PermissionDenied: The API is not enabled, or a perimeter does not let it through.
     """
-    until, found, page = time.monotonic() + _LONGEST, dict[Part, set[float]](), ""
+    until, found, page = time.monotonic() + _READ_WITHIN, dict[Part, set[float]](), ""
     while True:
         query = {"currencyCode": currency, "pageSize": _PAGE, "fields": _FIELDS}
         more = {"pageToken": page} if page else {}
@@ -122,7 +122,7 @@ def read_table(billing: Rest, region: str, currency: str) -> Table:
         if not page:
             return {part: frozenset(prices) for part, prices in found.items()}
         if time.monotonic() > until:
-            raise CloudError(f"The Cloud Billing Catalog could not be read in {_LONGEST:.0f} s.")
+            raise CloudError(f"The Cloud Billing Catalog could not be read in {_READ_WITHIN:.0f} s.")
 
 
 def parts(skus: Iterable[Mapping[str, Any]], region: str) -> Iterator[tuple[Part, float]]:

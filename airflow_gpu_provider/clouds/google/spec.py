@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_gpu_provider.clouds.base import Change
+from airflow_gpu_provider.clouds.base import GroupChange
 from airflow_gpu_provider.clouds.google.pool import GPU_TAINT, GkeGpuPool
 from airflow_gpu_provider.clouds.google.rules import QUEUED_TAINT
 from airflow_gpu_provider.clouds.group_checks import (
@@ -193,7 +193,7 @@ class NodePoolSpec:
             pairs.append(("shielded_instance_config", is_so, shielded))
         disks = [str(each.get("disk_image")) for each in config.get("secondary_boot_disks") or ()]
         pairs += [
-            ("placement", placement_of(found), pool.placement or "anywhere"),
+            ("placement", compactness_of(found), pool.placement or "anywhere"),
             ("secondary_boot_disks", listed(disks), listed(pool.secondary_boot_disks)),
         ]
         if pool.tags:
@@ -296,7 +296,7 @@ def accelerator_text(config: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "none"
 
 
-def placement_of(found: Mapping[str, Any]) -> str:
+def compactness_of(found: Mapping[str, Any]) -> str:
     """Return where a node pool's machines stand: "compact" or "anywhere"."""
     kind = (found.get("placement_policy") or {}).get("type_") or "TYPE_UNSPECIFIED"
     return "anywhere" if kind == "TYPE_UNSPECIFIED" else str(kind).lower()
@@ -328,7 +328,7 @@ GONE_SOON = ("STOPPING",)
 
 def changes(
     specs: Iterable[NodePoolSpec], found: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]
-) -> tuple[Change, ...]:
+) -> tuple[GroupChange, ...]:
     """Compare the specs with the node pools that exist, by name; `sizes` are their machines.
 
     Raises:
@@ -349,12 +349,12 @@ def possible_now(differences: Iterable[Difference], size: int) -> list[Differenc
     return [each for each in differences if each.update and not (each.replaces_nodes and size)]
 
 
-def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> Change | None:
+def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> GroupChange | None:
     name = spec.candidate.group
     if found is None:
         kind, count = spec.pool.accelerator_of(spec.candidate.instance_type)
         detail = f"{spec.candidate}, {count} x {kind}, at most {spec.pool.max_nodes}, created empty"
-        return Change(action="create", group=name, detail=detail)
+        return GroupChange(action="create", group=name, detail=detail)
     labels = labels_of(found)
     owner = labels.get(OWNER_LABEL)
     check_claim(
@@ -368,14 +368,16 @@ def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[
         mark=f"the resource label {OWNER_LABEL}",
     )
     if found.get("status") in GONE_SOON:
-        return Change(action="create", group=name, detail="is being deleted; recreated once it is gone")
+        return GroupChange(action="create", group=name, detail="is being deleted; recreated once it is gone")
     if found.get("status") in FAILED and not sizes.get(name):
         why = "; ".join(issues(found)) or "no reason given"
-        return Change(action="update", group=name, detail=f"GKE could not create it ({why}): deleted and recreated")
+        return GroupChange(
+            action="update", group=name, detail=f"GKE could not create it ({why}): deleted and recreated"
+        )
     return _repair(spec, found, sizes.get(name, 0))
 
 
-def _repair(spec: NodePoolSpec, found: Mapping[str, Any], size: int) -> Change | None:
+def _repair(spec: NodePoolSpec, found: Mapping[str, Any], size: int) -> GroupChange | None:
     differences = spec.differences(found)
     pool, name = spec.pool, spec.candidate.group
     differs = f"Node pool {name} differs where it cannot be changed in place"
@@ -385,4 +387,4 @@ def _repair(spec: NodePoolSpec, found: Mapping[str, Any], size: int) -> Change |
     details = [str(difference) for difference in now]
     if len(now) == len(differences) and spec.missing_labels(found):
         details.append("labels of its machines")
-    return Change(action="update", group=name, detail="; ".join(details)) if details else None
+    return GroupChange(action="update", group=name, detail="; ".join(details)) if details else None

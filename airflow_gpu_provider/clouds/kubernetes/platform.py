@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.clouds.base import Change, Group, Machine, Plan, Platform, Report
+from airflow_gpu_provider.clouds.base import Group, GroupChange, Machine, Plan, Platform, Report
 from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.clouds.kubernetes.pool import KubernetesGpuPool
 from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -86,10 +86,12 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         """
         chosen = self._chosen()
         self._check_claims(chosen)
-        changes = [Change(action="update", group=n, detail=d) for n, raw in chosen.items() if (d := self._lacks(raw))]
+        changes = [
+            GroupChange(action="update", group=n, detail=d) for n, raw in chosen.items() if (d := self._lacks(raw))
+        ]
         strays = [name for name in self._labelled() if name not in chosen]
         changes += [
-            Change(action="update", group=name, detail=f"is not chosen any more: label {POOL_LABEL} goes")
+            GroupChange(action="update", group=name, detail=f"is not chosen any more: label {POOL_LABEL} goes")
             for name in strays
         ]
         notes = (

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
-from airflow_gpu_provider.cluster.autoscaler_status import read_status
+from airflow_gpu_provider.cluster.autoscaler_status import read_autoscaler_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.karpenter import why_kept
@@ -134,7 +134,7 @@ class Reconciler:
         """Add what explains the wait for nodes that an autoscaler adds for pods."""
         if not self.pool.needs_cluster_autoscaler or all(pod.node for pod in snapshot.pods):
             return snapshot
-        return replace(snapshot, autoscaler=read_status(self.api))
+        return replace(snapshot, autoscaler=read_autoscaler_status(self.api))
 
     def upgrade(self, report: Report) -> None:
         """Have the cloud bring groups without machines up to date: what a plan calls "upgrade"."""

@@ -18,7 +18,7 @@ from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
-from airflow_gpu_provider.scaling.decide.placement import place, scalable
+from airflow_gpu_provider.scaling.decide.placement import place_machines, scalable
 from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
@@ -149,7 +149,7 @@ def _sizes(
     missing = _missing(snapshot, machines, gangs)
     types = types_in_demand(snapshot)
     groups = [group for group in snapshot.groups if is_one_of(types, group.candidate.instance_type)]
-    placed = place(groups, missing, snapshot.now, gangs.placed, gangs.near)
+    placed = place_machines(groups, missing, snapshot.now, gangs.placed, gangs.near)
     return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)
 
 

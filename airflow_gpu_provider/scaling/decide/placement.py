@@ -26,7 +26,7 @@ def scalable(group: Group) -> bool:
     return group.when_idle == "remove" and group.status in ("active", "updating", "degraded")
 
 
-def place(
+def place_machines(
     groups: Sequence[Group],
     missing: int,
     now: datetime,

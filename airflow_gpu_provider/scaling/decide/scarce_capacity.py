@@ -17,7 +17,7 @@ from airflow_gpu_provider.clouds.base import COMING, Group, Plan
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
-from airflow_gpu_provider.scaling.decide.placement import place
+from airflow_gpu_provider.scaling.decide.placement import place_machines
 from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, supply, wanted_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -51,7 +51,7 @@ def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -
     over = backoff.passed_over(snapshot.groups, snapshot.now)
     if over and gang_of(lease):
         return lease.key not in gang_placements(snapshot, machines).by_key
-    return bool(over) and not place(snapshot.groups, missing, snapshot.now)
+    return bool(over) and not place_machines(snapshot.groups, missing, snapshot.now)
 
 
 def fewer(lease: DemandLease, got: int) -> DemandChange:

@@ -16,7 +16,7 @@ from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter import Kept
+from airflow_gpu_provider.cluster.karpenter import KeptMachine
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import NodesNotReady
@@ -52,7 +52,7 @@ class PoolSnapshot:
     groups: tuple[Group, ...]
     claimed: Mapping[str, DemandLease] = field(default_factory=dict)
     autoscaler: AutoscalerStatus | None = None
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    kept: Mapping[str, KeptMachine] = field(default_factory=dict)
 
     @property
     def prices(self) -> PriceRecord:

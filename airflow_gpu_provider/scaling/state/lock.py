@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 SPEC = "airflow-gpu-provider/spec"
 _MEMO = "airflow-gpu-provider/recent-writes"
-_LONGEST = 120.0  # seconds
+_HELD_AT_MOST = 120.0  # seconds
 _LONGEST_LINE = 300  # characters
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
 
@@ -131,7 +131,7 @@ class PoolLock:
         That is done for two minutes at most, so that nobody has the lock for good.
         """
         now = self._clock.monotonic()
-        if now - self._written_at > self._duration / 3 and now - self._taken_at < _LONGEST:
+        if now - self._written_at > self._duration / 3 and now - self._taken_at < _HELD_AT_MOST:
             self.check()
 
     @property

@@ -37,7 +37,7 @@ SOONEST = 2.0
 """Minimum seconds between two checks, unless the nodes change or a write is requested."""
 
 _AGAIN_AFTER = 15.0  # seconds
-_LONGEST = 3600.0
+_LONGEST_WAIT = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess]
         try:
             async with watching(pool.cluster_identity, open_access, wants) as feed:
                 while True:
-                    if any([is_new(each) for each in await feed.changes(_LONGEST)]):
+                    if any([is_new(each) for each in await feed.changes(_LONGEST_WAIT)]):
                         report()
         except GpuError as error:
             _log.info("Changes of pool %s are not heard: %s", pool.name, error)

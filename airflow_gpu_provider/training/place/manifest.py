@@ -103,7 +103,7 @@ def with_queue(manifest: Manifest, queue_name: str | None) -> Manifest:
     return queued
 
 
-def check_namespace(manifest: Manifest, namespace: str | None) -> None:
+def check_manifest_namespace(manifest: Manifest, namespace: str | None) -> None:
     """Raise PoolSpecError if the manifest's namespace is not the task's; skip values that are not rendered yet."""
     own = (manifest.get("metadata") or {}).get("namespace")
     if namespace and own not in (None, namespace) and not is_template(own) and not is_template(namespace):
@@ -112,7 +112,7 @@ def check_namespace(manifest: Manifest, namespace: str | None) -> None:
 
 def named(manifest: Manifest, *, namespace: str | None, prefix: str) -> Manifest:
     """Return the manifest with a namespace and a name: its own, or one made from `generateName` or `prefix`."""
-    check_namespace(manifest, namespace)
+    check_manifest_namespace(manifest, namespace)
     metadata = dict(manifest.get("metadata") or {})
     metadata["namespace"] = metadata.get("namespace") or namespace or "default"
     begin = metadata.pop("generateName", None) or f"{_NOT_IN_NAMES.sub('-', prefix.lower()).strip('-')[:40]}-"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.acceptance.pools import GOING, Budget, price_of
+from airflow_gpu_provider.acceptance.pools import GOING, AcceptanceCost, price_of
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
@@ -25,7 +25,7 @@ def pool(**changes: object) -> EksGpuPool:
 def test_no_course_of_the_nights_costs_more_than_the_bound(price: float, minutes: int, nights: list[float]) -> None:
     """Each night takes any share of its worst case; those that fail before a node comes take none."""
     night = timedelta(minutes=minutes)
-    budget = Budget(nights=3, night=night, price=price, currency="USD")
+    budget = AcceptanceCost(nights=3, night=night, price=price, currency="USD")
     worst = (night + SWITCH_MARGIN + GOING).total_seconds() / 3600
     assert sum(share * worst * price for share in nights) <= budget.bound * (1 + 1e-9)
 
@@ -53,6 +53,6 @@ def test_without_a_price_there_is_no_bound(spec: dict[str, object], given_price:
 
 
 def test_the_bound_is_said_with_how_it_comes_about() -> None:
-    said = Budget(nights=3, night=timedelta(minutes=45), price=0.8048, currency="EUR").in_words()
+    said = AcceptanceCost(nights=3, night=timedelta(minutes=45), price=0.8048, currency="EUR").in_words()
     assert said.startswith("At most 3.22 EUR: 3 nights of one node, each 80 minutes in the worst case (45 until")
     assert "at 0.8048 EUR an hour." in said

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.acceptance import report as acceptance_report
-from airflow_gpu_provider.acceptance.pools import Budget
+from airflow_gpu_provider.acceptance.pools import AcceptanceCost
 from airflow_gpu_provider.clouds.remains import Listed
 from airflow_gpu_provider.pools import GpuPool
 
@@ -44,7 +44,7 @@ def report(monkeypatch: pytest.MonkeyPatch, ti: Ti, *left: str, costs: bool = Tr
         return [Listed(what=f"node groups of {names}", left=left, costs=costs)]
 
     monkeypatch.setattr(acceptance_report, "remains", remains)
-    budget = Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD")
+    budget = AcceptanceCost(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD")
     return acceptance_report.report_of_run(ti, pools=[POOL], image="cuda:12", budget=budget, steps=STEPS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.acceptance.pools import Budget
+from airflow_gpu_provider.acceptance.pools import AcceptanceCost
 from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import Record, StepReport
 from airflow_gpu_provider.clouds.remains import Listed
@@ -28,7 +28,7 @@ def report_of(*steps: StepReport, lists: tuple[Listed, ...] = (), is_stopped: bo
         Record(steps=list(steps), facts=facts, lists=list(lists), is_stopped=is_stopped),
         pool=pool,
         image="cuda:12",
-        budget=Budget(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD"),
+        budget=AcceptanceCost(nights=3, night=timedelta(minutes=45), price=0.8, currency="USD"),
         at=datetime(2026, 11, 22, 3, 4, tzinfo=UTC),
     )
 

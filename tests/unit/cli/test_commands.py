@@ -225,7 +225,7 @@ def test_extend_gives_a_run_more_money(monkeypatch: pytest.MonkeyPatch, capsys: 
     (before,) = night.lead.want(night.key("one"), 1, night.world.now + timedelta(hours=6), max_cost=4.0).snapshot.leases
     monkeypatch.setattr(commands, "_pools", lambda args: [night.pool])
     monkeypatch.setattr(commands, "_open", lambda pool: night.lead)
-    monkeypatch.setattr(commands, "run_is_over", lambda key: False)
+    monkeypatch.setattr(commands, "run_is_over_in_metadata", lambda key: False)
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     asked = {
         "dag_id": "dag",

@@ -18,7 +18,7 @@ from botocore.config import Config
 from airflow_gpu_provider.clouds.aws.errors import mapped_errors as aws_errors
 from airflow_gpu_provider.clouds.google.errors import mapped_errors as google_errors
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
+from airflow_gpu_provider.cluster.connection_errors import failure_in_words, unlogged
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable
 
@@ -74,7 +74,7 @@ def by_botocore(port: int) -> None:
 def test_no_address_and_no_repr_is_told(ports: dict[str, int], call: Callable[[int], None], how: str) -> None:
     with pytest.raises(Exception) as failed:
         call(ports[how])
-    words = in_words(failed.value)
+    words = failure_in_words(failed.value)
     assert words
     assert not [
         part for part in ("namespaces", "limit=", "secret-name", "Pool(", " at 0x", "Caused by", "('") if part in words
@@ -84,9 +84,9 @@ def test_no_address_and_no_repr_is_told(ports: dict[str, int], call: Callable[[i
 def test_who_did_not_answer_is_told(ports: dict[str, int]) -> None:
     with pytest.raises(urllib3.exceptions.MaxRetryError) as failed:
         by_urllib3(ports["refused"])
-    assert in_words(failed.value).startswith(f"127.0.0.1:{ports['refused']}: ")
-    assert in_words(failed.value).endswith("Connection refused")
-    assert in_words(TimeoutError()) == "TimeoutError"
+    assert failure_in_words(failed.value).startswith(f"127.0.0.1:{ports['refused']}: ")
+    assert failure_in_words(failed.value).endswith("Connection refused")
+    assert failure_in_words(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize(

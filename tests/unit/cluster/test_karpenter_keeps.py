@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.karpenter import Kept, why_kept
+from airflow_gpu_provider.cluster.karpenter import KeptMachine, why_kept
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 
@@ -50,7 +50,7 @@ class Cluster:
         }
         self.server.put(f"api/v1/namespaces/default/events/{event['metadata']['name']}", event)  # type: ignore[index]
 
-    def why_kept(self, *machines: str, annotated: tuple[str, ...] = ()) -> dict[str, Kept]:
+    def why_kept(self, *machines: str, annotated: tuple[str, ...] = ()) -> dict[str, KeptMachine]:
         api: Any = FakeApiClient(self.server)
         return why_kept(api, machines or ("i-1",), NOW, annotated)
 
@@ -77,7 +77,7 @@ def test_what_karpenter_does_not_say_again_is_not_so_any_more(reason: str, minut
 
 def test_a_node_pool_that_removes_no_idle_node_is_named() -> None:
     assert Cluster(after="Never").why_kept() == {
-        "i-1": Kept(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never")
+        "i-1": KeptMachine(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never")
     }
 
 
@@ -86,7 +86,7 @@ def test_a_node_that_somebody_has_annotated_is_named_before_karpenter_says_so() 
     cluster = Cluster()
     cluster.says(NODE, "DisruptionBlocked", "Node is nominated for a pending pod", at=NOW)
     assert cluster.why_kept(annotated=("i-1",)) == {
-        "i-1": Kept(claim="gpu-x5x9l", why="node ip-10-0-0-1 carries karpenter.sh/do-not-disrupt")
+        "i-1": KeptMachine(claim="gpu-x5x9l", why="node ip-10-0-0-1 carries karpenter.sh/do-not-disrupt")
     }
 
 
@@ -98,7 +98,7 @@ def test_the_newest_event_about_it_is_told(about: tuple[str, str], reason: str) 
     cluster.says(about, reason, "then", at=at(4))
     cluster.says(("NodeClaim", "gpu-other"), reason, "of another", at=at(5))
     cluster.says(about, "Nominated", "of another kind", at=at(5))
-    assert cluster.why_kept() == {"i-1": Kept(claim="gpu-x5x9l", why="then", reported_at=at(4))}
+    assert cluster.why_kept() == {"i-1": KeptMachine(claim="gpu-x5x9l", why="then", reported_at=at(4))}
 
 
 def test_a_budget_for_another_reason_keeps_no_empty_node() -> None:
@@ -109,7 +109,7 @@ def test_a_budget_for_another_reason_keeps_no_empty_node() -> None:
 
 
 def test_what_says_nothing_still_has_its_claim() -> None:
-    assert Cluster().why_kept() == {"i-1": Kept(claim="gpu-x5x9l")}
+    assert Cluster().why_kept() == {"i-1": KeptMachine(claim="gpu-x5x9l")}
 
 
 def test_a_claim_that_goes_keeps_nothing() -> None:

@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.clouds.base import Change, Machine
+from airflow_gpu_provider.clouds.base import GroupChange, Machine
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import (
     BudgetExceeded,
@@ -97,7 +97,7 @@ class Pool:
         self.clock = self.platform = self
         self.pool = POOL
         self.api = None
-        self.changes: tuple[Change, ...] = ()
+        self.changes: tuple[GroupChange, ...] = ()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -229,7 +229,7 @@ def test_groups_that_are_behind_are_brought_up_to_date_before_nodes_are_wanted(
     ensure: Any, action: Any, is_asked: bool
 ) -> None:
     pool = Pool(upgrade=[DemandLockBusy("Held.")])
-    pool.changes = (Change(action=action, group="gpu-a", detail="Kubernetes is 1.35, wanted 1.36"),)
+    pool.changes = (GroupChange(action=action, group="gpu-a", detail="Kubernetes is 1.35, wanted 1.36"),)
     ensure(pool)
     done = [call for call in pool.calls if call in ("apply", "upgrade", "want")]
     assert done == ["apply", *["upgrade"] * 2 * is_asked, "want"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time
-from airflow_gpu_provider.scaling.decide.placement import place
+from airflow_gpu_provider.scaling.decide.placement import place_machines
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply, wanted_nodes
 from tests.unit.scaling.pools import (
     EARLIER,
@@ -270,7 +270,7 @@ def test_every_step_says_why(state: PoolSnapshot) -> None:
 
 @given(snapshots(), st.integers(0, 6))
 def test_what_is_missing_is_placed_as_far_as_there_is_room(state: PoolSnapshot, missing: int) -> None:
-    placed = place(state.groups, missing, state.now)
+    placed = place_machines(state.groups, missing, state.now)
     possible = [group for group in state.groups if group.status != "failed"]
     room = sum(max(0, group.max_size - len(group.live), group.unfilled) for group in possible)
     assert placed.total() <= missing

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.clouds.base import LaunchFailure
-from airflow_gpu_provider.cluster.karpenter import Kept
+from airflow_gpu_provider.cluster.karpenter import KeptMachine
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
@@ -124,7 +124,7 @@ def test_what_the_provisioner_does_not_remove_in_time_is_an_error_that_names_it(
 )
 def test_why_karpenter_keeps_a_node_is_told_with_how_it_goes(said_at: datetime | None, is_told: bool) -> None:
     wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=NOW)
-    kept = {"i-1": Kept(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never", reported_at=said_at)}
+    kept = {"i-1": KeptMachine(claim="gpu-x5x9l", why="NodePool gpu has consolidateAfter: Never", reported_at=said_at)}
     error = wait.step(replace(provisioned(1), kept=kept)).error
     assert error is not None
     said = "to remove it, no run wants it (Karpenter: NodePool gpu has consolidateAfter: Never)"
