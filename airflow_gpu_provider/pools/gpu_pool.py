@@ -255,7 +255,7 @@ class GpuPool(ABC):
 
     @property
     def is_switched_off(self) -> bool:
-        """Whether the cloud sets the pool's groups to zero at a time that it was told, whoever is still there."""
+        """Whether the cloud sets the pool's groups to zero at a time that it was told, even if pods are still there."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""EksPlatform: what pools on Amazon EKS have in common, whoever owns their groups, by AWS's APIs."""
+"""EksPlatform: what pools on Amazon EKS with owned and external groups have in common, by AWS's APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GkePlatform: what pools on Google Kubernetes Engine have in common, whoever owns their node pools.
+"""GkePlatform: what pools on Google Kubernetes Engine have in common, with owned and external node pools.
 
 GKE's API creates and changes node pools. Sizes are set, and single machines removed, on the managed instance groups
 behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself. No group needs a switch:
