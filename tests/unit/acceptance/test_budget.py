@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.acceptance.pools import GOING, AcceptanceCost, price_of
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
@@ -35,6 +35,19 @@ def test_the_dearest_market_counts(on_demand: float, spot: float) -> None:
     both = pool(capacity_types=["SPOT", "ON_DEMAND"], price_per_hour={"ON_DEMAND": on_demand, "SPOT": spot})
     assert price_of(both, None) == max(on_demand, spot)
     assert price_of(both, 3.0) == 3.0
+
+
+def test_a_preemptible_machine_has_the_price_of_spot() -> None:
+    where = {"project_id": "acme-ml-1", "location": "us-central1", "cluster_name": "c"}
+    spec = GkeGpuPool(
+        name="train",
+        machine_types=["g2-standard-4"],
+        capacity_types=["PREEMPTIBLE"],
+        price_per_hour={"PREEMPTIBLE": 0.3},
+        max_nodes=1,
+        **where,
+    )
+    assert price_of(spec, None) == 0.3
 
 
 @pytest.mark.parametrize(
