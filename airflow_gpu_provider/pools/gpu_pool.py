@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
-from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
@@ -333,6 +333,10 @@ class GpuPool(ABC):
         Empty where the spec names no types.
         """
         return {}
+
+    def gpus_of(self, machine_type: str) -> GpusOfMachine | None:
+        """Return the GPUs of the pool's machines of that type; None where no catalogue knows them."""
+        return None
 
     @property
     def most_gpus_of_a_pod(self) -> int | None:

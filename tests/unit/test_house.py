@@ -20,7 +20,7 @@ LONGEST_BODY = 50  # lines
 LONG_FUNCTIONS = {"block.py gpu_nodes", "cli/__init__.py get_commands", "get_provider_info.py get_provider_info"}
 """Of these, arguments and tables are what is long."""
 
-LEAKS, FILES_THAT_LEAK = 6, 2
+LEAKS, FILES_THAT_LEAK = 7, 3
 
 CIRCLES = (
     {

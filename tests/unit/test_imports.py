@@ -13,7 +13,7 @@ import pytest
 import airflow_gpu_provider
 from tests.fakes.aks import install
 
-OF_A_SPEC = {"pool", "rules", "series", "user_data"}
+OF_A_SPEC = {"machine_types", "pool", "rules", "series", "user_data"}
 """The modules of a cloud that hold its pool, and what that has to know."""
 
 HEAVY = {"kubernetes", "kubernetes_asyncio", "boto3", "botocore", "google.cloud", "aiohttp", "moto"}

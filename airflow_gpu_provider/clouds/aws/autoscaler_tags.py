@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.clouds.aws import machine_types
 from airflow_gpu_provider.clouds.aws.pool import ACCELERATOR_LABEL, EksGpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 
@@ -50,7 +50,7 @@ def wanted_tags(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
     if not pool.is_autoscaled:
         return {}
     labels = node_labels(pool, instance_type)
-    machine = accelerators.instance_type(instance_type)
+    machine = machine_types.instance_type(instance_type)
     return {
         ENABLED: "true",
         f"{DISCOVERY}/{pool.cluster_name}": "owned",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.clouds.aws.machine_types import gpus_of_type
 from airflow_gpu_provider.clouds.aws.pool import GPU_FAMILY
 from airflow_gpu_provider.clouds.aws.reservations import target_of
 from airflow_gpu_provider.clouds.aws.spec import POOL_TAG, issues
@@ -96,7 +96,7 @@ def _market(asg: Mapping[str, Any], template: Mapping[str, Any]) -> Market:
 
 
 def _has_gpus(instance_type: str) -> bool:
-    return bool(accelerators.instance_type(instance_type) or GPU_FAMILY.match(instance_type))
+    return bool(gpus_of_type(instance_type) or GPU_FAMILY.match(instance_type))
 
 
 def _taints(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> Iterable[Taint]:

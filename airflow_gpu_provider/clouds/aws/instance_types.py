@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.accelerators import EFA_INTERFACES, instance_type
+from airflow_gpu_provider.clouds.aws.machine_types import EFA_INTERFACES, instance_type
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
+from airflow_gpu_provider.clouds.aws import machine_types
 from airflow_gpu_provider.clouds.aws.rules import (
     EFA_RESOURCE,
     IN_TEMPLATES,
@@ -206,7 +206,7 @@ class EksGpuPool(GpuPool):
 
     @property
     def nodes_to_come(self) -> NodesToCome:
-        types = [accelerators.instance_type(name) for name in self.instance_types]
+        types = [machine_types.instance_type(name) for name in self.instance_types]
         archs = {machine.arch for machine in types if machine}
         labels = {"topology.kubernetes.io/region": self.region}
         if len(archs) == 1 and None not in types:
@@ -243,16 +243,19 @@ class EksGpuPool(GpuPool):
 
     @property
     def gpus_per_node(self) -> int | None:
-        known = [accelerators.instance_type(name) for name in self.instance_types]
+        known = [machine_types.instance_type(name) for name in self.instance_types]
         return None if None in known else min((cast("Any", machine).gpus for machine in known), default=None)
 
     @property
     def node_sizes(self) -> dict[str, NodeSize | None]:
-        return {name: accelerators.eks_node_size(name) for name in self.instance_types}
+        return {name: machine_types.eks_node_size(name) for name in self.instance_types}
+
+    def gpus_of(self, machine_type: str) -> GpusOfMachine | None:
+        return machine_types.gpus_of_type(machine_type)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:
-        known = (accelerators.instance_type(name) for name in self.instance_types)
+        known = (machine_types.instance_type(name) for name in self.instance_types)
         return tuple(dict.fromkeys(machine.gpu.name for machine in known if machine))
 
     @property
@@ -268,7 +271,7 @@ class EksGpuPool(GpuPool):
 
     def accelerator_of(self, instance_type: str) -> str | None:
         """Return the value of ACCELERATOR_LABEL for nodes of this type; None where neither spec nor catalogue knows."""
-        known = accelerators.instance_type(instance_type)
+        known = machine_types.instance_type(instance_type)
         return self.node_labels.get(ACCELERATOR_LABEL) or (known.gpu.accelerator if known else None)
 
     @property
@@ -379,7 +382,7 @@ class EksGpuPool(GpuPool):
             return
         arch, other = ("arm64", "x86_64") if "ARM_64" in self.ami_type else ("amd64", "ARM_64")
         for name in self.instance_types:
-            its = accelerators.arch_of(name)
+            its = machine_types.arch_of(name)
             if its not in (None, arch):
                 fitting = [
                     each for each in _GPU_AMI_TYPES if other in each and "FIPS" not in each and "AL2_" not in each
@@ -405,19 +408,19 @@ class EksGpuPool(GpuPool):
 
     def _check_instance_type(self, name: str) -> None:
         family = name.split(".")[0]
-        if family in accelerators.AMD_FAMILIES:
+        if family in machine_types.AMD_FAMILIES:
             raise self._error(f"the GPUs of {name} are AMD's, not NVIDIA's", "Choose a type like g6.xlarge.")
-        if family in accelerators.KEPLER_FAMILIES and self.manage == "full" and self.ami_type != "CUSTOM":
+        if family in machine_types.KEPLER_FAMILIES and self.manage == "full" and self.ami_type != "CUSTOM":
             raise self._error(
                 f"{name} has Kepler GPUs, which the drivers of ami_type {self.ami_type} do not serve: 470 was the last",
                 'Choose a newer type, like g6.xlarge, or ami_type="CUSTOM" with an image that has driver 470.',
             )
-        if accelerators.instance_type(name):
+        if machine_types.instance_type(name):
             return
-        families = {known.split(".")[0] for known in accelerators.instance_types()}
+        families = {known.split(".")[0] for known in machine_types.instance_types()}
         if _TYPE.fullmatch(name) and family not in families and GPU_FAMILY.match(family):
             return  # a GPU family newer than the catalogue: EKS will check it
-        close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
+        close = difflib.get_close_matches(name, machine_types.instance_types(), n=1)
         hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
         raise self._error(f"{name!r} is not an EC2 instance type with GPUs", hint)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from airflow_gpu_provider.accelerators import instance_type
 from airflow_gpu_provider.clouds.aws.clients import AwsService, instances
+from airflow_gpu_provider.clouds.aws.machine_types import instance_type
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.quota import Limited, Quota, Verdict, judge_all
 from airflow_gpu_provider.pools import Candidate

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.accelerators import EFA_INTERFACES, instance_type
+from airflow_gpu_provider.clouds.aws.machine_types import EFA_INTERFACES, instance_type
 from airflow_gpu_provider.clouds.aws.user_data import problems as user_data_problems
 from airflow_gpu_provider.pools.on_nodes import PodFabric
 
@@ -120,7 +120,9 @@ def efa_of_a_pod(pool: EksGpuPool, gpus: int) -> PodFabric:
 
 def interfaces_of_a_pod(pool: EksGpuPool, gpus: int) -> int:
     """Return how many interfaces a rank of a gang asks for: its GPUs' share of what each of the pool's types has."""
-    of = {name: (EFA_INTERFACES[name], size.gpus if size else None) for name, size in pool.node_sizes.items()}
+    of: dict[str, tuple[int, int | None]] = {
+        name: (EFA_INTERFACES[name], size.gpus if size else None) for name, size in pool.node_sizes.items()
+    }
     return min(max(1, has * min(gpus, there or gpus) // (there or gpus)) for has, there in of.values())
 
 

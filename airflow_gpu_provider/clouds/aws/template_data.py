@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_gpu_provider.accelerators import instance_type
 from airflow_gpu_provider.clouds.aws.instance_types import Fabric
+from airflow_gpu_provider.clouds.aws.machine_types import instance_type
 from airflow_gpu_provider.clouds.aws.pool import IMAGE_VOLUME, EksGpuPool
 from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, has_local_disk, needs
 from airflow_gpu_provider.clouds.aws.user_data import API_VERSION, as_data, as_text, from_text

@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.clouds.backoff import growth_notes
 from airflow_gpu_provider.clouds.base import Group, Plan, Report
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.clouds.google.cluster import GkeGroup
 from airflow_gpu_provider.clouds.google.instance_groups import zone_of
 from airflow_gpu_provider.clouds.google.node_pools import group_paths
@@ -180,7 +180,7 @@ def _is_autoscaled(node_pool: Mapping[str, Any]) -> bool:
 
 
 def _has_gpus(config: Mapping[str, Any], machine_type: str) -> bool:
-    known = accelerators.gce_machine_type(machine_type)
+    known = machine_types.gce_machine_type(machine_type)
     return bool(config.get("accelerators") or (known and known.gpu))
 
 

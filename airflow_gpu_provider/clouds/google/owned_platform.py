@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
 
-from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.clouds.answers import has_code, message_of
 from airflow_gpu_provider.clouds.backoff import growth_notes
 from airflow_gpu_provider.clouds.base import Group, Plan, Report
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.clouds.google import spec as gke_spec
 from airflow_gpu_provider.clouds.google.clients import Rest
 from airflow_gpu_provider.clouds.google.cluster import GkeGroup
@@ -80,7 +80,7 @@ class OwnedGkePlatform(GkePlatform):
         pool = self._pool
         if "ON_DEMAND" not in pool.capacity_types or pool.flex_start or pool.reservation_affinity:
             return ()
-        obtained = {name: " or ".join(accelerators.gce_obtained_by(name)) for name in pool.machine_types}
+        obtained = {name: " or ".join(machine_types.gce_obtained_by(name)) for name in pool.machine_types}
         return tuple(
             f"{name} is rarely available on demand; use {how} instead: see reservation_affinity, flex_start and"
             " capacity_types"
@@ -273,7 +273,7 @@ def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[
 def _is_offered(compute: Rest, pool: GkeGpuPool, zone: str, machine_type: str) -> bool:
     if not _exists(compute, pool, zone, f"machineTypes/{machine_type}", "compute.machineTypes.get"):
         return False
-    machine = accelerators.gce_machine_type(machine_type)
+    machine = machine_types.gce_machine_type(machine_type)
     if machine and machine.gpu:
         return True
     kind = pool.accelerator_of(machine_type)[0]

@@ -9,8 +9,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, Self
 
-from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.clouds.google import rules as gke_machines
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -220,7 +220,7 @@ class GkeGpuPool(GpuPool):
     @property
     def node_sizes(self) -> dict[str, NodeSize | None]:
         devices = {name: self._devices(name) for name in self.machine_types}
-        return {name: accelerators.gke_node_size(name, gpus) for name, gpus in devices.items()}
+        return {name: machine_types.gke_node_size(name, gpus) for name, gpus in devices.items()}
 
     @property
     def most_gpus_of_a_pod(self) -> int | None:
@@ -237,6 +237,11 @@ class GkeGpuPool(GpuPool):
     def needs_host_ipc(self) -> bool:
         """Whether pods need the host's IPC namespace: MPS's clients and its daemon talk through /dev/shm."""
         return self.gpu_sharing.get("strategy") == "MPS"
+
+    def gpus_of(self, machine_type: str) -> GpusOfMachine | None:
+        accelerator, gpus = self.accelerator_of(machine_type)
+        gpu = machine_types.gpu_of_accelerator(accelerator)
+        return GpusOfMachine(gpu=gpu, gpus=gpus) if gpu else None
 
     @property
     def nodes_to_come(self) -> NodesToCome:
@@ -278,7 +283,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def gpu_products(self) -> tuple[str, ...]:
-        known = (accelerators.gpu_of_accelerator(self.accelerator_of(name)[0]) for name in self.machine_types)
+        known = (machine_types.gpu_of_accelerator(self.accelerator_of(name)[0]) for name in self.machine_types)
         return tuple(dict.fromkeys(gpu.name for gpu in known if gpu))
 
     @property
@@ -312,7 +317,7 @@ class GkeGpuPool(GpuPool):
 
     def accelerator_of(self, machine_type: str) -> tuple[str, int]:
         """Return the accelerator type of a machine of this type, and how many it has."""
-        machine = accelerators.gce_machine_type(machine_type)
+        machine = machine_types.gce_machine_type(machine_type)
         if machine and machine.gpu:
             return machine.gpu.accelerator, machine.gpus
         return self.accelerator_type or "", self.accelerator_count or 1
@@ -366,8 +371,8 @@ class GkeGpuPool(GpuPool):
         accelerator, gpus = self.accelerator_of(machine_type)
         parts: int | None = 1
         if self.gpu_partition_size:
-            gpu = accelerators.gpu_of_accelerator(accelerator)
-            parts = accelerators.gke_partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
+            gpu = machine_types.gpu_of_accelerator(accelerator)
+            parts = machine_types.gke_partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
         return None if parts is None else gpus * parts * int(self.gpu_sharing.get("max_shared_clients", 1))
 
     def _group_fields(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.clouds.google.clients import GoogleClients, Rest
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.list_prices import Kept, Price, Unknown, list_prices
@@ -152,7 +152,7 @@ def machine_price(table: Table, machine_type: str, accelerator: str, gpus: int, 
     Args:
         is_spot: Whether it is spot, or preemptible, which costs the same.
     """
-    machine = accelerators.gce_machine_type(machine_type)
+    machine = machine_types.gce_machine_type(machine_type)
     series = next((each for each in _SERIES if machine_type.startswith(each)), None)
     if machine is None or series is None or accelerator not in _GPUS:
         return Unknown(why=f"the SKUs of {machine_type} with {accelerator or 'its GPUs'} are not known to this package")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.accelerators import GPUS, Gpu
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.clouds.google import series as gke_series
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import Taint, is_template
@@ -38,13 +39,13 @@ def _machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     types, attached, count = pool.machine_types, pool.accelerator_type, pool.accelerator_count
     if len(set(types)) < len(types):
         yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
-    if attached is not None and None not in map(accelerators.gce_machine_type, types):
+    if attached is not None and None not in map(machine_types.gce_machine_type, types):
         yield from _accelerator_problems(attached)
     if count is not None and count < 1:
         yield f"accelerator_count={count} must be at least 1", "Correct the pool's spec."
     attaches = any(name.startswith("n1-") for name in types)
     for name in types:
-        machine = accelerators.gce_machine_type(name)
+        machine = machine_types.gce_machine_type(name)
         if machine is None:
             yield from _unknown_problems(name, is_described=bool(attached and count))
         elif machine.gpu:
@@ -71,18 +72,18 @@ def _sharing_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
 def _partition_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
     size = pool.gpu_partition_size
     for name in pool.machine_types if size else ():
-        gpu = accelerators.gpu_of_accelerator(pool.accelerator_of(name)[0])
-        if gpu and size not in accelerators.gke_partitions_of(gpu):
-            parts = ", ".join(accelerators.gke_partitions_of(gpu))
+        gpu = machine_types.gpu_of_accelerator(pool.accelerator_of(name)[0])
+        if gpu and size not in machine_types.gke_partitions_of(gpu):
+            parts = ", ".join(machine_types.gke_partitions_of(gpu))
             hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
             yield f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint
 
 
 def _accelerator_problems(name: str) -> Iterator[tuple[str, str]]:
-    known = accelerators.gce_accelerators()
-    if name in known or accelerators.gpu_of_accelerator(name):
+    known = machine_types.gce_accelerators()
+    if name in known or machine_types.gpu_of_accelerator(name):
         return
-    by_name = {gpu.name: gpu.accelerator for gpu in accelerators.GPUS.values() if gpu.accelerator in known}
+    by_name = {gpu.name: gpu.accelerator for gpu in GPUS.values() if gpu.accelerator in known}
     close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
     hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
     yield f"accelerator_type={name!r} is not a GPU of Google Cloud", hint
@@ -92,7 +93,7 @@ def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, s
     family = _GPU_FAMILY.fullmatch(name)
     if family and is_described:
         return  # newer than the catalogue: GKE will check it
-    known = accelerators.gce_machine_types()
+    known = machine_types.gce_machine_types()
     if not family or any(one.startswith(family[1]) for one in known):
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
@@ -102,7 +103,7 @@ def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, s
 
 
 def _built_in_problems(
-    machine: accelerators.GceMachineType, gpu: accelerators.Gpu, attached: str | None, count: int | None
+    machine: machine_types.GceMachineType, gpu: Gpu, attached: str | None, count: int | None
 ) -> Iterator[tuple[str, str]]:
     if attached and attached != gpu.accelerator:
         yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator_type out."
@@ -114,7 +115,7 @@ def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[
     if not attached:
         yield f"{name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".'
         return
-    counts = accelerators.attachable_gpus(name, attached)
+    counts = machine_types.attachable_gpus(name, attached)
     if not counts:
         yield f"{attached} cannot be attached to {name}", _MACHINE_HINT
     elif count not in counts:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from airflow_gpu_provider.accelerators import GpusOfMachine
+from airflow_gpu_provider.clouds.kubernetes.machine_types import gpus_of_type
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.on_nodes import NodesToCome
@@ -117,6 +119,9 @@ class KubernetesGpuPool(GpuPool):
     cluster_context: str | None = None
     max_nodes: int = 0
     taints: Sequence[str] = ()
+
+    def gpus_of(self, machine_type: str) -> GpusOfMachine | None:
+        return gpus_of_type(machine_type)
 
     @property
     def platform_path(self) -> str:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from airflow_gpu_provider.accelerators import gpu_of_machine
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.errors import PoolDrift
@@ -105,23 +104,24 @@ def larger_type(snapshot: PoolSnapshot, than: str, *, gpus: int) -> str | None:
     what costs more than the pool pays, machines that the catalogue of GPUs does not know, and those with fewer GPUs
     than the task's pods ask for.
     """
-    has = gpu_of_machine(than)
+    pool = snapshot.pool
+    has = pool.gpus_of(than)
     if has is None:
         return None
     groups = [group for group in snapshot.groups if group.status not in OFF_LIMITS]
     dear = {each.candidate for each in too_dear(snapshot.prices, [group.candidate for group in groups])}
     offered = [group.candidate.instance_type for group in groups if group.candidate not in dear]
     there = [node.instance_type for node in snapshot.nodes if node.usable]
-    named = frozenset(snapshot.pool.allowed.types)
+    named = frozenset(pool.allowed.types)
     larger: dict[str, int] = {}
     for name in (each for each in (*offered, *there) if is_one_of(named, each)):
-        found = gpu_of_machine(name)
+        found = pool.gpus_of(name)
         if found is not None and found.gpu.memory_gib > has.gpu.memory_gib and found.gpus >= gpus:
             larger.setdefault(name, found.gpu.memory_gib)
     return min(larger, key=lambda name: larger[name], default=None)
 
 
-def memory_of(instance_type: str) -> str:
+def memory_of(pool: GpuPool, instance_type: str) -> str:
     """Return a machine type with the memory of each of its GPUs, for people: "g6e.xlarge (48 GiB)"."""
-    found = gpu_of_machine(instance_type)
+    found = pool.gpus_of(instance_type)
     return f"{instance_type} ({found.gpu.memory_gib} GiB)" if found is not None else instance_type

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_gpu_provider.accelerators import GPUS, gpu_of_machine
+from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.clouds.base import MachineEnd, Platform
 from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
@@ -202,7 +202,7 @@ def _fix(word: LastWord, pool: GpuPool) -> str:
 
 def _gpu_memory(pool: GpuPool, instance_type: str) -> str:
     """Return which GPUs the node has: by its machine type, or where all of the pool's machines have the same."""
-    machine = gpu_of_machine(instance_type)
+    machine = pool.gpus_of(instance_type)
     names = (machine.gpu.name,) if machine is not None else pool.gpu_products
     known = {f"{name} with {GPUS[name].memory_gib} GiB" for name in names if name in GPUS}
     return f"; its node has {known.pop()} each" if len(known) == len(names) == 1 else ""

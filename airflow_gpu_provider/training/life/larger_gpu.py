@@ -44,7 +44,7 @@ def with_larger_gpu(error: GpuOutOfMemory, run: Run, attempt: TaskAttempt) -> Po
     except (_NotLarger, GpuError) as why:
         reason = str(why) if isinstance(why, _NotLarger) else f"A larger GPU could not be asked for: {why.what}"
         return GpuOutOfMemory(error.what, f"{reason} {error.fix}", **error.details)
-    in_use, following = used(error), memory_of(larger.instance_type)
+    in_use, following = used(error), memory_of(run.cluster.pool, larger.instance_type)
     run.log.info("%s on %s; next: %s", in_use, has, following)
     details = {**error.details, "instance_type": has, "next_instance_type": larger.instance_type}
     what = f"{error.what.rstrip('.')}: {in_use} on {has}; next: {following}."
@@ -89,7 +89,7 @@ def _written(
     has = node.instance_type if node is not None else before.instance_type if before is not None else ""
     name = larger_type(snapshot, has, gpus=settings.placement.gpus)
     if name is None:
-        which = f"than {memory_of(has)}" if has else "that is known: nor is the type of its node"
+        which = f"than {memory_of(snapshot.pool, has)}" if has else "that is known: nor is the type of its node"
         raise _NotLarger(f"Pool {snapshot.pool.name} has no machine type with more memory per GPU {which}.")
     larger = LargerGpu(
         task_id=owner.task_id,

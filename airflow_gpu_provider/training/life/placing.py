@@ -51,7 +51,9 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
     follow_spec(run, demand)
     larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
     if larger is not None:
-        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(larger.instance_type))
+        run.log.info(
+            "Asking for %s: an earlier try ran out of GPU memory.", memory_of(run.cluster.pool, larger.instance_type)
+        )
     return replace(
         settings.placement,
         instance_type=larger.instance_type if larger is not None else "",

@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.accelerators import fast_network
+from airflow_gpu_provider.clouds.kubernetes.machine_types import fast_network
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_log import POSITIONS

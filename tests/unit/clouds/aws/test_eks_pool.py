@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider import EksGpuPool, accelerators
+from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.aws import machine_types
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Taint
 
@@ -209,7 +210,7 @@ def test_a_type_newer_than_the_catalogue_needs_nodes() -> None:
 @given(
     max_nodes=st.integers(1, 1000),
     hours=st.integers(1, 48),
-    types=st.lists(st.sampled_from(accelerators.instance_types()), min_size=1, max_size=3, unique=True),
+    types=st.lists(st.sampled_from(machine_types.instance_types()), min_size=1, max_size=3, unique=True),
     markets=st.permutations(["ON_DEMAND", "SPOT"]),
     labels=st.dictionaries(st.sampled_from(["role", "team", "example.com/x"]), st.sampled_from(["a", "b-1"])),
     price=st.one_of(st.none(), st.floats(0.1, 100), st.just({"SPOT": 0.3})),

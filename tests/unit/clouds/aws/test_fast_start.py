@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.accelerators import arch_of, instance_types
+from airflow_gpu_provider.clouds.aws.machine_types import arch_of, instance_types
 from airflow_gpu_provider.clouds.aws.template_data import started_fast, template_data, uses_local_disks
 from airflow_gpu_provider.clouds.aws.user_data import from_text
 from airflow_gpu_provider.errors import PoolSpecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from airflow_gpu_provider.accelerators import instance_types
+from airflow_gpu_provider.clouds.aws.machine_types import instance_types
 from airflow_gpu_provider.clouds.aws.rules import has_local_disk
 
 

@@ -12,10 +12,10 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from airflow_gpu_provider.accelerators import EFA_INTERFACES, instance_types
 from airflow_gpu_provider.clouds.aws.external_groups import candidate
 from airflow_gpu_provider.clouds.aws.instance_types import type_notes
 from airflow_gpu_provider.clouds.aws.launch_templates import check_fits
+from airflow_gpu_provider.clouds.aws.machine_types import EFA_INTERFACES, instance_types
 from airflow_gpu_provider.errors import PoolSpecError
 from tests.unit.clouds.aws.test_eks_pool import pool
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider import GkeGpuPool, accelerators
+from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement
@@ -268,9 +269,9 @@ def test_partitions_are_those_of_nvidias_table(machine_type: str, size: str, par
     assert node.gpus == parts
 
 
-@pytest.mark.parametrize("name", accelerators.gce_machine_types())
+@pytest.mark.parametrize("name", machine_types.gce_machine_types())
 def test_takes_every_machine_type_of_the_catalogue_that_has_gpus(name: str) -> None:
-    machine = accelerators.gce_machine_type(name)
+    machine = machine_types.gce_machine_type(name)
     assert machine
     if machine.gpu:
         assert pool(machine_types=[name]).gpus_per_node == machine.gpus

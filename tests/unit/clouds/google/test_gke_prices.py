@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider import GkeGpuPool, accelerators
-from airflow_gpu_provider.clouds.google import price_catalog
+from airflow_gpu_provider import GkeGpuPool
+from airflow_gpu_provider.clouds.google import machine_types, price_catalog
 from airflow_gpu_provider.clouds.google.price_catalog import Part, machine_price, parts, read
 from airflow_gpu_provider.clouds.list_prices import Kept, Unknown
 from airflow_gpu_provider.errors import ServiceDisabled
@@ -99,12 +99,12 @@ def test_a_part_at_several_prices_is_not_known() -> None:
     assert found == Unknown(why="the Cloud Billing Catalog has several prices for Nvidia L4 GPU")
 
 
-WITH_GPUS = [name for name in accelerators.gce_machine_types() if not name.startswith(("e2", "n2"))]
+WITH_GPUS = [name for name in machine_types.gce_machine_types() if not name.startswith(("e2", "n2"))]
 
 
 @pytest.mark.parametrize("name", WITH_GPUS)
 def test_the_series_of_each_machine_with_gpus_is_known(name: str) -> None:
-    machine = accelerators.gce_machine_type(name)
+    machine = machine_types.gce_machine_type(name)
     assert machine is not None
     accelerator = machine.gpu.accelerator if machine.gpu else "nvidia-tesla-t4"
     found = machine_price({}, name, accelerator, 1, is_spot=False)

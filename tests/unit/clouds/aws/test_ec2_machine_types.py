@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.accelerators import arch_of, instance_type, instance_types
+from airflow_gpu_provider.clouds.aws.machine_types import arch_of, instance_type, instance_types
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 
 EC2 = InstanceTypeCatalogue("us-west-2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.accelerators import (
+from airflow_gpu_provider.clouds.google.machine_types import (
     attachable_gpus,
     gce_accelerators,
     gce_machine_type,
