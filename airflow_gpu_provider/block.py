@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
-from airflow_gpu_provider.pools.values import is_whole
+from airflow_gpu_provider.pools.values import is_template, is_whole
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.pool_operator import Block, argument_defaults, opened
 from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
@@ -103,9 +103,15 @@ def gpu_nodes(
     if is_whole(nodes) and int(nodes or 0) == 0:
         fix = "Want at least one; EnsureGpuPoolOperator takes nodes=0, to prepare a pool in a DAG of its own."
         raise PoolSpecError(f"gpu_nodes: pool {gpu_pool.name} is given nodes=0.", fix)
+    if group_id is None and is_template(gpu_pool.name):
+        raise PoolSpecError(
+            f"gpu_nodes: the pool's name {gpu_pool.name} is known when the run begins, and the block's own tasks need"
+            " theirs when the DAG is parsed.",
+            'Give the block a name: group_id="gpus".',
+        )
     name = group_id or str(gpu_pool.name)
     group = _group(name, gpu_pool)
-    check_loops(f"Block {name}", "ensure", group, gpu_pool)
+    check_loops("ensure", group, gpu_pool, f"Block {name}")
     block = Block(gpu_pool, _block_id(group))
     with opened(block), group:
         begin = _own_task(EmptyOperator, f"{name}.begin", taken=_TAKEN_BY_BEGIN)

@@ -128,7 +128,7 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
             size = len(pickle.dumps(given))
         except Exception:  # noqa: BLE001 - what only dill can pickle is known when the task runs
             return
-        check_pickled(size, self.task_id)
+        check_pickled(size)
 
 
 def _keys_of(task_id: str, following: Operator) -> Iterator[str]:

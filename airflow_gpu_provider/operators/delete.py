@@ -56,9 +56,9 @@ class DeleteGpuPoolOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = given_pool(self.task_id, gpu_pool)
+        self.gpu_pool = given_pool(gpu_pool)
         self.force = force
-        self.wait_timeout = duration(self.task_id, "timeout", timeout)
+        self.wait_timeout = duration("timeout", timeout)
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.end.deletion import delete_pool, delete_pool_records

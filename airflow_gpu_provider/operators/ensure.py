@@ -32,7 +32,7 @@ from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.nothing_begun import before_first_write
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool, of_task
 from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
@@ -149,19 +149,18 @@ class EnsureGpuPoolOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = given_pool(self.task_id, gpu_pool)
-        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, gpu_pool)
-        own_dag = self.dag if self.has_dag() else None  # type: ignore[no-untyped-call]
-        check_one_spec_in_dag(self.task_id, gpu_pool, own_dag)
+        self.gpu_pool = given_pool(gpu_pool)
+        check_loops(self.gpu_role, self.task_group, gpu_pool)
+        check_one_spec_in_dag(self.task_id, gpu_pool, self._dag)
         self.gpus = gpus
         self.nodes = nodes
         self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
-        self.wait_timeout = duration(self.task_id, "timeout", timeout)
+        self.wait_timeout = duration("timeout", timeout)
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
-        self.give_up_after = None if give_up_after is None else duration(self.task_id, "give_up_after", give_up_after)
+        self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
         self.max_cost = max_cost
         self.prefetch, self.prefetch_secrets = prefetch, prefetch_secrets
         self.block_id = block_id
@@ -183,7 +182,7 @@ class EnsureGpuPoolOperator(PoolOperator):
                 "at_least continues with fewer nodes; all_or_nothing releases them and tries again.",
             )
         if self.give_up_after is not None:
-            check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
+            check_give_up_after(self.give_up_after, self.wait_timeout, self.gpu_pool)
         check_no_nodes(self)
         check_max_cost(self.gpu_pool, self.max_cost)
         check_names(prefetch=self.prefetch, prefetch_secrets=self.prefetch_secrets)
@@ -195,8 +194,12 @@ class EnsureGpuPoolOperator(PoolOperator):
         Raises:
             PoolSpecError: The pool cannot have that many nodes, or they are too few.
         """
-        if getattr(self.gpu_pool, "is_rendered", False):
+        if not getattr(self.gpu_pool, "is_rendered", False):
+            return
+        try:
             self._counts(gang).check_if_known()
+        except GpuError as error:
+            raise of_task(error, self.task_id, self._dag) from error.__cause__
 
     def _counts(self, gang: Any) -> NodeCounts:
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)

@@ -108,7 +108,7 @@ def check_no_nodes(ensure: Any) -> None:
     if not isinstance(ensure.keep, bool):
         name = getattr(ensure.gpu_pool, "name", None)
         of_pool = f" for pool {name}" if name else ""
-        raise PoolSpecError(f"Task {ensure.task_id}: keep={ensure.keep!r}{of_pool}.", "It is True or False.")
+        raise PoolSpecError(f"keep={ensure.keep!r}{of_pool}.", "It is True or False.")
     given = [name for name in ("keep", "max_cost", "prefetch") if getattr(ensure, name)]
     if is_whole(ensure.nodes) and int(ensure.nodes) == 0 and given:
         fix = f"Leave {given[0]} out, or want nodes."
@@ -174,7 +174,7 @@ def prefetched(
 _TOO_DEAR = "too_dear"
 
 
-def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
+def check_give_up_after(give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
     """Refuse a `give_up_after` that is shorter than one attempt, and warn of one that allows no second one.
 
     Raises:
@@ -189,7 +189,7 @@ def check_give_up_after(task_id: str, give_up_after: timedelta, timeout: timedel
         )
     if give_up_after <= FIRST and getattr(pool, "scaling", None) == "direct":
         warnings.warn(
-            f"Task {task_id}: give_up_after={give_up_after} allows one try of each zone and type: one that has no"
+            f"give_up_after={give_up_after} allows one try of each zone and type: one that has no"
             f" capacity is not tried again for {FIRST}. Raise give_up_after.",
             stacklevel=2,
         )

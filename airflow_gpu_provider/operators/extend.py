@@ -98,14 +98,14 @@ class ExtendGpuPoolOperator(PoolOperator):
         self.max_cost = self._by_keyword("max_cost", max_cost, None)
         self.reason = reason
         self.block_id = block_id
-        self.dag_ids = _globs(self.task_id, dag_ids)
-        self.most_hours = _most(self.task_id, most_hours)
-        check_pools(self.task_id, gpu_pools)
+        self.dag_ids = _globs(dag_ids)
+        self.most_hours = _most(most_hours)
+        check_pools(gpu_pools)
         if pool_name is None and len(gpu_pools) > 1:
             names = ", ".join(pool.name for pool in gpu_pools)
-            raise PoolSpecError(f"{self.task_id}: gpu_pools has {names}.", "Choose one of them: pool_name=.")
+            raise PoolSpecError(f"gpu_pools has {names}.", "Choose one of them: pool_name=.")
         if not gpu_pools:
-            raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools that runs use.")
+            raise PoolSpecError("gpu_pools is empty.", "Name the pools that runs use.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
@@ -163,29 +163,25 @@ class ExtendGpuPoolOperator(PoolOperator):
             return self.gpu_pools[0]
         found = [pool for pool in self.gpu_pools if pool.name == self.pool_name]
         if not found:
-            raise PoolSpecError(
-                f"{self.task_id}: there is no pool {self.pool_name!r}.", f"There is {', '.join(names)}."
-            )
+            raise PoolSpecError(f"There is no pool {self.pool_name!r}.", f"There is {', '.join(names)}.")
         return found[0]
 
 
-def _globs(task_id: str, dag_ids: Sequence[str] | None) -> tuple[str, ...]:
+def _globs(dag_ids: Sequence[str] | None) -> tuple[str, ...]:
     """Return dag_ids as a tuple, all DAGs for None; raises PoolSpecError."""
     given = ("*",) if dag_ids is None else as_tuple(dag_ids)
     if not are_strings(given) or not given or not all(each.strip() for each in given) or is_template(given):
         raise PoolSpecError(
-            f"{task_id}: dag_ids={dag_ids!r}.", 'Give a list of DAG ids or globs, like ["team-a-*"]; no templates.'
+            f"dag_ids={dag_ids!r}.", 'Give a list of DAG ids or globs, like ["team-a-*"]; no templates.'
         )
     return tuple(given)
 
 
-def _most(task_id: str, most_hours: float | None) -> float | None:
+def _most(most_hours: float | None) -> float | None:
     """Return most_hours; raises PoolSpecError where it is no number of hours above 0."""
     is_number = isinstance(most_hours, int | float) and not isinstance(most_hours, bool)
     if most_hours is not None and not (is_number and 0 < most_hours <= _MOST_HOURS):
-        raise PoolSpecError(
-            f"{task_id}: most_hours={most_hours!r}.", f"Give a number of hours above 0, at most {_MOST_HOURS}."
-        )
+        raise PoolSpecError(f"most_hours={most_hours!r}.", f"Give a number of hours above 0, at most {_MOST_HOURS}.")
     return most_hours
 
 

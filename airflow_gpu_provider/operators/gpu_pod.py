@@ -24,6 +24,7 @@ from airflow_gpu_provider.operators.pod_arguments import (
     LaterArguments,
     MovedArguments,
     check_checkpoint_is_mounted,
+    check_image,
     check_nodes,
     check_partial_nodes,
     check_pod_arguments,
@@ -169,14 +170,20 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         self.hang_timeout = hang_timeout if self.nodes != 1 else self._by_keyword("hang_timeout", hang_timeout, None)
         self.queue_name, self.shm_size = queue_name, shm_size
         self.on_gpu_out_of_memory = on_gpu_out_of_memory
-        check_pod_arguments(self.task_id, vars(self))
-        check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
-        check_ranks(self.task_id, self.nodes, vars(self))
+        # KubernetesPodOperator takes its startup timeout in place of None, and of 0.
+        check_pod_arguments(
+            vars(self)
+            if schedule_timeout_seconds is None
+            else {**vars(self), "schedule_timeout_seconds": schedule_timeout_seconds}
+        )
+        check_image(self._by_keyword("image", self.image, "a subclass's"), vars(self))
+        check_nodes(self.nodes, self.gpu_pool, kwargs)
+        check_ranks(self.nodes, vars(self))
         check_queue_name(queue_name, self.labels)
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             queue = queue_of(queue_name, self.labels if isinstance(self.labels, Mapping) else None)
-            self.gpu_pool.check_nodes_come(self.task_id, nodes=self.nodes, gpus=gpus, queue=queue)
+            self.gpu_pool.check_nodes_come(nodes=self.nodes, gpus=gpus, queue=queue)
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
@@ -192,8 +199,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         given = {"gpu_pool": current_pool(), **default_args, **kwargs}
-        check_pod_arguments(made.kwargs["task_id"], {name: value for name, value in given.items() if value})
-        check_partial_nodes(made.kwargs["task_id"], kwargs, default_args)
+        given["retries"] = made.kwargs.get("retries")
+        check_pod_arguments({name: value for name, value in given.items() if value is not None})
+        check_partial_nodes(kwargs, default_args)
         check_queue_name(kwargs.get("queue_name"), kwargs.get("labels"))
         if isinstance(given["gpu_pool"], GpuPool) and given["gpu_pool"].is_rendered:
             check_resources(given, given["gpu_pool"])
@@ -238,7 +246,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             trigger_kwargs=self.trigger_kwargs,
             nodes=self.nodes,
             log_ranks=ranks_of(self.log_ranks),
-            hang_seconds=seconds_of(self.task_id, "hang_timeout", self.hang_timeout),
+            hang_seconds=seconds_of("hang_timeout", self.hang_timeout),
             gets_larger_gpu=self.on_gpu_out_of_memory == "larger",
             skips=self.skip_on_exit_code,
         )

@@ -12,7 +12,7 @@ from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
-from airflow_gpu_provider.tasks.pool_operator import current_pool
+from airflow_gpu_provider.tasks.pool_operator import current_pool, of_task
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
 from airflow_gpu_provider.training.life.run import (
@@ -127,7 +127,7 @@ class GpuWorkloadOperator(TrainingOperator):
         self.on_finish_action = on_finish_action
         self.reattach_on_restart = reattach_on_restart
         self.termination_grace_period = termination_grace_period
-        check_pod_arguments(self.task_id, vars(self))
+        check_pod_arguments(vars(self))
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
         check_queue_name(queue_name)
         self._check_manifest()
@@ -146,7 +146,10 @@ class GpuWorkloadOperator(TrainingOperator):
     def resolve_template_files(self) -> None:
         """Read the manifest's file, if it names one, and check it when the DAG is parsed."""
         super().resolve_template_files()
-        self._check_manifest(is_file_read=True)
+        try:
+            self._check_manifest(is_file_read=True)
+        except PoolSpecError as error:
+            raise of_task(error, self.task_id, self._dag) from error.__cause__
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -192,23 +195,20 @@ class GpuWorkloadOperator(TrainingOperator):
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
-        given = {"gpu_pool": current_pool(), **default_args, **kwargs, "task_id": made.kwargs["task_id"]}
-        check_pod_arguments(given["task_id"], {name: value for name, value in given.items() if value is not None})
+        given = {"gpu_pool": current_pool(), **default_args, **kwargs}
+        check_pod_arguments({name: value for name, value in given.items() if value is not None})
         if "manifest" in kwargs and not is_still_text(kwargs["manifest"]):
             _check_manifest(given)
 
 
 def _check_manifest(given: Mapping[str, Any]) -> None:
-    """Check the manifest among a task's arguments; errors name the task."""
+    """Check the manifest among a task's arguments."""
     pool = given.get("gpu_pool")
-    try:
-        manifest = with_queue(read_manifest(given["manifest"]), given.get("queue_name"))
-        check_manifest_namespace(manifest, given.get("namespace"))
-        asked = gpus_asked(manifest)
-        for gpus in asked:
-            if isinstance(pool, GpuPool) and pool.is_rendered:
-                check_gpus(pool, gpus)
-    except PoolSpecError as error:
-        raise PoolSpecError(f"Task {given['task_id']}: {error.what}", error.fix, **error.details) from error
+    manifest = with_queue(read_manifest(given["manifest"]), given.get("queue_name"))
+    check_manifest_namespace(manifest, given.get("namespace"))
+    asked = gpus_asked(manifest)
+    for gpus in asked:
+        if isinstance(pool, GpuPool) and pool.is_rendered:
+            check_gpus(pool, gpus)
     if asked and isinstance(pool, GpuPool):
-        pool.check_nodes_come(given["task_id"], nodes=1, gpus=0, queue=queue_in(manifest))
+        pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest))

@@ -53,7 +53,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = given_pool(self.task_id, gpu_pool)
+        self.gpu_pool = given_pool(gpu_pool)
         self.flags = list(flags)
         self.service_account_role_arn = service_account_role_arn
         self.image = self._by_keyword("image", image, None)  # in default_args it is the training pod's

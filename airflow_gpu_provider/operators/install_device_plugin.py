@@ -92,7 +92,7 @@ class InstallDevicePluginOperator(PoolOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.gpu_pool = given_pool(self.task_id, gpu_pool)
+        self.gpu_pool = given_pool(gpu_pool)
         self.version = version
         # In default_args these three are the training pod's.
         self.image = self._by_keyword("image", image, None)
@@ -102,7 +102,7 @@ class InstallDevicePluginOperator(PoolOperator):
         self.efa_image = efa_image
         self.container_resources = self._by_keyword("container_resources", container_resources, None)
         self.namespace = self._by_keyword("namespace", namespace, NAMESPACE)
-        self.wait_timeout = duration(self.task_id, "timeout", timeout)
+        self.wait_timeout = duration("timeout", timeout)
         self.deferrable = deferrable
         self.plan_only = dry_run
 

@@ -32,8 +32,7 @@ def check_one_spec_in_dag(task_id: str, pool: Any, dag: DAG | None) -> None:
         is_same = (other.name, other.cluster_identity) == (pool.name, pool.cluster_identity)
         if is_same and (differences := pool.allowed.differences(other.allowed)):
             raise PoolSpecError(
-                f"Tasks {task.task_id} and {task_id} have pool {pool.name} with two specs: the former has"
-                f" {'; '.join(differences)}.",
+                f"Task {task.task_id} has another spec of pool {pool.name}: {'; '.join(differences)}.",
                 "Use one spec for both, or another pool name for one of them.",
                 pool=pool.name,
                 differences=differences,

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
+from airflow_gpu_provider.accelerators import gpu_of_machine
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
@@ -60,9 +62,7 @@ class LaterArguments(PoolOperator):
     ) -> None:
         super().__init__(**kwargs)
         if on_kill_action not in _ON_KILL:
-            raise PoolSpecError(
-                f"Task {self.task_id}: on_kill_action={on_kill_action!r}.", f"Use {' or '.join(map(repr, _ON_KILL))}."
-            )
+            raise PoolSpecError(f"on_kill_action={on_kill_action!r}.", f"Use {' or '.join(map(repr, _ON_KILL))}.")
         self.runtime_class_name = runtime_class_name
         kept_as: Callable[[str], Any] = type(getattr(self, "on_kill_action", ""))  # an enumeration from 10.15 on
         self.on_kill_action = kept_as(on_kill_action)
@@ -87,7 +87,8 @@ class LaterArguments(PoolOperator):
 _NAME = re.compile(r"[\w.-]{1,220}")  # as KubernetesPodOperator checks it at run time (validate_key)
 
 
-_GIVE_VOLUMES = ("volume_mounts", "pod_template_file", "pod_template_dict", "full_pod_spec")
+_TEMPLATES = ("pod_template_file", "pod_template_dict", "full_pod_spec")
+_GIVE_VOLUMES = ("volume_mounts", *_TEMPLATES)
 """The arguments by which a pod gets a volume in its base container."""
 
 
@@ -108,7 +109,7 @@ def check_checkpoint_is_mounted(
         check_volume_outlives_pod(checkpoint, given, pool)
 
 
-def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
+def check_pod_arguments(given: Mapping[str, Any]) -> None:
     """Check the pool, the GPUs, the times, the names and the sizes, if they are among the arguments.
 
     Raises:
@@ -116,58 +117,91 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
     """
     pool, namespace = given.get("gpu_pool"), given.get("namespace")
     if pool is not None:
-        given_pool(task_id, pool)
+        given_pool(pool)
     name = given.get("name")
     if isinstance(name, str) and not is_template(name) and not _NAME.fullmatch(name):
         raise PoolSpecError(
-            f"Task {task_id}: name={name!r}.",
+            f"name={name!r}.",
             "A name has letters, digits, hyphens, dots and underscores, at most 220 of them.",
         )
     if "gpus" in given and not is_whole(given["gpus"]):
-        raise PoolSpecError(f"Task {task_id}: gpus={given['gpus']!r}.", "Use a whole number of at least 1.")
+        raise PoolSpecError(f"gpus={given['gpus']!r}.", "Use a whole number of at least 1.")
     if "gpus" in given and isinstance(pool, GpuPool) and pool.is_rendered:
         check_gpus(pool, int(given["gpus"]))
     for name in ("schedule_timeout_seconds", "startup_timeout_seconds"):
         if name in given and not (_is_number(given[name]) and given[name] > 0):
-            raise PoolSpecError(f"Task {task_id}: {name}={given[name]!r}.", "Use a number of seconds greater than 0.")
+            raise PoolSpecError(f"{name}={given[name]!r}.", "Use a number of seconds greater than 0.")
     grace = given.get("termination_grace_period")
     if grace is not None and not (_is_number(grace) and grace >= 0 and grace == int(grace)):
-        raise PoolSpecError(
-            f"Task {task_id}: termination_grace_period={grace!r}.", "Use a whole number of seconds, at least 0."
-        )
+        raise PoolSpecError(f"termination_grace_period={grace!r}.", "Use a whole number of seconds, at least 0.")
     if namespace is not None and not is_template(namespace) and not is_dns_label(namespace):
         raise PoolSpecError(
-            f"Task {task_id}: namespace={namespace!r}.",
+            f"namespace={namespace!r}.",
             "A namespace has lower-case letters, digits and hyphens, at most 63 of them.",
         )
-    _check_shm(task_id, given.get("shm_size"))
+    _check_shm(given.get("shm_size"))
     if isinstance(pool, GpuPool) and pool.is_rendered:
         check_shm(pool, given.get("shm_size"))
-    check_given(task_id, given)
-    _check_out_of_memory(task_id, given)
+    check_given(given)
+    _check_out_of_memory(given)
+    _check_template_file(given.get("pod_template_file"))
 
 
-def _check_out_of_memory(task_id: str, given: Mapping[str, Any]) -> None:
-    chosen = given.get("on_gpu_out_of_memory", "fail")
-    if chosen not in ("fail", "larger"):
-        raise PoolSpecError(f"Task {task_id}: on_gpu_out_of_memory={chosen!r}.", "It is 'fail' or 'larger'.")
-    labels = given.get("labels")
-    if chosen == "larger" and (given.get("queue_name") or (isinstance(labels, Mapping) and labels.get(QUEUE_LABEL))):
+def check_image(image: Any, given: Mapping[str, Any]) -> None:
+    """Raise PoolSpecError for an image that is None or empty, where no template of the pod can have one.
+
+    Where image= is left out, a subclass may set it before the pod is built.
+    """
+    if not image and not any(given.get(name) for name in _TEMPLATES):
+        raise PoolSpecError(f"image={image!r}, and no template of the pod has an image.", "Give one.")
+
+
+def _check_template_file(file: Any) -> None:
+    """Raise PoolSpecError if there is no such file: KubernetesPodOperator would go on with an empty pod."""
+    if isinstance(file, str) and file and not is_template(file) and not Path(file).is_file():
         raise PoolSpecError(
-            f"Task {task_id}: on_gpu_out_of_memory='larger' in a Kueue queue, which chooses the machines itself.",
-            "Leave out one of the two.",
+            f"pod_template_file={file!r} is no file, seen from {Path.cwd()}.",
+            "Give its whole path, such as one that begins at the DAG file's folder.",
         )
 
 
-def _check_shm(task_id: str, size: Any) -> None:
+def _check_out_of_memory(given: Mapping[str, Any]) -> None:
+    chosen = given.get("on_gpu_out_of_memory", "fail")
+    if chosen not in ("fail", "larger"):
+        raise PoolSpecError(f"on_gpu_out_of_memory={chosen!r}.", "It is 'fail' or 'larger'.")
+    labels = given.get("labels")
+    if chosen == "fail":
+        return
+    if given.get("queue_name") or (isinstance(labels, Mapping) and labels.get(QUEUE_LABEL)):
+        raise PoolSpecError(
+            "on_gpu_out_of_memory='larger' in a Kueue queue, which chooses the machines itself.",
+            "Leave out one of the two.",
+        )
+    if given.get("retries") == 0:
+        raise PoolSpecError(
+            "on_gpu_out_of_memory='larger' needs another try, and retries is 0.", "Give retries=1, or 2."
+        )
+    pool = given.get("gpu_pool")
+    if not isinstance(pool, GpuPool) or not pool.is_rendered:
+        return
+    of_types = [gpu_of_machine(name) for name in pool.node_sizes]
+    memories = {each.gpu.memory_gib for each in of_types if each is not None}
+    if len(memories) == 1 and None not in of_types:
+        raise PoolSpecError(
+            f"on_gpu_out_of_memory='larger', and all machine types of pool {pool.name} have GPUs of"
+            f" {memories.pop()} GiB: {', '.join(pool.node_sizes)}.",
+            "Add a type with more memory per GPU to the pool.",
+            pool=pool.name,
+        )
+
+
+def _check_shm(size: Any) -> None:
     if size is None:
         return
     try:
         amount(size if isinstance(size, str) else "")
     except ValueError as error:
-        raise PoolSpecError(
-            f"Task {task_id}: shm_size={size!r}.", 'Use a Kubernetes quantity as text, like "8Gi".'
-        ) from error
+        raise PoolSpecError(f"shm_size={size!r}.", 'Use a Kubernetes quantity as text, like "8Gi".') from error
 
 
 def _is_number(value: Any) -> bool:
@@ -184,61 +218,59 @@ _OF_ONE_POD = {
 }
 
 
-def check_nodes(task_id: str, nodes: Any, pool: Any, given: Mapping[str, Any]) -> None:
+def check_nodes(nodes: Any, pool: Any, given: Mapping[str, Any]) -> None:
     """Check `nodes`, and the other arguments of KubernetesPodOperator that were given with it.
 
     Raises:
         PoolSpecError: Not a whole number of at least 1, more than the pool may have, or an argument for a single pod.
     """
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise PoolSpecError(
-            f"Task {task_id}: nodes={nodes!r}.", "Use a whole number of at least 1; it cannot be a template."
-        )
+        raise PoolSpecError(f"nodes={nodes!r}.", "Use a whole number of at least 1; it cannot be a template.")
     if nodes == 1:
         return
     for name, why in _OF_ONE_POD.items():
         if given.get(name):
-            raise PoolSpecError(f"Task {task_id}: {name}= with nodes={nodes}: {why}.", f"Leave {name} out.")
+            raise PoolSpecError(f"{name}= with nodes={nodes}: {why}.", f"Leave {name} out.")
     if isinstance(pool, GpuPool) and not is_template(pool.max_nodes) and nodes > pool.max_nodes:
         raise PoolSpecError(
-            f"Task {task_id}: nodes={nodes}, but pool {pool.name} has max_nodes={pool.max_nodes}.",
+            f"nodes={nodes}, but pool {pool.name} has max_nodes={pool.max_nodes}.",
             "Ask for fewer nodes, or raise max_nodes: each rank has a node of its own.",
             pool=pool.name,
         )
 
 
-def check_ranks(task_id: str, nodes: int, given: Mapping[str, Any]) -> None:
+def check_ranks(nodes: int, given: Mapping[str, Any]) -> None:
     """Check `log_ranks` and `hang_timeout`, among the arguments of a task.
 
     Raises:
         PoolSpecError: They are invalid, or do not fit the task's `nodes`, or no rank's output would be read.
     """
-    ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of(task_id, "hang_timeout", given.get("hang_timeout"))
+    ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of("hang_timeout", given.get("hang_timeout"))
     if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks or ()):
-        raise PoolSpecError(f"Task {task_id}: log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
+        raise PoolSpecError(f"log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
     if nodes == 1 and ranks is not None:
-        raise PoolSpecError(f"Task {task_id}: log_ranks is for several nodes.", "Give nodes=.")
+        raise PoolSpecError("log_ranks is for several nodes.", "Give nodes=.")
     if wrong := [rank for rank in ranks or () if not 0 <= rank < nodes]:
-        raise PoolSpecError(f"Task {task_id}: log_ranks has {wrong}.", f"Ranks are 0 to {nodes - 1}.")
+        raise PoolSpecError(f"log_ranks has {wrong}.", f"Ranks are 0 to {nodes - 1}.")
     if seconds is not None and (not given.get("get_logs", True) or given.get("log_formatter") is not None):
         raise PoolSpecError(
-            f"Task {task_id}: hang_timeout needs the pods' logs while they run.",
+            "hang_timeout needs the pods' logs while they run.",
             "Leave out get_logs=False and log_formatter.",
         )
 
 
-def check_partial_nodes(task_id: str, given: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+def check_partial_nodes(given: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
     """Check the arguments of a mapped task's `partial`; `nodes` may be among those it is expanded over.
 
     Raises:
         PoolSpecError: As for check_nodes and check_ranks.
     """
     nodes = given.get("nodes", 1)
-    check_nodes(task_id, nodes, given.get("gpu_pool"), given)
+    check_nodes(nodes, given.get("gpu_pool"), given)
     if "nodes" in given:
-        check_ranks(task_id, nodes, given if nodes == 1 else {**default_args, **given})
+        check_ranks(nodes, given if nodes == 1 else {**default_args, **given})
     else:
-        seconds_of(task_id, "hang_timeout", given.get("hang_timeout"))
+        seconds_of("hang_timeout", given.get("hang_timeout"))
 
 
 def ranks_of(given: int | Sequence[int] | None) -> list[Any] | None:
@@ -314,7 +346,7 @@ class MovedArguments(PoolOperator):
         super()._check_partial(made, kwargs, default_args)
         if isinstance(kwargs.get("gpu_pool"), GpuPool):
             moved = {name: value for name, value in kwargs.items() if name in {*_MOVED, *_CONNECTION}}
-            check_agrees(made.kwargs["task_id"], moved, kwargs["gpu_pool"])
+            check_agrees(moved, kwargs["gpu_pool"])
 
     def _check_moved(self, pool: GpuPool) -> None:
         """Compare them with the pool, as far as both are rendered.
@@ -323,10 +355,10 @@ class MovedArguments(PoolOperator):
             PoolSpecError: Another cluster, or another connection, than the pool's.
         """
         given = {**self._moved, **{name: getattr(self, name, None) for name in _CONNECTION}}
-        check_agrees(self.task_id, {name: value for name, value in given.items() if name in self._keywords}, pool)
+        check_agrees({name: value for name, value in given.items() if name in self._keywords}, pool)
 
 
-def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
+def check_agrees(given: Mapping[str, Any], pool: GpuPool) -> None:
     """Raise PoolSpecError if an argument contradicts the pool; None and templates are ignored."""
     of_pool = pool.cluster_arguments
     of_others = _MOVED - of_pool.keys() if _MOVED & of_pool.keys() else frozenset()
@@ -335,14 +367,14 @@ def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
             continue
         if value is not False and name in of_others:
             raise PoolSpecError(
-                f"Task {task_id}: {name}={value!r}, but gpu_pool {pool.name} is a {type(pool).__name__}.",
+                f"{name}={value!r}, but gpu_pool {pool.name} is a {type(pool).__name__}.",
                 f"Leave {name} out: the pool names its cluster.",
                 pool=pool.name,
             )
         own = of_pool.get(name, value)
         if not is_template(own) and _plain(own) != _plain(value):
             raise PoolSpecError(
-                f"Task {task_id}: {name}={value!r}, but that of gpu_pool {pool.name} is {own!r}.",
+                f"{name}={value!r}, but that of gpu_pool {pool.name} is {own!r}.",
                 f"Leave {name} out, or give the pool of that cluster.",
                 pool=pool.name,
             )

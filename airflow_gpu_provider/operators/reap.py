@@ -63,10 +63,10 @@ class ReapGpuPoolsOperator(PoolOperator):
         self.gpu_pools = gpu_pools
         self.others = others
         self.plan_only = dry_run
-        self.wait_timeout = duration(self.task_id, "timeout", timeout)
-        check_pools(self.task_id, gpu_pools)
+        self.wait_timeout = duration("timeout", timeout)
+        check_pools(gpu_pools)
         if not gpu_pools:
-            raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
+            raise PoolSpecError("gpu_pools is empty.", "Name the pools to look at.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.scaling.end.janitor import reap_pools

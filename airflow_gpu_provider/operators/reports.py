@@ -27,7 +27,7 @@ class _ReportOperator(PoolOperator):
     def __init__(self, *, gpu_pools: Sequence[GpuPool], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.gpu_pools = gpu_pools
-        check_pools(self.task_id, gpu_pools)
+        check_pools(gpu_pools)
 
 
 class GpuPoolStatusOperator(_ReportOperator):

@@ -88,12 +88,10 @@ class TrainingOperator(PoolOperator):
         self.utilization = utilization
         self.idle_gpu_warning = idle_gpu_warning
         self.idle_gpu_timeout = idle_gpu_timeout
-        warn = seconds_of(self.task_id, "idle_gpu_warning", idle_gpu_warning)
-        end = seconds_of(self.task_id, "idle_gpu_timeout", idle_gpu_timeout)
+        warn = seconds_of("idle_gpu_warning", idle_gpu_warning)
+        end = seconds_of("idle_gpu_timeout", idle_gpu_timeout)
         if end is not None and not utilization:
-            raise PoolSpecError(
-                f"Task {self.task_id}: idle_gpu_timeout with utilization=False.", "Leave out one of the two."
-            )
+            raise PoolSpecError("idle_gpu_timeout with utilization=False.", "Leave out one of the two.")
         self.gpu_watching = GpuWatching(warn_seconds=warn, end_seconds=end) if utilization else None
 
     @property
@@ -106,10 +104,10 @@ class TrainingOperator(PoolOperator):
         self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or current_pool() or gpu_pool
         if self.gpu_pool is None:
             raise PoolSpecError(
-                f"Task {self.task_id}: no GPU pool is given.",
+                "No GPU pool is given.",
                 "Give gpu_pool=, or put the task into a `with gpu_nodes(...)` block.",
             )
-        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, self.gpu_pool)
+        check_loops(self.gpu_role, self.task_group, self.gpu_pool)
         of_block = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
         self.block_id = of_block if block_id is None else block_id
         self._try: PodTry | None = None
@@ -129,7 +127,7 @@ class TrainingOperator(PoolOperator):
     def rendered_pool(self) -> GpuPool:
         """The pool; raises PoolSpecError if what was rendered is none."""
         if not isinstance(self.gpu_pool, GpuPool):
-            raise no_pool(self.task_id, self.gpu_pool)
+            raise no_pool(self.gpu_pool)
         return self.gpu_pool
 
     # -- what its author asks for, not rendered --------------------------------------------------------------

@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodeDaemon, NodesToCome, PodFabric
-from airflow_gpu_provider.pools.prices import LIST, limit_problems
+from airflow_gpu_provider.pools.prices import LIST, price_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_group_names,
@@ -34,6 +34,7 @@ from airflow_gpu_provider.pools.values import (
     as_duration,
     as_tuple,
     as_whole,
+    in_seconds,
     is_currency_code,
     is_dns_label,
     is_list,
@@ -51,8 +52,14 @@ _MANAGE = ("full", "scale")
 _PRICES = f'a price of 0 or more, one for each capacity type ({", ".join(MARKETS)}), or "{LIST}"'
 _NONE_OF: Mapping[Callable[[Any], Any], str] = {
     as_whole: "not a whole number",
-    as_duration: "neither a timedelta nor seconds",
+    as_duration: "no timedelta",
     float: "not a number",
+}
+_TIME = "Write a timedelta, like timedelta(hours=6); a template or a pool in JSON gives seconds."
+_GIVE: Mapping[str, str] = {
+    "price_per_hour": f"Give {_PRICES}.",
+    "max_runtime": _TIME,
+    "max_run_duration": _TIME,
 }
 # The fields that shape no group.
 _OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
@@ -125,7 +132,7 @@ class GpuPool(ABC):
     def deserialize(cls, data: Mapping[str, Any]) -> Self:
         """Build a spec from what `serialize` returned; unknown fields (a newer release's) are ignored."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        return cls(**in_seconds(cls, {key: value for key, value in data.items() if key in known}))
 
     # -- templating ------------------------------------------------------------------------------------------
 
@@ -136,7 +143,7 @@ class GpuPool(ABC):
         if not templated:
             return self
         rendered = context["task"].render_template(templated, context)
-        return type(self)(**{**values, **rendered})
+        return type(self)(**{**values, **in_seconds(type(self), rendered)})
 
     def to_render(self, names: Iterable[str]) -> list[str]:
         """Return those of the fields that hold a Jinja expression."""
@@ -457,11 +464,10 @@ class GpuPool(ABC):
             return self.max_runtime
         return self.max_runtime + max(self.max_runtime, give_up_after or timedelta(0))
 
-    def check_nodes_come(self, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:  # noqa: B027
+    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None) -> None:  # noqa: B027
         """Check that a task's pods get nodes where these come only for some tasks.
 
         Args:
-            task_id: The task's, for the error.
             nodes: How many ranks there are; 1 for what is no gang.
             gpus: GPUs of each pod.
             queue: The Kueue LocalQueue that admits them; None or "" for none.
@@ -543,7 +549,7 @@ class GpuPool(ABC):
         self._check("price_per_hour", lambda given: given == LIST or are_prices(given, MARKETS), _PRICES)
         self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
         if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
-            self._refuse(limit_problems(self))
+            self._refuse(price_problems(self))
         self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
@@ -580,7 +586,11 @@ class GpuPool(ABC):
 
     def _check(self, name: str, is_valid: Any, wanted: str) -> None:
         value = getattr(self, name)
-        if not is_template(value) and not is_valid(value):
+        try:
+            fits = is_template(value) or is_valid(value)
+        except TypeError:  # None, for a pattern
+            fits = False
+        if not fits:
             raise self._error(f"{name}={value!r} must be {wanted}")
 
     def _refuse(self, problems: Iterable[tuple[str, str]]) -> None:
@@ -602,7 +612,10 @@ class GpuPool(ABC):
     def _as(self, kind: Callable[[Any], Any], name: str, value: Any) -> Any:
         if is_template(value):
             return value
+        fix = _GIVE.get(name, "Correct the pool's spec.")
+        if kind is as_duration and isinstance(value, int | float):
+            raise self._error(f"{name}={value!r} has no unit", fix)
         try:
             return kind(value)
-        except (TypeError, ValueError) as error:
-            raise self._error(f"{name}={value!r} is {_NONE_OF[kind]}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._error(f"{name}={value!r} is {_NONE_OF[kind]}", fix) from error

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.pools.candidates import Candidate
-from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.pools.candidates import MARKETS, Candidate
+from airflow_gpu_provider.pools.values import is_template, time_of
 from airflow_gpu_provider.untrusted import loads, one_line
 
 if TYPE_CHECKING:
@@ -29,9 +29,17 @@ LIST_PRICE = "list price"
 _LONGEST_REASON = 300
 
 
-def limit_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
-    """Yield why no machine can meet a (rendered) pool's limit, or nothing can be held to it, and what to do."""
+def price_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
+    """Yield why the prices are those of no machine of a (rendered) pool, or cannot meet its limit, and what to do."""
     limit, prices = pool.max_price_per_hour, pool.price_per_hour
+    markets = pool.markets if pool.manage == "full" else ()
+    priced = prices if isinstance(prices, dict) and not is_template(markets) else {}
+    if priced and markets and {*markets, *(MARKETS if "RESERVED" in markets else ())}.isdisjoint(priced):
+        yield (
+            f"price_per_hour has a price of {' and '.join(priced)}, and the pool's capacity_types are"
+            f" {', '.join(markets)}",
+            "Give a price of each of its capacity types.",
+        )
     if limit is None:
         return
     if prices is None:

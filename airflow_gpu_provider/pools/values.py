@@ -111,8 +111,18 @@ def as_whole(value: Any) -> int:
 
 
 def as_duration(value: Any) -> timedelta:
-    """Return a duration that may be given in seconds; raises TypeError or ValueError for what is none."""
+    """Return a duration; a text has seconds. Raises TypeError, ValueError or OverflowError for what is none."""
     return value if isinstance(value, timedelta) else timedelta(seconds=float(value))
+
+
+def in_seconds(spec: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec's values with the numbers among its durations as texts of seconds, which JSON and templates give.
+
+    A DAG's author gives a timedelta: 6 would be taken for hours.
+    """
+    durations = {each.name for each in fields(spec) if str(each.type).startswith("timedelta")}
+    are_seconds = {name for name in durations & values.keys() if type(values[name]) in (int, float)}
+    return {name: str(value) if name in are_seconds else value for name, value in values.items()}
 
 
 def as_tuple(value: Any) -> Any:

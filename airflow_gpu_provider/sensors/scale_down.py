@@ -112,12 +112,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         hiding = {"soft_fail": soft_fail, "never_fail": never_fail, "silent_fail": silent_fail}
         waiting = {"depends_on_past": depends_on_past, "wait_for_downstream": wait_for_downstream}
         waiting = {name: self._by_keyword(name, value, False) for name, value in waiting.items()}
-        _check(kwargs.get("task_id"), {**hiding, **waiting})
-        self.release_timeout = duration(str(kwargs.get("task_id")), "timeout", timeout)
+        release_timeout = duration("timeout", timeout)
         super().__init__(
             poke_interval=poke_interval,
             # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
-            timeout=self.release_timeout + _AIRFLOW_MARGIN,
+            timeout=release_timeout + _AIRFLOW_MARGIN,
             retries=retries,
             retry_delay=retry_delay,
             retry_policy=retry_policy,
@@ -125,8 +124,10 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             weight_rule=weight_rule,
             **{**hiding, **waiting, **kwargs},
         )
-        self.gpu_pool = given_pool(self.task_id, gpu_pool)
-        check_loops(f"Task {self.task_id}", self.gpu_role, self.task_group, gpu_pool)
+        _check({**hiding, **waiting})
+        self.release_timeout = release_timeout
+        self.gpu_pool = given_pool(gpu_pool)
+        check_loops(self.gpu_role, self.task_group, gpu_pool)
         self.block_id = block_id
         self.deferrable = deferrable
         self._reconciler: Reconciler | None = None
@@ -139,7 +140,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         for_all = {name: default_args.get(name) for name in _HIDING}
-        _check(made.kwargs["task_id"], {**for_all, **kwargs})
+        _check({**for_all, **kwargs})
         made.kwargs |= dict.fromkeys(_WAITING, False)
 
     def execute(self, context: Context) -> Any:
@@ -336,8 +337,8 @@ def _released(result: Mapping[str, Any]) -> str:
     return f"Pool {pool} is released {after}; {stay}, which this package does not remove."
 
 
-def _check(task_id: Any, arguments: Mapping[str, Any]) -> None:
+def _check(arguments: Mapping[str, Any]) -> None:
     for names, why in ((_HIDING, "would hide GPUs that still run"), (_WAITING, "would leave GPUs running")):
         given = [name for name in names if arguments.get(name)]
         if given:
-            raise PoolSpecError(f"ScaleDownSensor {task_id!r}: {given[0]}=True {why}.", f"Leave {given[0]} out.")
+            raise PoolSpecError(f"{given[0]}=True {why}.", f"Leave {given[0]} out.")

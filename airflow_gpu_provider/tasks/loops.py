@@ -17,14 +17,14 @@ NO_ITERATION = -1
 """The iteration of a task that is in no loop, as -1 is the map index of one that is not mapped."""
 
 
-def check_loops(what: str, role: Role, group: TaskGroup | None, pool: object) -> None:
+def check_loops(role: Role, group: TaskGroup | None, pool: object, what: str = "It") -> None:
     """Refuse what the iterations of a task loop would share, although each of them needs its own.
 
     Args:
-        what: The task, or the block, in words.
-        role: Its role; a block has Ensure's.
+        role: The task's role; a block has Ensure's.
         group: The task group that it is in.
         pool: Its pool, to be named; anything else, such as a template, is not.
+        what: The block, in words; a task is named by its operator (`of_task`).
 
     Raises:
         PoolSpecError: It brings nodes or releases them, and is in a loop. Or it is a training in a loop within another
@@ -34,8 +34,8 @@ def check_loops(what: str, role: Role, group: TaskGroup | None, pool: object) ->
     name = getattr(pool, "name", "")
     if loops and role in ("ensure", "scale_down"):
         raise PoolSpecError(
-            f"{what}{f' of pool {name}' if name else ''} is in the task loop {loops[0]}, whose iterations would share"
-            " their nodes: the end of one would release the next one's.",
+            f"{what} is in the task loop {loops[0]}, whose iterations would share their nodes"
+            f"{f' of pool {name}' if name else ''}: the end of one would release the next one's.",
             "Put it around the loop: the nodes then stay for all iterations.",
             pool=name,
         )

@@ -26,11 +26,11 @@ def next_try_within(task: BaseOperator, try_number: int) -> timedelta:
 
 
 def _retry_delay(task: BaseOperator, try_number: int) -> timedelta:
-    delay = duration(task.task_id, "retry_delay", task.retry_delay)
+    delay = duration("retry_delay", task.retry_delay)
     multiplier = float(task.retry_exponential_backoff)
     if multiplier in (0.0, 1.0):
         return delay
-    at_most = min(duration(task.task_id, "max_retry_delay", task.max_retry_delay or _LONGEST_DELAY), _LONGEST_DELAY)
+    at_most = min(duration("max_retry_delay", task.max_retry_delay or _LONGEST_DELAY), _LONGEST_DELAY)
     try:
         return min(timedelta(seconds=2 * delay.total_seconds() * multiplier ** (try_number - 1)), at_most)
     except OverflowError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from airflow.providers.common.compat.sdk import redact
 from airflow.sdk import BaseOperator
+from airflow.sdk.bases.operator import BaseOperatorMeta
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
@@ -30,7 +31,7 @@ from airflow_gpu_provider.tasks.without_log import without_log
 from airflow_gpu_provider.untrusted import storable
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import DAG, Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
     from airflow.triggers.base import BaseTrigger
@@ -57,7 +58,32 @@ The operators hand it to Airflow as their default `retry_policy`. A task with a 
 """
 
 
-class PoolOperator(BaseOperator):
+class NamesItsTask(BaseOperatorMeta):
+    """Puts the task, and its DAG, before each error of this package that its construction raises.
+
+    Of an error Airflow shows the last two frames: the DAG file's own line, and this one.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        operator: Any = cls.__new__(cls, *args, **kwargs)  # type: ignore[no-untyped-call, arg-type]
+        try:
+            operator.__init__(*args, **kwargs)
+        except GpuError as error:
+            made = vars(operator)
+            dag = made.get("_dag") or kwargs.get("dag")
+            raise of_task(error, made.get("task_id") or kwargs.get("task_id"), dag) from error.__cause__
+        return operator
+
+
+def of_task(error: GpuError, task_id: str | None, dag: DAG | None) -> GpuError:
+    """Return an error as that of a task, which it names; one that names a task already stays."""
+    if task_id is None or "task" in error.details:
+        return error
+    who = f"Task {task_id} of DAG {dag.dag_id}" if dag is not None else f"Task {task_id}"
+    return type(error)(f"{who}: {error.what}", error.fix, **{**error.details, "task": task_id})
+
+
+class PoolOperator(BaseOperator, metaclass=NamesItsTask):
     """Base of the package's operators.
 
     Args:
@@ -103,8 +129,9 @@ class PoolOperator(BaseOperator):
     def __init__(
         self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, pool: str | None = None, **kwargs: Any
     ) -> None:
+        slots = None if isinstance(pool, GpuPool) else pool  # the error names the task, which is known after this
+        super().__init__(retry_policy=retry_policy, pool=slots, **kwargs)
         _refuse_gpu_pool(pool)
-        super().__init__(retry_policy=retry_policy, pool=pool, **kwargs)
 
     @cached_property
     def _stop(self) -> Stop:
@@ -122,7 +149,10 @@ class PoolOperator(BaseOperator):
         given = {**default_args, **kwargs}
         own = {name: value for name, value in argument_defaults(cls, with_base=False).items() if name not in given}
         made.kwargs |= {name: value for name, value in own.items() if name in made.kwargs}
-        cls._check_partial(made, kwargs, default_args)
+        try:
+            cls._check_partial(made, kwargs, default_args)
+        except GpuError as error:
+            raise of_task(error, made.kwargs["task_id"], made.kwargs["dag"]) from error.__cause__
         return made
 
     @classmethod
@@ -133,9 +163,9 @@ class PoolOperator(BaseOperator):
         and its own default_args give.
         """
         _refuse_gpu_pool(made.kwargs.get("pool"))
-        check_loops(f"Task {made.kwargs['task_id']}", cls.gpu_role, made.kwargs["task_group"], kwargs.get("gpu_pool"))
+        check_loops(cls.gpu_role, made.kwargs["task_group"], kwargs.get("gpu_pool"))
         if kwargs.get("gpu_pool") is not None:
-            given_pool(made.kwargs["task_id"], kwargs["gpu_pool"])
+            given_pool(kwargs["gpu_pool"])
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on when the trigger has an event; without deferring where it has handed the task's record back."""
@@ -228,25 +258,25 @@ def _masked(sentences: Mapping[str, str]) -> dict[str, str]:
     return {name: str(redact(sentence)) for name, sentence in sentences.items()}
 
 
-def given_pool(task_id: str, gpu_pool: GpuPool) -> GpuPool:
+def given_pool(gpu_pool: GpuPool) -> GpuPool:
     """Return a task's gpu_pool; PoolSpecError if it is no pool, and nothing that Airflow renders before the task."""
     if not hasattr(gpu_pool, "resolve") and not is_template(gpu_pool):  # an XComArg has it, and so has a pool
-        raise no_pool(task_id, gpu_pool)
+        raise no_pool(gpu_pool)
     return gpu_pool
 
 
-def no_pool(task_id: str, gpu_pool: object) -> PoolSpecError:
-    return PoolSpecError(f"Task {task_id}: gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
+def no_pool(gpu_pool: object) -> PoolSpecError:
+    return PoolSpecError(f"gpu_pool={gpu_pool!r}.", "Give the pool itself, such as an EksGpuPool.")
 
 
-def check_pools(task_id: str, gpu_pools: Iterable[object]) -> None:
+def check_pools(gpu_pools: Iterable[object]) -> None:
     """Refuse gpu_pools that are no list of pools; raises PoolSpecError."""
     if isinstance(gpu_pools, GpuPool):
-        raise PoolSpecError(f"{task_id}: gpu_pools is the pool {gpu_pools.name}.", "Give a list: gpu_pools=[...].")
+        raise PoolSpecError(f"gpu_pools is the pool {gpu_pools.name}.", "Give a list: gpu_pools=[...].")
     for each in gpu_pools:
         if not isinstance(each, GpuPool):
             fix = "Give the pools themselves, such as an EksGpuPool."
-            raise PoolSpecError(f"{task_id}: gpu_pools has {each!r}.", fix)
+            raise PoolSpecError(f"gpu_pools has {each!r}.", fix)
 
 
 def _refuse_gpu_pool(pool: Any) -> None:
@@ -269,21 +299,19 @@ def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -
     return {name: default for name, default in found.items() if default is not inspect.Parameter.empty}
 
 
-def duration(task_id: str, argument: str, value: float | timedelta) -> timedelta:
+def duration(argument: str, value: float | timedelta) -> timedelta:
     """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta."""
     given = value
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < timedelta.max.total_seconds():
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta) or value < timedelta():
-        raise PoolSpecError(
-            f"Task {task_id}: {argument}={given!r}.", "Give a timedelta, or a number of seconds, at least 0."
-        )
+        raise PoolSpecError(f"{argument}={given!r}.", "Give a timedelta, or a number of seconds, at least 0.")
     return value
 
 
-def seconds_of(task_id: str, argument: str, given: float | timedelta | None) -> float | None:
+def seconds_of(argument: str, given: float | timedelta | None) -> float | None:
     """Return a `duration` that may be left out in seconds; None for 0 too."""
-    return None if given is None else duration(task_id, argument, given).total_seconds() or None
+    return None if given is None else duration(argument, given).total_seconds() or None
 
 
 # -- which `gpu_nodes` blocks are open while a DAG file is read: an operator in one takes its pool from there ------

@@ -28,7 +28,7 @@ ANY = "…"
 
 # Of a type with several messages, words of the one to show.
 SHOWN: Mapping[str, str] = {
-    "PoolSpecError": "no GPU pool is given",
+    "PoolSpecError": "No GPU pool is given",
     "CheckpointUnusable": "the task mounts no volume",
     "ClusterNotFound": "no EKS cluster",
     "ClusterUnreachable": "Check that the worker can reach",

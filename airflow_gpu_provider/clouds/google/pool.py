@@ -278,8 +278,8 @@ class GkeGpuPool(GpuPool):
     def provisioning_class(self) -> str:
         return gke_machines.QUEUED_CLASS if self.queued_provisioning is True else ""
 
-    def check_nodes_come(self, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:
-        gke_machines.check_nodes_come(self, task_id, nodes=nodes, gpus=gpus, queue=queue)
+    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None) -> None:
+        gke_machines.check_nodes_come(self, nodes=nodes, gpus=gpus, queue=queue)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

@@ -321,14 +321,13 @@ QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="No
 """GKE adds it to node pools with queued provisioning."""
 
 
-def check_nodes_come(pool: GpuPool, task_id: str, *, nodes: int, gpus: int, queue: str | None) -> None:
+def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
     """Check that a task's pods get nodes where these come only by ProvisioningRequests, which Kueue makes.
 
     GKE's autoscaler estimates a request's nodes without the pods' anti-affinity ("About flex-start with queued
     provisioning", limitations), so each rank has to fill its node.
 
     Args:
-        task_id: The task's, for the error.
         nodes: How many ranks there are; 1 for what is no gang.
         gpus: GPUs of each pod.
         queue: The Kueue LocalQueue that admits them; None or "" for none.
@@ -340,7 +339,7 @@ def check_nodes_come(pool: GpuPool, task_id: str, *, nodes: int, gpus: int, queu
         return
     if not queue:
         raise PoolSpecError(
-            f"Task {task_id} has no queue_name, and the nodes of pool {pool.name} come only by ProvisioningRequests"
+            f"The task has no queue_name, and the nodes of pool {pool.name} come only by ProvisioningRequests"
             " (queued_provisioning), which Kueue makes.",
             "Give queue_name=, a LocalQueue whose ClusterQueue has the admission check of docs/gke.md, or use a pool"
             " with flex_start alone.",
@@ -349,7 +348,7 @@ def check_nodes_come(pool: GpuPool, task_id: str, *, nodes: int, gpus: int, queu
     offered = {size.gpus for size in pool.node_sizes.values() if size is not None and size.gpus}
     if nodes > 1 and (others := sorted(offered - {gpus})):
         raise PoolSpecError(
-            f"Task {task_id} has gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with"
+            f"gpus={gpus}, but nodes of pool {pool.name} have {others[-1]}: with"
             " queued_provisioning each rank takes a whole one.",
             f"Give gpus={others[-1]}, and the pool machine types with as many each.",
             pool=pool.name,

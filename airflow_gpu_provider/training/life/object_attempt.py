@@ -227,7 +227,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
 
         def once() -> Manifest:
             manifest = self._host.named_manifest
-            self._cluster.pool.check_nodes_come(self.owner.task_id, nodes=1, gpus=0, queue=queue_in(manifest))
+            self._cluster.pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
 

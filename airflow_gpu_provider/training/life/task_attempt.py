@@ -255,7 +255,7 @@ class TaskAttempt(ABC):
 
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, own.gpus)
-            self._cluster.pool.check_nodes_come(self._identity.task_id, nodes=nodes, gpus=own.gpus, queue=own.queue)
+            self._cluster.pool.check_nodes_come(nodes=nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._run, self.owner, self.deadlines))
 

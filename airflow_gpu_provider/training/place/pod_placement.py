@@ -329,19 +329,19 @@ Arguments = Mapping[str, Any]
 """A task's arguments by name, as its author gave them."""
 
 
-def check_given(task_id: str, given: Arguments) -> None:
+def check_given(given: Arguments) -> None:
     """Raise PoolSpecError about what is too large among a task's own `env_vars`, `cmds` and `arguments`."""
     variables = given.get("env_vars") or {}
     if not isinstance(variables, Mapping):
         variables = {getattr(each, "name", ""): getattr(each, "value", "") for each in variables}
     words = [word for name in ("cmds", "arguments") for word in given.get(name) or () if isinstance(word, str)]
     for what, size in _sizes(variables, words):
-        _check(f"{what} of task {task_id}", size)
+        _check(what, size)
 
 
-def check_pickled(size: int, task_id: str) -> None:
+def check_pickled(size: int) -> None:
     """Raise PoolSpecError if a decorated function's arguments are too large; `size` is in bytes, pickled."""
-    _check(f"{_CALLED[ARGUMENTS]} of task {task_id}", len(ARGUMENTS) + len("=\0") + -(-size // 3) * 4)
+    _check(_CALLED[ARGUMENTS], len(ARGUMENTS) + len("=\0") + -(-size // 3) * 4)
 
 
 def _sizes(variables: Mapping[str, Any], words: Iterable[str]) -> Iterator[tuple[str, int]]:

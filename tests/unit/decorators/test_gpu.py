@@ -232,7 +232,8 @@ def test_large_argument_is_refused_when_a_dag_with_a_block_is_parsed(dag: DAG) -
     with dag, gpu_nodes(POOL):
         counts(LARGE[:90_000])
         with pytest.raises(
-            PoolSpecError, match=r"arguments of task \w+: 130 KiB are more than .*, 128 KiB.*a path or a URL"
+            PoolSpecError,
+            match=r"^Task count__1 of DAG \w+: The function.s arguments: 130 KiB are more than .*, 128 KiB.*a URL",
         ):
             counts(LARGE)
         counts(counts(LARGE[:9]))  # known when it runs

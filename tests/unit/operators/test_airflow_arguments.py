@@ -124,7 +124,7 @@ OF_SENSORS: dict[str, Any] = {
 OF_PODS: dict[str, Any] = {
     **{name: value for name, value in {**SHAPES_THE_POD, **ARE_ATTRIBUTES}.items() if name in NEWEST},
     **dict.fromkeys(NOTHING_POLLS, 7),
-    "pod_template_file": "/templates/pod.yaml",
+    "pod_template_file": __file__,
     "kubernetes_conn_id": "prod",
     "in_cluster": True,
     "cluster_context": "prod",
@@ -465,7 +465,7 @@ def test_a_timeout_is_seconds_or_a_timedelta(row: Row, value: Any) -> None:
         operator: Any = way(row, "timeout", value)
         wait = operator.release_timeout if isinstance(operator, ScaleDownSensor) else operator.wait_timeout
         assert wait == timedelta(minutes=30)
-    with pytest.raises(PoolSpecError, match=r"Task t: timeout='1h'\. .* a number of seconds"):
+    with pytest.raises(PoolSpecError, match=r"Task t( of DAG nightly)?: timeout='1h'\. .* a number of seconds"):
         by_keyword(row, "timeout", "1h")
 
 
@@ -475,10 +475,10 @@ def test_a_timeout_is_seconds_or_a_timedelta(row: Row, value: Any) -> None:
 )
 def test_what_is_no_gpu_pool_is_refused_and_its_task_named(row: Row, value: Any) -> None:
     if value is not None or "gpu_pool" not in argument_defaults(row.operator):
-        with pytest.raises(PoolSpecError, match=r"Task t: gpu_pool=.*\. Give the pool itself"):
+        with pytest.raises(PoolSpecError, match=r"Task t of DAG nightly: gpu_pool=.*\. Give the pool itself"):
             by_keyword(row, "gpu_pool", value)
     if value is not None and row.operator is not GpuDecoratedOperator:
-        with DAG("nightly", schedule=None), pytest.raises(PoolSpecError, match="Task t: gpu_pool="):
+        with DAG("nightly", schedule=None), pytest.raises(PoolSpecError, match="Task t of DAG nightly: gpu_pool="):
             row.operator.partial(task_id="t", gpu_pool=value)
     later: Any = by_keyword(row, "gpu_pool", "{{ params.pool }}")
     assert later.gpu_pool == "{{ params.pool }}"

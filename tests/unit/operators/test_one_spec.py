@@ -49,7 +49,7 @@ def test_two_specs_of_one_name_are_refused(
         first(SEVEN, "one")
         with pytest.raises(PoolSpecError) as refused:
             second(other, "two")
-    said = f"Tasks one.ensure and two.ensure have pool seven with two specs: the former has {difference}."
+    said = f"Task two.ensure of DAG d: Task one.ensure has another spec of pool seven: {difference}."
     assert refused.value.what == said
 
 

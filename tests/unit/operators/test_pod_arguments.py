@@ -83,12 +83,11 @@ def test_what_can_be_meant_is_taken(make: Any, right: dict[str, Any]) -> None:
     assert getattr(make(**right), name) == value
 
 
-@pytest.mark.parametrize("nothing", [0, None])
-def test_a_pod_without_a_time_for_its_node_has_that_for_its_start(nothing: Any) -> None:
+def test_a_pod_without_a_time_for_its_node_has_that_for_its_start() -> None:
     """As KubernetesPodOperator has it; a workload has no such rule."""
-    assert pod(schedule_timeout_seconds=nothing, startup_timeout_seconds=90).schedule_timeout_seconds == 90
+    assert pod(schedule_timeout_seconds=None, startup_timeout_seconds=90).schedule_timeout_seconds == 90
     with pytest.raises(PoolSpecError, match="schedule_timeout_seconds"):
-        workload(schedule_timeout_seconds=nothing)
+        workload(schedule_timeout_seconds=None)
 
 
 @pytest.mark.parametrize("name", ["", "my training", "a" * 221])
@@ -122,7 +121,7 @@ def test_what_a_mapped_task_asks_of_its_pool_is_checked_too() -> None:
             GpuPodOperator.partial(task_id="train", image="train", gpu_pool=POOL, gpus=16)
         with pytest.raises(PoolSpecError, match="gpus=16"), gpu_nodes(POOL):
             GpuPodOperator.partial(task_id="train", image="train", gpus=16)
-        with pytest.raises(PoolSpecError, match="Task sweep: The manifest has the kind 'Pod'"):
+        with pytest.raises(PoolSpecError, match="Task sweep of DAG nightly: The manifest has the kind 'Pod'"):
             GpuWorkloadOperator.partial(task_id="sweep", gpu_pool=POOL, manifest={"apiVersion": "v1", "kind": "Pod"})
         with pytest.raises(PoolSpecError, match="namespace='My Team'"):
             GpuWorkloadOperator.partial(task_id="other", gpu_pool=POOL, namespace="My Team")
@@ -143,13 +142,13 @@ def test_ensure_takes_what_is_still_to_be_rendered(count: Any) -> None:
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=9e13), st.just(math.nan), st.booleans()))
 def test_a_wrong_duration_is_shown_as_it_was_given(seconds: float) -> None:
     with pytest.raises(PoolSpecError) as refused:
-        duration("train", "hang_timeout", seconds)
-    assert refused.value.what == f"Task train: hang_timeout={seconds!r}."
+        duration("hang_timeout", seconds)
+    assert refused.value.what == f"hang_timeout={seconds!r}."
 
 
 @given(st.floats(min_value=0, max_value=86_399_999_999_999))
 def test_any_other_number_is_a_duration(seconds: float) -> None:
-    assert duration("train", "hang_timeout", seconds) == timedelta(seconds=seconds)
+    assert duration("hang_timeout", seconds) == timedelta(seconds=seconds)
 
 
 def test_a_checkpoint_on_the_containers_own_disk_is_refused_before_it_costs_a_node() -> None:

@@ -37,8 +37,8 @@ from tests.unit.training.test_pod_placement import a_pool
         ({"nodes": 2, "log_ranks": (1, 2)}, r"log_ranks has \[2\]"),
         ({"nodes": 1, "log_ranks": 0}, "for several nodes"),
         ({"nodes": 1, "hang_timeout": 60, "get_logs": False}, "needs the pods' logs"),
-        ({"nodes": 2, "hang_timeout": "60"}, "Task (train|sweep): hang_timeout='60'"),
-        ({"hang_timeout": "1h"}, "Task (train|sweep): hang_timeout='1h'"),
+        ({"nodes": 2, "hang_timeout": "60"}, "Task (train|sweep)( of DAG nightly)?: hang_timeout='60'"),
+        ({"hang_timeout": "1h"}, "Task (train|sweep)( of DAG nightly)?: hang_timeout='1h'"),
         ({"nodes": 2, "hang_timeout": float("nan")}, "hang_timeout=nan"),
         ({"nodes": 2, "hang_timeout": 60, "get_logs": False}, "needs the pods' logs"),
     ],
@@ -76,7 +76,7 @@ def test_default_args_of_gangs_are_nothing_to_the_tasks_on_one_node() -> None:
 
 
 def test_no_hang_timeout_is_none_or_zero() -> None:
-    assert [seconds_of("t", "hang_timeout", given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
+    assert [seconds_of("hang_timeout", given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
         None,
         None,
         None,

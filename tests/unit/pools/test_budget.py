@@ -149,7 +149,7 @@ class TestParsing:
         with pytest.raises(PoolSpecError, match=f"max_cost='{rendered}'. Give a number above 0"):
             as_amount(rendered)
 
-    @pytest.mark.parametrize("fields", [{}, {"price_per_hour": {"spot": 1.0}}])
+    @pytest.mark.parametrize("fields", [{}, {"capacity_types": ["SPOT", "ON_DEMAND"], "price_per_hour": {"spot": 1.0}}])
     def test_without_prices_it_cannot_be_held(self, fields: dict[str, Any]) -> None:
         with pytest.raises(PoolSpecError, match="max_cost=5 needs the price of each kind of node"):
             check_max_cost(pool(**fields), 5)

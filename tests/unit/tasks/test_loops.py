@@ -64,13 +64,13 @@ def a_block_in_a_group() -> None:
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        (a_block, "Block train-gpu of pool train-gpu"),
-        (a_block_in_a_group, "Block train-gpu of pool train-gpu"),
-        (lambda: EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL), "Task improve.ensure of pool train-gpu"),
-        (lambda: TeamsScaleDown(task_id="zero", gpu_pool=POOL), "Task improve.zero of pool train-gpu"),
+        (a_block, "Block train-gpu"),
+        (a_block_in_a_group, "Block train-gpu"),
+        (lambda: EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL), "Task improve.ensure of DAG nightly: It"),
+        (lambda: TeamsScaleDown(task_id="zero", gpu_pool=POOL), "Task improve.zero of DAG nightly: It"),
         (
             lambda: EnsureGpuPoolOperator.partial(task_id="ensure", gpu_pool=POOL).expand(nodes=[1, 2]),
-            "Task improve.ensure of pool train-gpu",
+            "Task improve.ensure of DAG nightly: It",
         ),
     ],
 )
@@ -78,6 +78,7 @@ def test_what_brings_or_releases_nodes_belongs_around_a_loop(dag: DAG, body: Cal
     with dag, pytest.raises(PoolSpecError) as refused:
         loop(body)
     assert refused.value.what.startswith(f"{what} is in the task loop improve, ")
+    assert "their nodes of pool train-gpu:" in refused.value.what
     assert refused.value.fix.startswith("Put it around the loop")
 
 
@@ -91,7 +92,7 @@ def test_a_block_around_a_loop(dag: DAG) -> None:
 def test_a_training_in_two_loops_is_refused(dag: DAG) -> None:
     with dag, StandIn("epochs"), StandIn("steps"), pytest.raises(PoolSpecError) as refused:
         train(gpu_pool=POOL)
-    said = "Task epochs.steps.train is in the task loop epochs.steps, which is in the loop epochs: "
+    said = "Task epochs.steps.train of DAG nightly: It is in the task loop epochs.steps, which is in the loop epochs: "
     assert refused.value.what.startswith(said)
 
 

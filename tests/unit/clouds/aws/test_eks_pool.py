@@ -289,9 +289,36 @@ def test_a_currency_is_given_by_its_code(currency: Any) -> None:
 
 def test_prices_are_known_or_unknown_never_guessed() -> None:
     assert pool(price_per_hour=0.8).price("SPOT") == 0.8
-    assert pool(price_per_hour={"spot": 0.3}).price("SPOT") == 0.3
-    assert pool(price_per_hour={"spot": 0.3}).price("ON_DEMAND") is None
+    spot = pool(capacity_types=["SPOT", "ON_DEMAND"], price_per_hour={"spot": 0.3})
+    assert (spot.price("SPOT"), spot.price("ON_DEMAND")) == (0.3, None)
     assert pool().price("SPOT") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "fix"),
+    [
+        ({"region": None}, "region=None must be an AWS region", "Correct"),
+        ({"price_per_hour": "List"}, "price_per_hour='List' is not a number", 'or "list"'),
+        ({"price_per_hour": {"spot": 0.3}}, "has a price of SPOT, and the pool's capacity_types are ON_DEMAND", "Give"),
+        ({"max_runtime": 6}, "max_runtime=6 has no unit", "timedelta(hours=6)"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], what: str, fix: str) -> None:
+    with pytest.raises(PoolSpecError) as refused:
+        pool(**fields)
+    assert what in refused.value.what
+    assert fix in refused.value.fix
+
+
+@pytest.mark.parametrize("prices", [{"CAPACITY_BLOCK": 0.0}, {"ON_DEMAND": 1.0}])
+def test_reserved_machines_have_prices_of_several_markets(prices: dict[str, float]) -> None:
+    reserved = pool(capacity_types=["RESERVED"], reservations=["cr-0123456789abcdef0"], price_per_hour=prices)
+    assert reserved.price_per_hour == prices
+
+
+def test_seconds_come_from_json_and_templates() -> None:
+    assert EksGpuPool.deserialize({**pool().serialize(), "max_runtime": 60}).max_runtime == timedelta(minutes=1)
+    assert pool(max_runtime="60").max_runtime == timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(

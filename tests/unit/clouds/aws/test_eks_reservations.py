@@ -231,7 +231,7 @@ def test_a_reserved_machine_costs_what_one_on_demand_does_and_a_block_is_paid_ah
     prices = {"ON_DEMAND": 55.0, "SPOT": 20.0}
     typed = EksGpuPool(**of_pool, instance_types=["p5.48xlarge"], price_per_hour=prices)
     assert (typed.price("RESERVED"), typed.price("CAPACITY_BLOCK")) == (55.0, None)
-    prices = {"RESERVED": 40.0, "CAPACITY_BLOCK": 0.0}
+    prices = {"RESERVED": 40.0, "CAPACITY_BLOCK": 0.0, "ON_DEMAND": 55.0}
     own = EksGpuPool(**of_pool, instance_types=["p5.48xlarge"], price_per_hour=prices)
     assert (own.price("RESERVED"), own.price("CAPACITY_BLOCK")) == (40.0, 0.0)
 

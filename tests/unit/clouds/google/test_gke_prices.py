@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +187,6 @@ def test_a_refusal_is_a_reason() -> None:
 
 
 def test_flex_start_is_not_priced_as_something_else() -> None:
-    spec = pool(flex_start=True, scaling="autoscaler", capacity_types=["ON_DEMAND"], max_runtime=3600)
+    spec = pool(flex_start=True, scaling="autoscaler", capacity_types=["ON_DEMAND"], max_runtime=timedelta(hours=1))
     found = read(SimpleNamespace(billing=None), spec, spec.candidates([f"{REGION}-a"]))  # type: ignore[arg-type]
     assert set(found.unknown.values()) == {"the SKUs of flex-start are not looked up"}
