@@ -19,6 +19,7 @@ AirflowSensorTimeout, which it never sees.
       PriceUnknown  BudgetExceeded a run may cost so much: how long that lasts is not known, or it is used
       NodesNotReady  GpusNotAllocatable
       NoProvisioner                the provisioner is not in the cluster, or would not add such nodes
+      ControllerNotRunning         a workload's own controller does not act on it
       AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing  AutoscalingDisabled
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not finish in time
@@ -266,6 +267,12 @@ class GpusNotAllocatable(GpuError):
 
 class NoProvisioner(GpuError):
     """The provisioner of the pool's nodes is not in the cluster, or would never add nodes like these."""
+
+    retryable = False
+
+
+class ControllerNotRunning(GpuError):
+    """Nothing acts on a workload: it has neither a status nor a pod. The message names the controller to look for."""
 
     retryable = False
 

@@ -79,6 +79,7 @@ class GpuWorkloadOperator(TrainingOperator):
     Raises:
         PoolSpecError: No pool is given, or the manifest is of no known kind, has no GPU pods, or contradicts the pool.
         PodUnschedulable: No machine of the pool is large enough.
+        ControllerNotRunning: It had neither a status nor a pod five minutes after it was created, or admitted.
         PodFailed: It has failed; or a type derived from that (PodPreempted, PodDeadline, PodImageError, ...), from the
             pod that failed first, which is `details["rank"]`.
         TaskKilled: The task was killed; the object is deleted.

@@ -74,7 +74,8 @@ class GpuPool(ABC):
         max_nodes: The most nodes that all runs together may have.
         min_nodes: Nodes that stay when no run wants any. Default 0.
         max_runtime: How long one run may want nodes, counted from its EnsureGpuPoolOperator. After that its
-            machines are released, even if pods still run on them. Default 24 hours.
+            machines are released, even if pods still run on them. A timedelta; a text, as a template renders, has
+            seconds. Default 24 hours.
         node_labels: Labels for the pool's nodes, in addition to the package's own.
         taints: Taints for the pool's nodes, in kubectl's notation.
         price_per_hour: What one node costs per hour: a number, one for each capacity type, or "list" (docs/cost.md).

@@ -70,6 +70,9 @@ class WorkloadKind:
         end: Returns how it has ended; None until then.
         role_label: The pods' label with their role; empty for none.
         index_labels: The pods' labels with their index in the role, the outermost first.
+        controller: What creates its pods, by the name of its Deployment, which is part of the Deployment's name also
+            where Helm adds a release's; empty for the control plane's own. It writes `status` as soon as it sees an
+            object.
         source: Where this row is from.
     """
 
@@ -83,6 +86,7 @@ class WorkloadKind:
     end: Callable[[Json], WorkloadEnd | None]
     role_label: str = ""
     index_labels: tuple[str, ...] = ()
+    controller: str = ""
     source: str
 
     @property
@@ -300,6 +304,7 @@ _ROWS = (
         end=_by_conditions(good="Completed", bad="Failed"),
         role_label="jobset.sigs.k8s.io/replicatedjob-name",
         index_labels=("jobset.sigs.k8s.io/job-index", _COMPLETION_INDEX),
+        controller="jobset",
         source="jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2 (JobSet 0.12)",
     ),
     WorkloadKind(
@@ -311,6 +316,7 @@ _ROWS = (
         end=_by_conditions(good="Complete", bad="Failed"),
         role_label="jobset.sigs.k8s.io/replicatedjob-name",
         index_labels=(_COMPLETION_INDEX,),
+        controller="trainer",
         source="pkg.go.dev/github.com/kubeflow/trainer/v2@v2.2.1/pkg/apis/trainer/v1alpha1 (Kubeflow Trainer 2.2)",
     ),
     WorkloadKind(
@@ -321,6 +327,7 @@ _ROWS = (
         limits=_in_spec,
         end=_by_ray_status,
         role_label="ray.io/node-type",
+        controller="kuberay-operator",
         source="ray-project.github.io/kuberay/reference/api (KubeRay 1.6)",
     ),
     WorkloadKind(
@@ -334,6 +341,7 @@ _ROWS = (
         end=_by_conditions(good="Succeeded", bad="Failed"),
         role_label="training.kubeflow.org/replica-type",
         index_labels=("training.kubeflow.org/replica-index",),
+        controller="training-operator",
         source="kubeflow.org/docs/components/trainer/legacy-v1 (Training Operator 1.9)",
     ),
 )

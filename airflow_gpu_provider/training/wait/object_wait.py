@@ -36,6 +36,7 @@ class WorkloadState:
     Attributes:
         is_suspended: It has not been admitted, or has been suspended again; its pods are deleted.
         is_deleting: Somebody has deleted it.
+        has_status: Its controller, or one that admits it, has written its status.
         end: How it has ended; None until then.
         admitted_at: When this package last admitted a gang, even if it is suspended again; None if others admit it.
         completed: The ranks that have succeeded, as the Job controller has counted them (status.completedIndexes); also
@@ -50,6 +51,7 @@ class WorkloadState:
     created_at: datetime
     is_suspended: bool
     is_deleting: bool
+    has_status: bool = True
     end: WorkloadEnd | None = None
     admitted_at: datetime | None = None
     completed: frozenset[int] = frozenset()
@@ -65,6 +67,7 @@ class WorkloadState:
             created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
             is_suspended=kind.is_suspended(raw),
             is_deleting="deletionTimestamp" in metadata,
+            has_status=bool(status),
             end=kind.end(raw),
             admitted_at=parse_time((metadata.get("annotations") or {}).get(ADMITTED_AT)),
             completed=_indexes(status.get("completedIndexes") or ""),

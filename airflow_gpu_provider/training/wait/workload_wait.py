@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
-from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import LOST, ControllerNotRunning, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import because
@@ -33,6 +33,10 @@ from airflow_gpu_provider.training.wait.object_wait import (
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 
 _TOLD = 4
+_UNATTENDED_FOR = timedelta(minutes=1)
+"""After how long without a status, or a pod, the log names the controller: those of all kinds act within seconds."""
+UNATTENDED_AT_MOST = timedelta(minutes=5)
+"""How long that may last, while nodes wait: a controller that restarts, or waits for a node of its own, takes less."""
 _BY_POLICY = "PodFailurePolicy"  # JobReasonPodFailurePolicy of batch/v1; its message says which condition matched
 
 
@@ -83,7 +87,11 @@ class WorkloadWait(ObjectWait[str]):
 
     def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
         workload = snapshot.object
-        lines = (*_lines(snapshot), *snapshot.remarks)
+        unattended: list[str] = []
+        if self._is_unattended(snapshot, now, _UNATTENDED_FOR):
+            what = f"no controller seems to act on {self.what}, which has no status"
+            unattended = [f"{what}: check that {self.row.controller} runs ({self._deployments})"]
+        lines = (*_lines(snapshot), *unattended, *snapshot.remarks)
         error = self._error(snapshot, now)
         has_succeeded = workload is not None and workload.end is not None and workload.end.succeeded
         is_done = error is None and has_succeeded and _has_settled(snapshot, now)
@@ -95,6 +103,8 @@ class WorkloadWait(ObjectWait[str]):
             times.append(snapshot.ended_at + ENDS_REPORTED_WITHIN)
         if snapshot.object is not None and not snapshot.object.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
+            unattended = (self._begun(snapshot) + each for each in (_UNATTENDED_FOR, UNATTENDED_AT_MOST))
+            times += [at for at in unattended if at > now and not snapshot.object.has_status]
             times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
             times += [self.of_pod(seen).next_deadline(seen, now) for seen in snapshot.pods.values()]
         return min(times)
@@ -118,6 +128,14 @@ class WorkloadWait(ObjectWait[str]):
         """Return why it will never start, or has not in time. Lost pods are left to its controller."""
         if snapshot.refused and (error := snapshot.refused.error_at(now, self.schedule_seconds)):
             return error
+        if self._is_unattended(snapshot, now, UNATTENDED_AT_MOST):
+            return ControllerNotRunning(
+                f"{self.what} has neither a status nor a pod after {format_seconds(UNATTENDED_AT_MOST)}: no controller"
+                " has acted on it.",
+                f"Check that {self.row.controller} runs ({self._deployments}), and what kubectl describe"
+                f" {self.row.plural} {self.name} -n {self.namespace} shows as events.",
+                workload=self.name,
+            )
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
             waited = format_seconds(timedelta(seconds=self.schedule_seconds))
             what = f"{self.what} has no pod after {waited}{because([*_lines(snapshot), *snapshot.notes])}."
@@ -159,8 +177,22 @@ class WorkloadWait(ObjectWait[str]):
             ends[title] = _before_it_was_deleted(pod) or RankEnd(error=error, pod=pod)
         return ends
 
+    def _is_unattended(self, snapshot: WorkloadSnapshot, now: datetime, lasts: timedelta) -> bool:
+        """Whether nothing has acted on it for so long since it was created, or admitted, though it could have."""
+        workload = snapshot.object
+        if workload is None or workload.is_suspended or workload.has_status or not self.row.controller:
+            return False
+        return not snapshot.pods and not snapshot.refused and now >= self._begun(snapshot) + lasts
+
+    @property
+    def _deployments(self) -> str:
+        return f"kubectl get deployments --all-namespaces | grep {self.row.controller}"
+
+    def _begun(self, snapshot: WorkloadSnapshot) -> datetime:
+        return snapshot.queued_at or self.started
+
     def _begin_deadline(self, snapshot: WorkloadSnapshot) -> datetime:
-        return (snapshot.queued_at or self.started) + timedelta(seconds=self.schedule_seconds)
+        return self._begun(snapshot) + timedelta(seconds=self.schedule_seconds)
 
 
 def _has_settled(snapshot: WorkloadSnapshot, now: datetime) -> bool:

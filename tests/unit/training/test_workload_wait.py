@@ -8,10 +8,20 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
-from airflow_gpu_provider.training.place.kinds import WorkloadEnd
+from airflow_gpu_provider.errors import (
+    ControllerNotRunning,
+    EndUnknown,
+    GpuError,
+    PodDeadline,
+    PodFailed,
+    PodImageError,
+    PodPreempted,
+    ResourceQuotaExceeded,
+)
+from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd
 from airflow_gpu_provider.training.wait.object_wait import ENDS_REPORTED_WITHIN, WorkloadState, main_container
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
+from airflow_gpu_provider.training.wait.start_advice import Refusal
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadSnapshot, WorkloadWait
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -162,6 +172,38 @@ def test_without_a_pod_it_is_late_but_not_while_it_is_suspended() -> None:
     assert waits.error is None
     assert waits.lines == ("JobSet train waits to be admitted: 2nd in queue team-a",)
     assert WAIT.step(seen(queued_at=at(900)), at(1000)).error is None
+
+
+def test_a_workload_on_which_nothing_acts_names_its_controller_and_ends() -> None:
+    """KubeRay writes a status at its first look; its Deployment is kuberay-operator."""
+    wait = replace(WAIT, kind="RayJob", schedule_seconds=1800)
+    unseen = replace(STATE, kind="RayJob", has_status=False)
+    assert wait.step(seen(unseen), at(59)).lines == ("RayJob train has no pod yet",)
+    assert wait.next_deadline(seen(unseen), at(59)) == at(60)
+    _, line = wait.step(seen(unseen), at(60)).lines
+    assert "no controller seems to act on RayJob train" in line
+    assert "grep kuberay-operator" in line
+    assert wait.next_deadline(seen(unseen), at(60)) == at(300)
+    error = wait.step(seen(unseen), at(300)).error
+    assert isinstance(error, ControllerNotRunning)
+    assert not error.retryable
+    assert "kubectl describe rayjobs train -n ml" in error.fix
+
+
+def test_what_acts_on_a_workload_or_may_not_yet_is_not_missed() -> None:
+    unseen = replace(STATE, has_status=False)
+    refused = Refusal(error=ResourceQuotaExceeded("no more"), since=at(290))
+    attended = [
+        seen(STATE),
+        seen(unseen, {"workers 0": a_pod("a", RUNS)}),
+        seen(replace(unseen, is_suspended=True), queued_at=at(300)),
+        seen(unseen, queued_at=at(250)),
+        seen(unseen, refused=refused),
+    ]
+    assert not any("controller" in line for each in attended for line in WAIT.step(each, at(300)).lines)
+    assert [WAIT.step(each, at(300)).error for each in attended] == [None] * len(attended)
+    job = WorkloadState.parse({"metadata": {"name": "train", "uid": "w1"}, "spec": {}}, KINDS["Job"])
+    assert replace(WAIT, kind="Job").step(seen(job), at(300)).error is None  # the control plane's own
 
 
 def test_who_is_deleted_or_loses_its_place_is_preempted() -> None:
