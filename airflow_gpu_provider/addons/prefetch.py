@@ -128,31 +128,41 @@ def prefetch(api: ApiClient, pool: GpuPool, key: DemandKey, images: Sequence[str
         server_side_apply(api, each)
 
 
-def pulls(api: ApiClient, key: DemandKey, nodes: Iterable[str]) -> tuple[list[Json], list[str]]:
+def pulls(api: ApiClient, key: DemandKey, nodes: Iterable[str]) -> tuple[list[Json], dict[str, str]]:
     """Return how long the prefetch has taken on these nodes: see `pull_phases`."""
     pods = list_items(api, _PODS, resource="pods", labelSelector=label_selector({_INSTANCE: key.hash}))
     names = set(nodes)
     return pull_phases([pod for pod in pods if pod["spec"].get("nodeName") in names])
 
 
-def pull_phases(pods: Iterable[Json]) -> tuple[list[Json], list[str]]:
-    """Return the pulls that are over as phases, of each image the one that ended last; and the images still pulled.
+def pull_phases(pods: Iterable[Json]) -> tuple[list[Json], dict[str, str]]:
+    """Return the pulls that are over as phases, of each image the one that ended last; and the images that are to come.
+
+    Of these, why the kubelet could not pull them, in its words; empty while it pulls or has yet to.
 
     A node pulls a pod's images in turn, and starts each container when its image is there.
     """
     found: dict[str, tuple[datetime, datetime]] = {}
-    left: dict[str, None] = {}
+    left: dict[str, str] = {}
     for pod in pods:
         status = pod.get("status") or {}
         states = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
         begun = status.get("startTime")
         for container in pod["spec"]["containers"]:
-            started = (states.get(container["name"], {}).get("running") or {}).get("startedAt")
+            state = states.get(container["name"], {})
+            started = (state.get("running") or {}).get("startedAt")
             if not started or not begun:
-                left[container["image"]] = None
+                left[container["image"]] = _why_not(state) or left.get(container["image"], "")
                 continue
             span = datetime.fromisoformat(begun), datetime.fromisoformat(started)
             found[container["image"]] = max(found.get(container["image"], span), span, key=lambda each: each[1])
             begun = started
     phases: list[Json] = [phase("image pull", *span, image=image) for image, span in found.items() if image not in left]
-    return phases, [*left]
+    return phases, left
+
+
+def _why_not(state: Json) -> str:
+    """Return why a container has no image, by the kubelet (pkg/kubelet/images/types.go); empty while it comes."""
+    waiting = state.get("waiting") or {}
+    is_failed = waiting.get("reason") not in (None, "", "ContainerCreating", "PodInitializing")
+    return f"{waiting['reason']}: {waiting.get('message') or ''}".strip(": ") if is_failed else ""

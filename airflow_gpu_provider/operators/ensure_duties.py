@@ -165,8 +165,11 @@ def prefetched(
     except GpuError as error:
         ensure.log.warning("How far the images are pulled is not known: %s", error)
         return []
-    for image in left:
-        ensure.log.info("image %s is still being pulled, beside what comes next", image)
+    for image, why in left.items():
+        if why:
+            ensure.log.warning("The nodes cannot pull image %s for prefetch: %s", image, why)
+        else:
+            ensure.log.info("The nodes still pull image %s; the run goes on meanwhile.", image)
     since = min((each["at"] for each in result["timeline"]), default="")
     return [each for each in phases if each["at"] >= since]
 

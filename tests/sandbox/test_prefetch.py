@@ -61,7 +61,7 @@ def test_images_are_pulled_beside_what_else_a_node_needs_and_it_goes_with_the_de
     assert "nvidia.com/gpu" not in (node.status.allocatable or {}) or node.status.allocatable["nvidia.com/gpu"] == "0"
     key = DemandKey(**{**KEY, "run_id": context["ti"].run_id})
     ((pull,), left_to_pull) = pulls(api.api_client, key, [pod.spec.node_name])
-    assert (pull["phase"], pull["image"], left_to_pull) == ("image pull", IMAGE, [])
+    assert (pull["phase"], pull["image"], left_to_pull) == ("image pull", IMAGE, {})
     again = run(ensure(pool), context)  # it waits for nothing, and beside nothing
     assert [each["phase"] for each in again["timeline"]] == ["nodes were there"]
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0

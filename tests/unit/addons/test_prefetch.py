@@ -108,18 +108,29 @@ def test_images_of_a_node_are_pulled_in_turn() -> None:
     phases, left = pull_phases([pod(5, train=65, eval=75)])
     assert [(each["image"], each["seconds"]) for each in phases] == [("train", 60.0), ("eval", 10.0)]
     assert {each["phase"] for each in phases} == {"image pull"}
-    assert left == []
+    assert left == {}
 
 
 def test_the_slowest_node_counts_and_what_one_still_pulls_is_not_over() -> None:
     phases, left = pull_phases([pod(5, train=65, eval=75), pod(9, train=99, eval=None)])
     assert [(each["image"], each["seconds"]) for each in phases] == [("train", 90.0)]
-    assert left == ["eval"]
+    assert left == {"eval": ""}
+
+
+def test_an_image_that_no_node_can_pull_is_told_with_the_kubelets_reason() -> None:
+    """It backs off between its tries; of a container whose turn has not come it says ContainerCreating."""
+    tried = pod(5, train=None, eval=None)
+    failed = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "train": not found'}
+    first, other = tried["status"]["containerStatuses"]
+    first["state"], other["state"] = {"waiting": failed}, {"waiting": {"reason": "ContainerCreating"}}
+    why = 'ImagePullBackOff: Back-off pulling image "train": not found'
+    for pods in ([tried, pod(None, train=None)], [pod(None, train=None), tried]):
+        assert pull_phases(pods)[1] == {"train": why, "eval": ""}
 
 
 def test_a_pod_that_no_kubelet_has_seen_has_pulled_nothing() -> None:
-    assert pull_phases([pod(None, train=None)]) == ([], ["train"])
-    assert pull_phases([]) == ([], [])
+    assert pull_phases([pod(None, train=None)]) == ([], {"train": ""})
+    assert pull_phases([]) == ([], {})
 
 
 def test_what_is_rendered_to_no_list_costs_a_warning() -> None:
