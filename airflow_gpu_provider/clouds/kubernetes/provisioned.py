@@ -279,6 +279,11 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         selector, tolerated = self._pool.node_selector, self._pool.parsed_taints
         ignored = [pool.name for pool in pools if pool.ignored and not pool.mismatch(selector, tolerated)]
         if ignored:
+            why = " ".join(pool.ignored for pool in pools if pool.name in ignored)
+            if "it is static" in why:
+                return "Take replicas out of that NodePool, or select another by node_selector_labels."
+            if "no controller" in why:
+                return f"Start {self._who}: no controller has looked at NodePool {', '.join(ignored)}."
             return f"Make NodePool {', '.join(ignored)} Ready again: see `kubectl describe nodepool`."
         return (
             "Create a NodePool with GPU instance types, these labels and taints, or correct the pool's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -74,6 +75,36 @@ def no_capacity(
             tried=[each.to_result() for each in found],
         )
     return quota_exceeded(snapshot, found) if "quota" in kinds else None
+
+
+# In Karpenter's words: EC2's own for a launch that it refuses (its CreateFleet); nodeclaim/lifecycle/registration.go;
+# cluster/karpenter.py for what it reads from a NodePool.
+_FIXES = (
+    (r"Unauthorized|AccessDenied|[Nn]ot authorized|PERMISSION_DENIED|[Ff]orbidden", "Give {who} that permission"),
+    (
+        r"not registered with cluster",
+        "See why that machine does not join the cluster: its console output, and the role, subnets and security groups"
+        " of its node class",
+    ),
+    (r"has no room in its limits", "Raise the limits of that NodePool, or wait until its other machines have gone"),
+    (r"it is static \(", "Take replicas out of that NodePool, or select another by node_selector_labels"),
+    (r"no controller has set its status", "Start {who}: no controller has looked at that NodePool"),
+)
+
+
+def how_to_have_more(snapshot: PoolSnapshot, since: datetime) -> str:
+    """Return what to do for the pods that have waited since then: by what keeps the provisioner, if that is known.
+
+    It is the beginning of a sentence, as the pool's own `how_to_widen`.
+    """
+    for group in (each for each in snapshot.groups if each.provisioner):
+        failure = group.launch_failure
+        recent = [failure.message] if failure and failure.at >= since.replace(microsecond=0) else []
+        told = "\n".join((*(each.lacks for each in group.machines), *recent, *group.issues))
+        for pattern, fix in _FIXES:
+            if re.search(pattern, told):
+                return fix.format(who=group.provisioner)
+    return snapshot.pool.how_to_widen
 
 
 def how_to_launch(pool: GpuPool, failure: LaunchFailure) -> str:

@@ -14,7 +14,12 @@ from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.writes import Outcome
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods, reported_by_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import (
+    NoCapacity,
+    how_to_have_more,
+    missing_for_pods,
+    reported_by_autoscaler,
+)
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.pool_loop import Subscription, subscribe, subscriptions
@@ -36,6 +41,7 @@ class PoolUpdates:
 
     Attributes:
         no_capacity: Why no machine is available now, if that is a stock-out or a quota.
+        to_widen: What to do for more machines, by what keeps them from coming; empty while nothing is known.
         empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
         gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
             waits for gangs.
@@ -44,6 +50,7 @@ class PoolUpdates:
 
     log_lines: tuple[str, ...] = ()
     no_capacity: NoCapacity | None = None
+    to_widen: str = ""
     empty_nodes: frozenset[str] = frozenset()
     gangs: Mapping[str, str] = field(default_factory=dict)
     gang_errors: Mapping[str, GpuError] = field(default_factory=dict)
@@ -134,6 +141,7 @@ class _Pods(Subscription):
             gang_errors=self._gangs.errors,
             log_lines=(*outcome.log_lines, *reported_by_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
+            to_widen=how_to_have_more(outcome.snapshot, self._started),
             empty_nodes=self._empty_nodes(outcome.snapshot),
         )
 

@@ -85,7 +85,7 @@ class ObjectView(View, Generic[R]):
             queued_at=self._queued_at,
             evicted=self._evicted,
             no_capacity=self.pool_updates.no_capacity,
-            to_widen=self._pool.how_to_widen,
+            to_widen=self.pool_updates.to_widen or self._pool.how_to_widen,
             refused=self._refused.now(),
             notes=self._remarks,
         )

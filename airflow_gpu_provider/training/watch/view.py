@@ -300,7 +300,7 @@ class View(ABC):
             passed_over=self._is_passed_over(uid),
             no_node_has=self._no_node_has(uid),
             no_capacity=self.pool_updates.no_capacity,
-            to_widen=self._pool.how_to_widen,
+            to_widen=self.pool_updates.to_widen or self._pool.how_to_widen,
         )
 
     @property

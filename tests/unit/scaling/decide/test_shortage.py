@@ -11,7 +11,7 @@ import pytest
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling.decide.scarce_capacity import tried
-from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler
+from airflow_gpu_provider.scaling.decide.shortage import how_to_have_more, missing_for_pods, reported_by_autoscaler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, NOW, dry, lease, machine, pod, pool, snapshot
 
@@ -35,6 +35,30 @@ def test_pods_for_which_no_machine_can_be_had_are_told_what_was_tried() -> None:
         " (tried once, last failed at 01:59Z): InsufficientInstanceCapacity."
     )
     assert [each["zone"] for each in error.details["tried"]] == ["us-west-2a"]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "issues", "fix"),
+    [
+        ("NodeClaim gpu-1: UnauthorizedOperation: You are not authorized", (), "Give Karpenter that permission"),
+        ("NodeClaim gpu-1: NodeNotFound: Node not registered with cluster", (), "See why that machine does not join"),
+        ("", ("NodePool gpu has no room in its limits (cpu: 8 of 8)",), "Raise the limits of that NodePool"),
+        ("", ("no NodePool would ... (gpu: it is static (replicas), ...)",), "Take replicas out of that NodePool"),
+        ("", ("gpu: it is not ready (no controller has set its status: ...)",), "Start Karpenter"),
+        ("NodeClaim gpu-1: InsufficientCapacityError", (), pool().how_to_widen),
+    ],
+)
+def test_what_to_do_goes_by_what_keeps_the_provisioner(lacks: str, issues: tuple[str, ...], fix: str) -> None:
+    asked = replace(machine(1, state="requested"), lacks=lacks)
+    seen = waiting(asked, train_a_g6_xlarge={"provisioner": "Karpenter", "issues": issues})
+    assert how_to_have_more(seen, EARLIER).startswith(fix)
+
+
+def test_a_launch_that_failed_before_the_pods_waited_gives_no_advice() -> None:
+    denied = replace(FAILED, message="UnauthorizedOperation: You are not authorized to perform ec2:CreateFleet")
+    seen = waiting(train_a_g6_xlarge={"provisioner": "Karpenter", "launch_failure": denied})
+    assert how_to_have_more(seen, denied.at) == "Give Karpenter that permission"
+    assert how_to_have_more(seen, denied.at + timedelta(minutes=1)) == pool().how_to_widen
 
 
 EC2 = "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have sufficient"
