@@ -59,6 +59,7 @@ class Reserved:
 
     Attributes:
         id: The cloud's name of it.
+        began_at: Since when it gives machines; None where it does not yet.
         opens_at: When it begins to give machines, while it has not; a cloud may take a while beyond that.
         ends_at: From when on its machines have to be empty, because the cloud ends them soon; None: it ends none.
         has_ended: They have to be by now.
@@ -67,6 +68,7 @@ class Reserved:
     """
 
     id: str
+    began_at: datetime | None = None
     opens_at: datetime | None = None
     ends_at: datetime | None = None
     has_ended: bool = False

@@ -26,7 +26,7 @@ from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.roles import Role, name_with_role
-from airflow_gpu_provider.tasks.telemetry import count_outcome
+from airflow_gpu_provider.tasks.telemetry import count_outcome, of_nothing
 from airflow_gpu_provider.tasks.without_log import without_log
 from airflow_gpu_provider.untrusted import storable
 
@@ -195,9 +195,9 @@ class PoolOperator(BaseOperator, metaclass=NamesItsTask):
         doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
         self._stop.ask(TaskKilled(f"Task {self.task_id} received SIGTERM; at that point it {doing}.", self._after_kill))
 
-    def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage | None:
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage:
         """Return the run facet of its event, where apache-airflow-providers-openlineage emits one."""
-        return self._lineage() if self._lineage else None
+        return self._lineage() if self._lineage else of_nothing()
 
     @contextmanager
     def _ending(self, context: Context) -> Iterator[None]:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.accelerators import gpu_of_machine
+
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import BaseOperator
@@ -102,11 +104,18 @@ def of_nodes(pool: str, nodes: Iterable[Json]) -> Lineage:
             "instanceType": each.get("instance_type") or None,
             "market": each.get("capacity_type"),
             "zone": each.get("zone") or None,
-            "gpus": each.get("gpus"),
+            "gpus": each.get("gpus") or _gpus_of(each.get("instance_type") or ""),
         }
         for each in nodes
     ]
     return _lineage(pool=pool, machines=machines)
+
+
+def of_nothing() -> Lineage:
+    """Return the lineage of a task that had no nodes: for None, OpenLineage's provider logs a warning."""
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    return OperatorLineage()
 
 
 def of_training(pool: str, gpus: int | None, phases: Iterable[Json]) -> Lineage:
@@ -163,6 +172,12 @@ def _lineage(**values: Any) -> Lineage:
     from airflow_gpu_provider.tasks.lineage_facet import GpuNodesRunFacet
 
     return OperatorLineage(run_facets={FACET: GpuNodesRunFacet(**values)})
+
+
+def _gpus_of(instance_type: str) -> int | None:
+    """Return how many GPUs a machine of this type has; before the device plugin runs, its node offers none."""
+    found = gpu_of_machine(instance_type)
+    return found.gpus if found else None
 
 
 def _hours(seconds: float, times: int | None) -> float | None:

@@ -17,6 +17,7 @@ from airflow_gpu_provider.clouds.aws.cluster_autoscaler import image_for, manife
 from airflow_gpu_provider.clouds.aws.group_state import instance_end, instance_ids, launched_by, lives
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.quota import judge, read_quotas
+from airflow_gpu_provider.clouds.aws.reservations import read
 from airflow_gpu_provider.clouds.base import Group, Machine, MachineEnd, MachineLife, Plan
 from airflow_gpu_provider.clouds.cloud_platform import CloudPlatform
 from airflow_gpu_provider.clouds.quota import Verdict
@@ -127,11 +128,22 @@ class EksPlatform(CloudPlatform[EksGpuPool]):
             if has_code(error, "InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"):
                 return None  # EC2 forgets an ended instance within the hour, and not each node is one
             raise
-        for instance in found:
-            if end := instance_end(instance):
-                return end
-        cause = self._eks.scaling.why_ending(machine)
-        return MachineEnd(why=cause) if cause else None
+        end = next(filter(None, map(instance_end, found)), None)
+        if end is None and (cause := self._eks.scaling.why_ending(machine)):
+            end = MachineEnd(why=cause)
+        if end is None:
+            return None
+        why = next(filter(None, (self._emptied_for(each) for each in found)), "")
+        return replace(end, why=why) if why else end
+
+    def _emptied_for(self, instance: Mapping[str, Any]) -> str:
+        """Return the end of the Capacity Block for which this package empties its machines; empty where it does not."""
+        reservation = str(instance.get("CapacityReservationId") or "")
+        if reservation not in self._pool.reservations:
+            return ""
+        found = read(self._clients.ec2, [reservation]).get(reservation)
+        state = found.reserved(self._clients.ec2.now()) if found else None
+        return state.why_not if state and state.has_ended else ""
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}

@@ -120,6 +120,7 @@ class Reservation:
         why_not, opens_at, is_over = self._state(now)
         return Reserved(
             id=self.id,
+            began_at=self.start if self.start is not None and now >= self.start else None,
             opens_at=opens_at,
             ends_at=self.ends_at,
             has_ended=self.ends_at is not None and now >= self.ends_at,

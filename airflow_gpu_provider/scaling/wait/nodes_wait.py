@@ -244,13 +244,16 @@ class NodesWait(Record):
 
     def _timeline(self, snapshot: PoolSnapshot, usable: list[Node]) -> list[dict[str, Any]]:
         """Return the phases, in seconds, in which the newest machine joined; an existing node has none."""
-        launched = {m.id: m.launched_at for g in snapshot.groups for m in g.machines}
+        launched = {m.id: (m.launched_at, g.reserved) for g in snapshot.groups for m in g.machines}
         new = [node for node in usable if node.created_at >= self.started]
         if not new:
             return [phase("nodes were there", self.started, snapshot.now)]
         last = max(new, key=lambda node: node.created_at)
-        launch = launched.get(last.machine) or last.created_at
-        ends = (("machine launched", launch), ("node joined", last.created_at), ("node ready", snapshot.now))
+        launch, reserved = launched.get(last.machine, (None, None))
+        ends = [("machine launched", launch or last.created_at), ("node joined", last.created_at)]
+        if reserved and reserved.began_at and reserved.began_at > self.started:
+            ends.insert(0, ("reservation began", reserved.began_at))
+        ends.append(("node ready", snapshot.now))
         phases, start = [], self.started
         for name, end in ends:
             phases.append(phase(name, start, max(end, start)))

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from airflow.providers.openlineage.extractors.manager import ExtractorManager
@@ -89,9 +90,10 @@ def test_a_scale_down_has_the_runs_machines_and_their_cost(
     }
 
 
-def test_ensure_has_the_machines_that_it_has_brought(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpus", [4, 0], ids=["told", "before the device plugin runs"])
+def test_ensure_has_the_machines_that_it_has_brought(gpus: int, tmp_path: Path) -> None:
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
-    node = {**NODE, "instance_type": "g6.12xlarge", "capacity_type": "SPOT", "gpus": 4}
+    node = {**NODE, "instance_type": "g6.12xlarge", "capacity_type": "SPOT", "gpus": gpus}
     opened = SimpleNamespace(record_machines=lambda: None)
     finish(operator, lambda: opened, {"nodes": [node], "timeline": []}, {"ti": Ti()})
     found = emitted(operator, TaskInstanceState.SUCCESS, tmp_path)
@@ -132,8 +134,11 @@ def test_a_workload_has_those_of_its_pods(tmp_path: Path) -> None:
     ],
     ids=lambda operator: operator.task_id,
 )
-def test_what_has_nothing_to_tell_tells_nothing(operator: Any, tmp_path: Path) -> None:
+def test_what_has_nothing_to_tell_tells_nothing(operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = Mock()
+    monkeypatch.setattr(ExtractorManager, "log", SimpleNamespace(warning=warning, debug=Mock(), exception=Mock()))
     assert emitted(operator, TaskInstanceState.FAILED, tmp_path) == {}
+    warning.assert_not_called()
 
 
 # -- the parent ------------------------------------------------------------------------------------------------------

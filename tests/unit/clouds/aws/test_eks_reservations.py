@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from botocore.session import get_session
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.clouds.aws import platform as aws_platform
 from airflow_gpu_provider.clouds.aws.external_groups import candidate
 from airflow_gpu_provider.clouds.aws.group_state import instance_end
+from airflow_gpu_provider.clouds.aws.platform import EksPlatform
 from airflow_gpu_provider.clouds.aws.quota import quota_code
 from airflow_gpu_provider.clouds.aws.reservations import SHORTEST, Reservation, judge, notes, read
 from airflow_gpu_provider.clouds.base import Group, Machine
@@ -180,6 +183,37 @@ class Ec2:
         if unknown := [each for each in CapacityReservationIds if each != ID]:
             raise CloudError(f"{unknown} does not exist.", "", code="InvalidCapacityReservationId.NotFound")
         yield raw()
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "why"),
+    [
+        (timedelta(minutes=30), "shutting-down", f"{ID} ends at 2026-11-26 12:00Z, and its machines are emptied from"),
+        (timedelta(hours=3), "shutting-down", "EC2: shutting-down, Client.UserInitiatedShutdown: User initiated"),
+        (timedelta(minutes=30), "running", None),
+    ],
+)
+def test_a_machine_that_is_emptied_for_its_blocks_end_ends_for_that(
+    ends: timedelta, state: str, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = {"Code": "Client.UserInitiatedShutdown", "Message": "Client.UserInitiatedShutdown: User initiated shutdown"}
+    machine = {"InstanceId": "i-1", "State": {"Name": state}, "StateReason": cause, "CapacityReservationId": ID}
+    monkeypatch.setattr(aws_platform, "instances", lambda ec2, **_: [machine])
+    monkeypatch.setattr(aws_platform, "read", lambda ec2, ids: {ID: block(EndDate=NOW + ends)})
+    platform = object.__new__(EksPlatform)
+    platform._clients = cast("Any", SimpleNamespace(ec2=SimpleNamespace(now=lambda: NOW)))
+    platform._eks = cast("Any", SimpleNamespace(scaling=SimpleNamespace(why_ending=lambda _: "")))
+    platform._pool = EksGpuPool(
+        name="p",
+        cluster_name="ml",
+        region="us-west-2",
+        instance_types=["p5.48xlarge"],
+        max_nodes=1,
+        capacity_types=["RESERVED"],
+        reservations=[ID],
+    )
+    end = platform.machine_end("i-1")
+    assert (end is None) if why is None else (end is not None and end.why.startswith(why))
 
 
 def test_all_are_read_in_one_call() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.clouds.answers import GroupUpdate
+from airflow_gpu_provider.clouds.answers import GroupUpdate, Reserved
 from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
@@ -140,6 +140,15 @@ class TestNodesWait:
             "node ready",
         ]
         assert sum(phase["seconds"] for phase in progress.result["timeline"]) == 60
+
+    def test_the_wait_for_a_block_to_begin_is_a_phase_of_its_own(self) -> None:
+        launched = replace(machine(1), launched_at=START + timedelta(seconds=40))
+        for began, phases in ((30.0, [("reservation began", 30.0), ("machine launched", 10.0)]), (-60.0, [])):
+            block = Reserved(id="cr-1", began_at=START + timedelta(seconds=began))
+            groups = (group(launched, reserved=block),)
+            result = nodes_wait().step(snapshot(leases=(lease(MINE),), nodes=(node(1),), groups=groups)).result
+            found = [(each["phase"], each["seconds"]) for each in result["timeline"]] if result else []
+            assert found[:2] == (phases or [("machine launched", 40.0), ("node joined", 10.0)])
 
     def test_gpus_have_to_be_allocatable_where_that_is_wanted(self) -> None:
         seen = snapshot(leases=(lease(MINE),), nodes=(node(1, gpus=0),), groups=(group(machine(1)),))
