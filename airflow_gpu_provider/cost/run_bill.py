@@ -28,8 +28,8 @@ def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
     if bill.is_idle:
         log.warning(
             "%.0f %% of the run's node time on pool %s was idle while it still wanted the nodes (%s): no run had a pod"
-            " with GPUs there. Want fewer nodes, let tasks start sooner after one another, or move those without GPUs"
-            " out of the block.",
+            " with GPUs there, so also while Airflow started no task. Ask for fewer nodes, start the tasks closer"
+            " together, or move tasks without GPUs out of the block.",
             100 * bill.idle_before_release / bill.total_seconds,
             key.pool,
             _hours(bill.idle_before_release),

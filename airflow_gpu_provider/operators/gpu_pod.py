@@ -105,7 +105,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             volume of the pod is mounted. The container finds it, with a folder for this run of this task, in
             AIRFLOW_GPU_CHECKPOINT. Templated. Default None.
         on_preemption: What to do when the pod is preempted (spot reclaim, eviction, lost node): "resume" starts it
-            again on new capacity, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume"
+            again, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume"
             with a checkpoint, else "fail". All pods of a try share one deadline.
         max_preemptions: How often one try may resume. Default 3.
         on_gpu_out_of_memory: What to do when it runs out of GPU memory: "larger" has the next try ask for the pool's

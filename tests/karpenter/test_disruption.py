@@ -57,7 +57,7 @@ def change_template(cluster: Cluster, name: str) -> None:
 def taken_and_resumed(cluster: Cluster, training: Future[Any], lines: Told, name: str, first: str) -> None:
     """The training was taken from its first node, and has ended on another."""
     training.result(150)
-    assert lines.matching(r"Attempt 2 starts on new capacity")
+    assert lines.matching(r"Attempt 2 starts")
     (again,) = [line for line in lines.matching("placed on node") if first not in line][:1]
     assert again
     eventually(lambda: first not in {node.metadata.name for node in cluster.nodes(name)}, seconds=60)
@@ -146,7 +146,7 @@ def test_a_training_that_may_be_disrupted_moves_to_the_cheaper_machine(cluster: 
         cloud.unavailable = ()
         training.result(180)
     assert lines.matching("EvictionByEvictionAPI|Karpenter evicts it")
-    assert lines.matching("Attempt 2 starts on new capacity")
+    assert lines.matching("Attempt 2 starts")
     types = {
         each.metadata.name: each.metadata.labels for each in cluster.nodes("movable") if each.metadata.name != node
     }

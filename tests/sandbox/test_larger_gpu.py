@@ -30,6 +30,7 @@ def training(pool: EksGpuPool, script: str, **arguments: Any) -> GpuPodOperator:
         "gpu_pool": pool,
         "image": "busybox:1.36",
         "cmds": ["sh", "-c", script],
+        "retries": 3,
     }
     return GpuPodOperator(**{**usual, "on_gpu_out_of_memory": "larger", **arguments})
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import COMING
 from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
     SLOW,
     MachineStatus,
     PoolSnapshot,
     live_leases,
+    supply,
     wanted_by,
 )
 from airflow_gpu_provider.scaling.state.recent_writes import SHOWN_AFTER
@@ -46,7 +49,8 @@ def notes(
     lines += [*_late(snapshot, machines), *_late_of_provisioners(snapshot, machines)]
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     why = {
-        each: _CAME_ALONE if each.counts and counting <= wanted else why_released(each) for each in (*release, *later)
+        each: _why_others_come(snapshot) if each.counts and counting <= wanted else why_released(each)
+        for each in (*release, *later)
     }
     lines += [f"releasing {each}: {why[each]}" for each in release]
     lines += [f"{each} is released when its group has been updated: {why[each]}" for each in later]
@@ -57,6 +61,16 @@ def notes(
     if short > 0 and len(machines) >= snapshot.pool.max_nodes:
         lines.append(f"{short} more wanted, but max_nodes={snapshot.pool.max_nodes} machines exist")
     return tuple(lines)
+
+
+def _why_others_come(snapshot: PoolSnapshot) -> str:
+    """Return why a machine goes that counts, though no fewer are wanted than there are."""
+    larger = [each for lease in live_leases(snapshot) for each in lease.larger]
+    there = {each.machine.id: each.node.instance_type for each in supply(snapshot) if each.node}
+    lacking = [each for each in larger if [*there.values()].count(each.instance_type) < each.nodes]
+    return (
+        f"the next try of {lacking[0].task_id} needs {memory_of(lacking[0].instance_type)}" if lacking else _CAME_ALONE
+    )
 
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
@@ -117,9 +131,11 @@ def _late(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterat
     for each in machines:
         since = each.coming_since
         if each.machine.group in replaced and since is not None and snapshot.now - since > SLOW:
-            what = "is not Ready" if each.node else "has not joined the cluster"
+            from_when = f"since {since:%H:%M:%S}Z"
+            # Its node may have been there, and gone: from here the two look alike.
+            what = f"is not Ready {from_when}" if each.node else f"has no node in the cluster; it runs {from_when}"
             at = since + READY_WITHIN
-            yield f"{each} {what} since {since:%H:%M:%S}Z; it is replaced if it is not usable by {at:%H:%M:%S}Z"
+            yield f"{each} {what}; it is replaced if it is not usable by {at:%H:%M:%S}Z"
 
 
 def _late_of_provisioners(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...]) -> Iterator[str]:
@@ -141,7 +157,7 @@ def why_released(each: MachineStatus) -> str:
     if each.state == "broken" and each.node:
         return f"it has not become Ready in time ({each.node.not_ready_reason})"
     if each.state == "broken":
-        return "it has not joined the cluster in time"
+        return f"it has no node in the cluster {READY_WITHIN / timedelta(minutes=1):.0f} minutes after its launch"
     return "no run wants it, and no pod holds it"
 
 

@@ -215,7 +215,7 @@ class PodTry:
         if lines:
             write_again(self.log.log, lines, what=f"attempt {record.number}")
         following = record.following(deadline=deadline, phases=self.attempt.phases)
-        self.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
+        self.log.warning("%s Attempt %s starts.", error.what, following.number)
         self._run.pod_log.followed = {}
         self.attempt = self._attempt(following)
 

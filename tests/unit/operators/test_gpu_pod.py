@@ -14,7 +14,6 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator

@@ -107,14 +107,14 @@ def test_a_machine_that_never_joins_is_replaced() -> None:
     decision = decide(snapshot(machine(1), leases=(lease(),), nodes=()))
     assert released(decision) == ["i-1"]
     assert decision.grow == {B: 1}
-    assert "has not joined" in decision.notes[-1]
+    assert "has no node in the cluster 15 minutes after its launch" in decision.notes[-1]
 
 
 def test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement() -> None:
     slow = machine(1, launched_at=NOW - timedelta(minutes=4))
     decision = decide(snapshot(slow, leases=(lease(),), nodes=()))
     assert decision.notes == (
-        f"machine i-1 (no node in the pool) of {A} has not joined the cluster since 01:56:00Z;"
+        f"machine i-1 (no node in the pool) of {A} has no node in the cluster; it runs since 01:56:00Z;"
         " it is replaced if it is not usable by 02:11:00Z",
     )
     blinking = node(1, ready=False, ready_changed_at=NOW - timedelta(minutes=4))

@@ -87,6 +87,8 @@ def test_its_node_is_launched_beside_those_of_its_siblings() -> None:
     decision = decide(there(A, A, leases=(wanted,), pods=(pod("sibling", on=1, run="run"),)))
     assert decision.grow == {LARGE_A: 1}
     assert [each.id for each in decision.release] == ["i-2"], "its own former one; its sibling's stays"
+    (why,) = (line for line in decision.notes if line.startswith("releasing "))
+    assert why.endswith(": the next try of train needs g6e.xlarge (48 GiB)")
 
 
 def test_where_the_pool_is_full_its_former_node_goes_first() -> None:
