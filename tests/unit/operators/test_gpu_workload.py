@@ -158,7 +158,9 @@ def test_what_is_still_to_be_rendered_is_not_judged(limits: list[dict[str, Any]]
 
 def test_nodes_that_come_by_requests_are_not_for_workloads_but_in_a_queue() -> None:
     requested = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-highgpu-8g"])
-    with pytest.raises(PoolSpecError, match=r"^Task train has no queue_name, .* come only by ProvisioningRequests"):
+    with pytest.raises(
+        PoolSpecError, match=r"^Task train: The task has no queue_name, .* come only by ProvisioningRequests"
+    ):
         workload(a("Job"), gpu_pool=requested)
     workload(a("Job"), gpu_pool=requested, queue_name="team-a")
     workload(queued(a("Job"), "team-a"), gpu_pool=requested)

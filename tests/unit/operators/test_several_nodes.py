@@ -93,10 +93,13 @@ QUEUED = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-hig
     [
         (
             {"gpus": 8, "nodes": 2},
-            "Task train has no queue_name, and the nodes of pool train-gpu come only by .*Give",
+            "Task train of DAG d: The task has no queue_name, and the nodes of pool train-gpu come only by .*Give",
         ),
-        ({"gpus": 8}, "Task train has no queue_name"),
-        ({"gpus": 4, "nodes": 2, "queue_name": "team-a"}, "Task train has gpus=4, but nodes of pool .* Give gpus=8"),
+        ({"gpus": 8}, "Task train of DAG d: The task has no queue_name"),
+        (
+            {"gpus": 4, "nodes": 2, "queue_name": "team-a"},
+            "Task train of DAG d: gpus=4, but nodes of pool .* Give gpus=8",
+        ),
     ],
 )
 def test_nodes_that_come_by_requests_are_for_queues_and_for_whole_gangs(arguments: dict[str, Any], said: str) -> None:
