@@ -47,12 +47,11 @@ def finish(
     """Record and log what has come; return Ensure's result."""
     from airflow_gpu_provider.cost.ledger import quietly
 
-    pool = ensure.gpu_pool.name
     result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(ensure, context)]}
     if result["nodes"]:  # some may be gone before scale-down
         quietly(lambda: opened().record_machines(), ensure.log.warning)
         result["timeline"] = [*result["timeline"], *prefetched(ensure, opened, result, context)]
-    ensure._lineage = partial(of_nodes, pool, result["nodes"])
+    ensure._lineage = partial(of_nodes, ensure.gpu_pool, result["nodes"])
     _log_nodes(ensure.log, ensure.gpu_pool, result)
     record_phases(ensure, result["timeline"])
     return {**result, "plan": context["ti"].xcom_pull(task_ids=ensure.task_id, key="plan") or []}

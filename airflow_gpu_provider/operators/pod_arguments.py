@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
-from airflow_gpu_provider.accelerators import gpu_of_machine
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
@@ -184,7 +183,7 @@ def _check_out_of_memory(given: Mapping[str, Any]) -> None:
     pool = given.get("gpu_pool")
     if not isinstance(pool, GpuPool) or not pool.is_rendered:
         return
-    of_types = [gpu_of_machine(name) for name in pool.node_sizes]
+    of_types = [pool.gpus_of(name) for name in pool.node_sizes]
     memories = {each.gpu.memory_gib for each in of_types if each is not None}
     if len(memories) == 1 and None not in of_types:
         raise PoolSpecError(

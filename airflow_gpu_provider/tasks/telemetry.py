@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.accelerators import gpu_of_machine
-
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
     from airflow_gpu_provider.cluster.pod_state import Json
+    from airflow_gpu_provider.pools import GpuPool
 
     Lineage = OperatorLineage[Any, Any]
 
@@ -95,7 +94,8 @@ FACET = "gpuProvider_nodes"
 PARENT, ROOT_PARENT = "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_ROOT_PARENT_ID"
 
 
-def of_nodes(pool: str, nodes: Iterable[Json]) -> Lineage:
+def of_nodes(pool: GpuPool, nodes: Iterable[Json]) -> Lineage:
+    """Return an Ensure's facet; before the device plugin runs, a node offers no GPU, and its machine type has them."""
     machines = [
         {
             "node": each["name"],
@@ -104,11 +104,16 @@ def of_nodes(pool: str, nodes: Iterable[Json]) -> Lineage:
             "instanceType": each.get("instance_type") or None,
             "market": each.get("capacity_type"),
             "zone": each.get("zone") or None,
-            "gpus": each.get("gpus") or _gpus_of(each.get("instance_type") or ""),
+            "gpus": each.get("gpus") or _gpus_of(pool, each),
         }
         for each in nodes
     ]
-    return _lineage(pool=pool, machines=machines)
+    return _lineage(pool=pool.name, machines=machines)
+
+
+def _gpus_of(pool: GpuPool, node: Json) -> int | None:
+    found = pool.gpus_of(node.get("instance_type") or "")
+    return found.gpus if found else None
 
 
 def of_nothing() -> Lineage:
@@ -172,12 +177,6 @@ def _lineage(**values: Any) -> Lineage:
     from airflow_gpu_provider.tasks.lineage_facet import GpuNodesRunFacet
 
     return OperatorLineage(run_facets={FACET: GpuNodesRunFacet(**values)})
-
-
-def _gpus_of(instance_type: str) -> int | None:
-    """Return how many GPUs a machine of this type has; before the device plugin runs, its node offers none."""
-    found = gpu_of_machine(instance_type)
-    return found.gpus if found else None
 
 
 def _hours(seconds: float, times: int | None) -> float | None:

@@ -10,10 +10,10 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import GkeGpuPool
 from airflow_gpu_provider.reports.kueue_queues import KueueQueues
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.autoscaler.timings import AutoscalerTimings

@@ -130,7 +130,7 @@ class Writes:
         if decision.update_tags:
             self.lock.check()
             platform.update_autoscaler_tags(decision.update_tags)
-            if self._snapshot.pool.is_autoscaled:
+            if self.snapshot.pool.is_autoscaled:
                 self._log_lines.append(f"set cluster-autoscaler's tags on {', '.join(decision.update_tags)}")
 
     def _shrink(self) -> bool:

@@ -68,9 +68,9 @@ def _why_others_come(snapshot: PoolSnapshot) -> str:
     larger = [each for lease in live_leases(snapshot) for each in lease.larger]
     there = {each.machine.id: each.node.instance_type for each in supply(snapshot) if each.node}
     lacking = [each for each in larger if [*there.values()].count(each.instance_type) < each.nodes]
-    return (
-        f"the next try of {lacking[0].task_id} needs {memory_of(lacking[0].instance_type)}" if lacking else _CAME_ALONE
-    )
+    if not lacking:
+        return _CAME_ALONE
+    return f"the next try of {lacking[0].task_id} needs {memory_of(snapshot.pool, lacking[0].instance_type)}"
 
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
