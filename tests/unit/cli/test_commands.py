@@ -292,7 +292,11 @@ GOOD |= {"max_nodes": 1, "price_per_hour": 2.0}
         ({"price_per_hour": "two"}, "price_per_hour='two' is not a number.", "Give a price"),
         ({"price_per_hour": {"SPOT": "two"}}, "price_per_hour='two' is not a number.", "Give a price"),
         ({"taints": 5}, "taints=5 must be a list of strings", 'Write it as ["...", "..."]'),
-        ({"kind": "aks"}, "Unknown kind of pool: 'aks'.", "Give one of eks, gke, kubernetes as its kind."),
+        (
+            {"kind": "aks"},
+            "Unknown kind of pool: 'aks'.",
+            "Give one of eks, gke, kubernetes as its kind, or install",
+        ),
         ({"cluster_name": "{{ ds }}"}, "only a DAG run can render it", "Write plain values into the file."),
         ({"manage": "scale"}, 'manage="scale" needs groups to scale.', "Name them in node_groups or asg_names."),
         (
