@@ -32,6 +32,8 @@ _LONG_ENOUGH = timedelta(minutes=15)
 """For how long requests are to be tried: GKE keeps idle nodes for ten minutes, and then deletes them for some more."""
 _RETRIES = {"backoffLimitCount": 3, "backoffBaseSeconds": 60, "backoffMaxSeconds": 1800}
 """Kueue's defaults (ProvisioningRequestRetryStrategy)."""
+_LONGEST_RUN = 604800
+"""GKE's default of maxRunDurationSeconds, and its most ("... with flex-start with queued provisioning")."""
 _FIX = "Correct it as docs/kueue/queued-provisioning.yaml has it."
 
 Problem = tuple[Literal["warning", "problem"], str]
@@ -121,6 +123,10 @@ def _of_config(pool: GpuPool, config: Json) -> Iterator[Problem]:
     key, detail = _NODES_OF_REQUEST
     if (key, detail) not in [(each.get("key"), each.get("valueFromProvisioningClassDetail")) for each in selected]:
         yield "problem", f"{name} lacks {key} from {detail} in podSetUpdates: pods run on nodes of other requests"
+    given = str((spec.get("parameters") or {}).get("maxRunDurationSeconds", _LONGEST_RUN))
+    if given.isdecimal() and int(given) < pool.max_runtime.total_seconds():
+        ends = format_seconds(timedelta(seconds=int(given)))
+        yield "problem", f"{name} has GKE end the nodes after {ends}, before max_runtime={pool.max_runtime}"
     if (lasts := _retries_for(spec.get("retryStrategy") or {})) < _LONG_ENOUGH:
         how_long, needed = format_seconds(lasts), format_seconds(_LONG_ENOUGH)
         yield "warning", f"{name} retries for {how_long} in all: GKE's idle nodes may take {needed} to make room"

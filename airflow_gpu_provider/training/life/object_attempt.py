@@ -29,7 +29,7 @@ from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, Tas
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.indexed_job import indexed_job, with_lifetime_of_nodes
+from airflow_gpu_provider.training.place.indexed_job import indexed_job
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest import place_workload, queue_in, training_pods
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
@@ -330,7 +330,7 @@ class GangAttempt(ObjectAttempt[int]):
             gpus=placement.gpus,
             base_container=placement.base_container,
         )
-        self._find_or_create(with_lifetime_of_nodes(job, placement.pool))
+        self._find_or_create(job)
         self.tell_name()
 
     @property

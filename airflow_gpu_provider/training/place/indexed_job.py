@@ -15,7 +15,6 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
-from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 
@@ -149,20 +148,3 @@ def _spread(spec: dict[str, Any], job: str) -> None:
     wish = "preferredDuringSchedulingIgnoredDuringExecution"
     near = {"weight": 100, "podAffinityTerm": {**term, "topologyKey": ZONE_LABEL}}
     together[wish] = [*(together.get(wish) or []), near]
-
-
-_REQUEST_PARAMETER = "provreq.kueue.x-k8s.io/"
-"""Of a Job's annotations that Kueue makes parameters of its ProvisioningRequest: pkg/controller/constants of Kueue."""
-
-
-def with_lifetime_of_nodes(job: dict[str, Any], pool: GpuPool) -> dict[str, Any]:
-    """Return a Job to create on a pool whose nodes come by ProvisioningRequests with how long they may live.
-
-    It takes precedence over `parameters` of the queue's ProvisioningRequestConfig. Unchanged for other pools.
-    """
-    lifetime = pool.node_lifetime
-    if not pool.provisioning_class or lifetime is None:
-        return job
-    meta = job["metadata"]
-    seconds = {f"{_REQUEST_PARAMETER}maxRunDurationSeconds": str(int(lifetime.total_seconds()))}
-    return {**job, "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **seconds}}}

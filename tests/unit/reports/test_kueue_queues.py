@@ -85,6 +85,11 @@ WRONG: dict[str, tuple[Callable[[Objects], Any], str, str]] = {
         "problem",
         "lacks autoscaling.gke.io/provisioning-request from ResizeRequestName",
     ),
+    "nodes that end too early": (
+        lambda o: o["ProvisioningRequestConfig"]["spec"]["parameters"].update(maxRunDurationSeconds="3600"),
+        "problem",
+        ", before max_runtime=",
+    ),
     "Kueue's default retries": (
         lambda o: o["ProvisioningRequestConfig"]["spec"].pop("retryStrategy"),
         "warning",

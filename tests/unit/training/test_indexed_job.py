@@ -13,10 +13,7 @@ from airflow_gpu_provider.training.place.indexed_job import (
     headless_service,
     indexed_job,
     job_name,
-    with_lifetime_of_nodes,
 )
-from tests.unit.clouds.google.test_gke_pool import FLEX_START
-from tests.unit.clouds.google.test_gke_pool import pool as gke_pool
 
 
 def a_pod(**changes: Any) -> dict[str, Any]:
@@ -107,12 +104,3 @@ def test_name_is_a_label_with_its_random_end(name: str) -> None:
     assert len(made) <= LONGEST_NAME
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", made)
     assert made.endswith(name[-8:])
-
-
-def test_a_request_of_kueue_learns_how_long_the_nodes_may_live() -> None:
-    job = indexed_job(a_pod(), nodes=3, gpus=1, base_container="base")
-    queued, alone = gke_pool(**FLEX_START, queued_provisioning=True), gke_pool(**FLEX_START)
-    made = with_lifetime_of_nodes(job, queued)
-    lifetime = str(int(queued.node_lifetime.total_seconds()))  # type: ignore[union-attr]
-    assert made["metadata"]["annotations"]["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] == lifetime
-    assert with_lifetime_of_nodes(job, alone) == job
