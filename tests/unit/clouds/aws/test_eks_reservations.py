@@ -16,7 +16,7 @@ from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws import platform as aws_platform
 from airflow_gpu_provider.clouds.aws.external_groups import candidate
 from airflow_gpu_provider.clouds.aws.group_state import instance_end
-from airflow_gpu_provider.clouds.aws.platform import EksPlatform
+from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.quota import quota_code
 from airflow_gpu_provider.clouds.aws.reservations import SHORTEST, Reservation, judge, notes, read
 from airflow_gpu_provider.clouds.base import Group, Machine
@@ -200,7 +200,7 @@ def test_a_machine_that_is_emptied_for_its_blocks_end_ends_for_that(
     machine = {"InstanceId": "i-1", "State": {"Name": state}, "StateReason": cause, "CapacityReservationId": ID}
     monkeypatch.setattr(aws_platform, "instances", lambda ec2, **_: [machine])
     monkeypatch.setattr(aws_platform, "read", lambda ec2, ids: {ID: block(EndDate=NOW + ends)})
-    platform = object.__new__(EksPlatform)
+    platform = object.__new__(OwnedEksPlatform)
     platform._clients = cast("Any", SimpleNamespace(ec2=SimpleNamespace(now=lambda: NOW)))
     platform._eks = cast("Any", SimpleNamespace(scaling=SimpleNamespace(why_ending=lambda _: "")))
     platform._pool = EksGpuPool(
