@@ -145,20 +145,20 @@ print([node.metadata.name for node in KubernetesHook().core_v1_client.list_node(
 
 @pytest.mark.nightly
 def test_a_real_airflow_runs_over_ones_own_dags(detached: str, environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("from airflow.sdk import DAG\nDAG('own')\n")
     command = [*GPU_SANDBOX, "airflow", "--name", detached, "--dags", str(tmp_path), "--home", str(tmp_path / "home")]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as airflow:
         assert airflow.stderr is not None
         for line in airflow.stderr:
             if "In another shell" in line:
                 break
-        listed = f"{sys.executable} -m airflow dags list -o json"
-        script = f". {tmp_path}/home/airflow.env; {listed}; echo; echo $AWS_ENDPOINT_URL"
+        asked = f"{sys.executable} -m airflow config get-value core dags_folder"
+        script = f". {tmp_path}/home/airflow.env; {asked}; echo $AWS_ENDPOINT_URL"
         shown = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
         airflow.send_signal(signal.SIGINT)
         assert airflow.wait(60) == 130
-    assert '"own"' in shown.stdout
-    assert shown.stdout.splitlines()[-1].startswith("http://127.0.0.1:")
+    *_, folder, endpoint = shown.stdout.splitlines()
+    assert folder == str(tmp_path)
+    assert endpoint.startswith("http://127.0.0.1:")
 
 
 def test_status_for_people_and_for_programs(detached: str, gpu_sandbox_cli: Cli) -> None:
