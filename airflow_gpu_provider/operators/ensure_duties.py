@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.node_counts import tasks_after
 from airflow_gpu_provider.pools.budget import least, reserve
-from airflow_gpu_provider.pools.prices import in_words, rate_in_words, typed_prices
+from airflow_gpu_provider.pools.prices import in_words, rate_in_words
 from airflow_gpu_provider.pools.switch import unwatched_for
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template, is_whole
 from airflow_gpu_provider.tasks.block_tasks import value_of
@@ -273,4 +273,4 @@ def _prices(pool: GpuPool, listed: ListPrices | None) -> Mapping[str, float | No
     """Return what nodes cost, by group where the cloud lists it, else by market."""
     if listed is not None:
         return listed.per_hour
-    return {market.lower().replace("_", "-"): price for market, price in typed_prices(pool).items()}
+    return {market.lower().replace("_", "-"): price for market, price in pool.typed_prices.items()}

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools.prices import ListPrices, amount_of, in_words, rate_in_words, typed_prices
+from airflow_gpu_provider.pools.prices import ListPrices, amount_of, in_words, rate_in_words
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.pools.values import is_template, time_of
 from airflow_gpu_provider.untrusted import loads, one_line
@@ -185,7 +185,7 @@ def dearest(pool: GpuPool, listed: ListPrices | None) -> float:
 
 def _known(pool: GpuPool) -> list[float]:
     """Return the spec's prices; none where it lacks one of a market that it names."""
-    prices = typed_prices(pool).values()
+    prices = pool.typed_prices.values()
     return [] if None in prices else [price for price in prices if price is not None]
 
 

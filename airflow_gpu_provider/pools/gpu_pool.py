@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -22,7 +22,6 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodeDaemon, NodesToCome, PodFabric
-from airflow_gpu_provider.pools.prices import LIST, price_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_group_names,
@@ -46,6 +45,9 @@ from airflow_gpu_provider.pools.values import (
 
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
+
+LIST = "list"
+"""The `price_per_hour` that asks the cloud."""
 
 _VERSION = 1
 _MANAGE = ("full", "scale")
@@ -188,6 +190,15 @@ class GpuPool(ABC):
     def has_list_prices(self) -> bool:
         """Whether the cloud is asked what nodes cost."""
         return self.price_per_hour == LIST
+
+    @property
+    def typed_prices(self) -> dict[str, float | None]:
+        """What the spec gives by market that it names; empty where it gives no prices, or has them listed."""
+        prices = self.price_per_hour
+        if prices is None or self.has_list_prices:
+            return {}
+        markets = self.markets if self.manage == "full" else ()
+        return {market: self.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
 
     # -- what provides it ------------------------------------------------------------------------------------
 
@@ -550,7 +561,7 @@ class GpuPool(ABC):
         self._check("price_per_hour", lambda given: given == LIST or are_prices(given, MARKETS), _PRICES)
         self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
         if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
-            self._refuse(price_problems(self))
+            self._refuse(self._price_problems())
         self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
@@ -561,6 +572,33 @@ class GpuPool(ABC):
                 _ = self.parsed_taints
             except PoolSpecError as error:
                 raise self._error(f"taints: {error.what.rstrip('.')}", error.fix) from error
+
+    def _price_problems(self) -> Iterator[tuple[str, str]]:
+        """Yield why the prices are those of no machine of the pool, or cannot meet its limit, each with its fix."""
+        markets = self.markets if self.manage == "full" else ()
+        priced = self.price_per_hour if isinstance(self.price_per_hour, dict) and not is_template(markets) else {}
+        if priced and markets and {*markets, *(MARKETS if "RESERVED" in markets else ())}.isdisjoint(priced):
+            yield (
+                f"price_per_hour has a price of {' and '.join(priced)}, and the pool's capacity_types are"
+                f" {', '.join(markets)}",
+                "Give a price of each of its capacity types.",
+            )
+        limit = self.max_price_per_hour
+        if limit is None:
+            return
+        if self.price_per_hour is None:
+            yield "max_price_per_hour needs prices", 'Set price_per_hour="list", or give the prices there.'
+        if self.nodes_come_with_pods:
+            yield (
+                "max_price_per_hour has no effect where others add the nodes",
+                "Limit the machine types of the autoscaler or the provisioner.",
+            )
+        typed = self.typed_prices
+        if typed and all(price is not None and price > limit for price in typed.values()):
+            yield (
+                f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
+                "Raise the limit, or name cheaper machines.",
+            )
 
     def _check_manage(self, shape: tuple[str, ...]) -> None:
         """Check that groups are named if they are external, and only then; these take no field of `shape`."""

@@ -12,58 +12,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.pools.candidates import MARKETS, Candidate
-from airflow_gpu_provider.pools.values import is_template, time_of
+from airflow_gpu_provider.pools.candidates import Candidate
+from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import loads, one_line
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
 
-LIST = "list"
-"""The `price_per_hour` that asks the cloud."""
-
 LIST_PRICE = "list price"
 """What is said beside each number that comes of such a price."""
 
 _LONGEST_REASON = 300
-
-
-def price_problems(pool: GpuPool) -> Iterator[tuple[str, str]]:
-    """Yield why the prices are those of no machine of a (rendered) pool, or cannot meet its limit, and what to do."""
-    limit, prices = pool.max_price_per_hour, pool.price_per_hour
-    markets = pool.markets if pool.manage == "full" else ()
-    priced = prices if isinstance(prices, dict) and not is_template(markets) else {}
-    if priced and markets and {*markets, *(MARKETS if "RESERVED" in markets else ())}.isdisjoint(priced):
-        yield (
-            f"price_per_hour has a price of {' and '.join(priced)}, and the pool's capacity_types are"
-            f" {', '.join(markets)}",
-            "Give a price of each of its capacity types.",
-        )
-    if limit is None:
-        return
-    if prices is None:
-        yield "max_price_per_hour needs prices", 'Set price_per_hour="list", or give the prices there.'
-    if pool.nodes_come_with_pods:
-        yield (
-            "max_price_per_hour has no effect where others add the nodes",
-            "Limit the machine types of the autoscaler or the provisioner.",
-        )
-    typed = typed_prices(pool)
-    if typed and all(price is not None and price > limit for price in typed.values()):
-        yield (
-            f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
-            "Raise the limit, or name cheaper machines.",
-        )
-
-
-def typed_prices(pool: GpuPool) -> dict[str, float | None]:
-    """Return what the spec gives by market that it names; nothing where it gives no prices, or has them listed."""
-    prices = pool.price_per_hour
-    if prices is None or prices == LIST:
-        return {}
-    markets = pool.markets if pool.manage == "full" else ()
-    return {market: pool.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,17 +33,7 @@ CIRCLES = (
         "training.life.store",
         "training.life.task_attempt",
     },
-    {
-        "clouds.aws.instance_types",
-        "clouds.aws.launch_templates",
-        "clouds.aws.network",
-        "clouds.aws.spec",
-        "clouds.aws.template_data",
-    },
-    {"pools.gpu_pool", "pools.prices"},
-    {"clouds.google.pool", "clouds.google.rules", "clouds.google.series"},
     {"operators.ensure", "operators.ensure_duties", "operators.ensured"},
-    {"clouds.aws.pool", "clouds.aws.rules"},
 )
 
 

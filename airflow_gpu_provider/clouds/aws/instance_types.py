@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecEr
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.aws.clients import AwsService
-    from airflow_gpu_provider.clouds.aws.network import Subnet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,25 +127,6 @@ def _admits_itself(rules: Iterable[Mapping[str, Any]], group: str) -> bool:
         and any(pair.get("GroupId") == group for pair in rule.get("UserIdGroupPairs", ()))
         for rule in rules
     )
-
-
-def check_subnets(fabric: Fabric, subnets: Sequence[Subnet], pool: EksGpuPool) -> None:
-    """Refuse public subnets: with several interfaces EC2 gives a machine no public address, and it never joins. Pure.
-
-    EC2's user guide, "Public IPv4 addresses and network interfaces".
-
-    Raises:
-        PoolSpecError: As said.
-    """
-    public = [subnet.id for subnet in subnets if subnet.way_out == "public"]
-    several = [name for name, has in fabric.cards.items() if has.cards > 1]
-    if public and several:
-        raise PoolSpecError(
-            f'Pool {pool.name}: network="efa" gives {", ".join(several)} several network interfaces, and EC2 such'
-            f" machines no public address, without which none joins from {', '.join(public)}.",
-            "Name private subnets, whose way out is a NAT gateway.",
-            subnets=public,
-        )
 
 
 def require_visible_gpus(ec2: AwsService, pool: EksGpuPool, types: Iterable[str]) -> None:

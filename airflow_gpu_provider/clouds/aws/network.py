@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.answers import has_code, message_of
 from airflow_gpu_provider.clouds.aws.clients import AwsService
+from airflow_gpu_provider.clouds.aws.instance_types import Fabric
 from airflow_gpu_provider.clouds.aws.launch_templates import template_data
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
@@ -128,6 +129,25 @@ def subnet_notes(subnets: Iterable[Subnet], pool: EksGpuPool) -> tuple[str, ...]
         if subnet.free < _needed(pool)
     )
     return (*(f"{_listed(those)}: {what}" for what, those in findings.items() if those), *free)
+
+
+def check_subnets(fabric: Fabric, subnets: Sequence[Subnet], pool: EksGpuPool) -> None:
+    """Refuse public subnets: with several interfaces EC2 gives a machine no public address, and it never joins. Pure.
+
+    EC2's user guide, "Public IPv4 addresses and network interfaces".
+
+    Raises:
+        PoolSpecError: As said.
+    """
+    public = [subnet.id for subnet in subnets if subnet.way_out == "public"]
+    several = [name for name, has in fabric.cards.items() if has.cards > 1]
+    if public and several:
+        raise PoolSpecError(
+            f'Pool {pool.name}: network="efa" gives {", ".join(several)} several network interfaces, and EC2 such'
+            f" machines no public address, without which none joins from {', '.join(public)}.",
+            "Name private subnets, whose way out is a NAT gateway.",
+            subnets=public,
+        )
 
 
 def _order(subnet: Subnet, pool: EksGpuPool) -> tuple[bool, bool, bool, int]:

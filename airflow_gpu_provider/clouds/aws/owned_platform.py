@@ -18,13 +18,12 @@ from airflow_gpu_provider.clouds.aws.group_changes import GroupChanges, no_usabl
 from airflow_gpu_provider.clouds.aws.group_state import has_machines
 from airflow_gpu_provider.clouds.aws.instance_types import (
     Fabric,
-    check_subnets,
     read_fabric,
     require_visible_gpus,
     type_notes,
 )
 from airflow_gpu_provider.clouds.aws.leftover_groups import LeftoverGroups
-from airflow_gpu_provider.clouds.aws.network import security_notes, subnet_notes
+from airflow_gpu_provider.clouds.aws.network import check_subnets, security_notes, subnet_notes
 from airflow_gpu_provider.clouds.aws.node_groups import asg_name, is_owned
 from airflow_gpu_provider.clouds.aws.node_versions import Newest
 from airflow_gpu_provider.clouds.aws.owned_candidates import OwnedCandidates, ReservedNow

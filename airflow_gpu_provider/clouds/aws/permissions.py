@@ -15,7 +15,6 @@ from airflow_gpu_provider.clouds.answers import Refusals
 from airflow_gpu_provider.clouds.aws.autoscaling import SUSPENDED_TAG
 from airflow_gpu_provider.clouds.aws.clients import AwsService
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-from airflow_gpu_provider.clouds.aws.rules import needs
 from airflow_gpu_provider.clouds.aws.spec import POOL_TAG
 from airflow_gpu_provider.errors import CloudError, CredentialsError, PermissionDenied, QuotaExceeded
 
@@ -90,7 +89,7 @@ def _template_questions(pool: EksGpuPool, place: str) -> tuple[Question, ...]:
 
     EKS launches a machine by it in the caller's name before it makes a group.
     """
-    if not (needs(pool) or pool.reservations):
+    if not (pool.own_template_fields or pool.reservations):
         return ()
     template, placement, made = f"{place}:launch-template/lt-0", f"{place}:placement-group/new", _tagged(pool)
     machine = f"{place}:instance/*"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -15,11 +15,13 @@ from airflow_gpu_provider.clouds.aws.rules import (
     EFA_RESOURCE,
     IN_TEMPLATES,
     efa_of_a_pod,
+    efa_problems,
     faster_starts,
     release_problems,
     reservation_problems,
-    template_problems,
+    volume_problems,
 )
+from airflow_gpu_provider.clouds.aws.user_data import problems as user_data_problems
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -227,15 +229,31 @@ class EksGpuPool(GpuPool):
         return efa_plugin(EFA_RESOURCE, image) if self.network == "efa" else None
 
     def fabric_of(self, gpus: int) -> PodFabric | None:
-        return efa_of_a_pod(self, gpus) if self.network == "efa" else None
+        if self.network != "efa":
+            return None
+        return efa_of_a_pod(self.node_sizes, gpus, is_bottlerocket=self.has_image_volume)
 
     @property
     def how_to_start_sooner(self) -> str:
-        return faster_starts(self)
+        if self.fast_start:
+            return ""
+        return faster_starts(self.instance_types, is_owned=self.manage == "full")
 
     @property
     def room_for_images(self) -> int | None:
         return self.disk_size if self.user_data is None else None
+
+    @property
+    def own_template_fields(self) -> tuple[str, ...]:
+        """The fields for which the pool's groups have launch templates of this package's; empty: they have none.
+
+        Bottlerocket's volume for images is one: EKS's own diskSize is that of the other volume.
+        """
+        volume = ("disk_size",) if self.has_image_volume and self.disk_size is not None else ()
+        return (*volume, *self._given(*IN_TEMPLATES)) if self.manage == "full" else ()
+
+    def _given(self, *names: str) -> list[str]:
+        return [name for name in names if getattr(self, name) not in (None, False)]
 
     @property
     def needs_cluster_autoscaler(self) -> bool:
@@ -355,18 +373,38 @@ class EksGpuPool(GpuPool):
         self._check_processors()
         self._check_reserved_labels()
         if not is_template([self.reservations, self.capacity_types, self.launch_template, self.scaling]):
-            self._refuse(reservation_problems(self))
+            self._refuse(self._reservation_problems())
         self._check_zones()
         self._check_autoscaling()
         self._check("network", (None, "efa").__contains__, '"efa", or left out')
         if not is_template(
             [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
         ):
-            self._refuse(template_problems(self))
+            self._refuse(self._template_problems())
         if self.ami_release is not None and not is_template([self.ami_release, self.ami_type]):
-            self._refuse(release_problems(self))
+            self._refuse(release_problems(self.ami_release, self.ami_type))
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
+
+    def _reservation_problems(self) -> Iterator[tuple[str, str]]:
+        yield from reservation_problems(
+            self.reservations,
+            is_market="RESERVED" in self.capacity_types,
+            launch_template=self.launch_template,
+            is_autoscaled=self.is_autoscaled,
+        )
+
+    def _template_problems(self) -> Iterator[tuple[str, str]]:
+        """Yield what cannot work of what EKS takes in a launch template alone, each with its fix."""
+        given = self._given("disk_size", *IN_TEMPLATES)
+        if self.launch_template and given:
+            what = f"{', '.join(given)} and launch_template exclude each other: the template says it"
+            yield what, "Give one or the other."
+        yield from volume_problems(self.disk_size, self.disk_iops, self.disk_throughput)
+        if self.user_data is not None:
+            yield from user_data_problems(self.user_data, self.ami_type)
+        if self.network is not None:
+            yield from efa_problems(self.instance_types, self.ami_type, is_autoscaled=self.is_autoscaled)
 
     def _check_instance_types(self) -> None:
         if is_template(self.instance_types):

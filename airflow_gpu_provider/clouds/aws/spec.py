@@ -13,7 +13,7 @@ from airflow_gpu_provider.clouds.aws.autoscaler_tags import node_labels
 from airflow_gpu_provider.clouds.aws.instance_types import Fabric
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.reservations import RESERVATION_TAG, types_of
-from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, needs
+from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB
 from airflow_gpu_provider.clouds.aws.template_data import described, template_data, template_name
 from airflow_gpu_provider.clouds.base import GroupChange
 from airflow_gpu_provider.clouds.group_checks import (
@@ -169,7 +169,7 @@ class GroupSpec:
             pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
         elif not self.has_own_template(group):
             found = (group.get("launchTemplate") or {}).get("name")
-            whys = (*needs(pool), *(("reservations",) if self.candidate.reservation else ()))
+            whys = (*pool.own_template_fields, *(("reservations",) if self.candidate.reservation else ()))
             pairs.append(("launch_template", found, f"one of its own, for {', '.join(whys)}"))
         return fixed_differences(pairs)
 

@@ -18,7 +18,7 @@ from typing import Any
 from airflow_gpu_provider.clouds.aws.instance_types import Fabric
 from airflow_gpu_provider.clouds.aws.machine_types import instance_type
 from airflow_gpu_provider.clouds.aws.pool import IMAGE_VOLUME, EksGpuPool
-from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, has_local_disk, needs
+from airflow_gpu_provider.clouds.aws.rules import DEFAULT_DISK_GIB, has_local_disk
 from airflow_gpu_provider.clouds.aws.user_data import API_VERSION, as_data, as_text, from_text
 from airflow_gpu_provider.clouds.group_checks import Difference
 from airflow_gpu_provider.pools import Candidate
@@ -90,7 +90,7 @@ def template_data(
         fabric: The nodes' network, where it is not one plain interface.
         made_in: The placement group of the candidate's reservation; EC2 launches into it from that group alone.
     """
-    if pool.manage != "full" or not (has_one or needs(pool) or candidate.reservation):
+    if pool.manage != "full" or not (has_one or pool.own_template_fields or candidate.reservation):
         return None
     pool = started_fast(pool, candidate.instance_type)
     data: dict[str, Any] = {"MetadataOptions": _metadata(pool), **_reserved(candidate)}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, Self
 
 from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
-from airflow_gpu_provider.clouds.google import machine_types
-from airflow_gpu_provider.clouds.google import rules as gke_machines
+from airflow_gpu_provider.clouds.google import machine_types, rules, series
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.on_nodes import NodeDaemon, NodesToCome
@@ -276,10 +275,10 @@ class GkeGpuPool(GpuPool):
 
     @property
     def provisioning_class(self) -> str:
-        return gke_machines.QUEUED_CLASS if self.queued_provisioning is True else ""
+        return rules.QUEUED_CLASS if self.queued_provisioning is True else ""
 
     def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None) -> None:
-        gke_machines.check_nodes_come(self, nodes=nodes, gpus=gpus, queue=queue)
+        rules.check_nodes_come(self, nodes=nodes, gpus=gpus, queue=queue)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:
@@ -289,7 +288,7 @@ class GkeGpuPool(GpuPool):
     @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         own = super().parsed_taints
-        gkes = (GPU_TAINT, gke_machines.QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
+        gkes = (GPU_TAINT, rules.QUEUED_TAINT) if self.queued_provisioning else (GPU_TAINT,)
         return (*(taint for taint in gkes if taint not in own), *own)
 
     @property
@@ -308,12 +307,12 @@ class GkeGpuPool(GpuPool):
         if self.max_run_duration is not None:
             return self.max_run_duration
         derived = self.max_runtime + _MARGIN
-        return None if self.min_nodes or derived > gke_machines.LONGEST_RUN else derived
+        return None if self.min_nodes or derived > rules.LONGEST_RUN else derived
 
     @property
     def is_reserved(self) -> bool:
         """Whether machines come only from a reservation."""
-        return self.reservation_affinity.get("consume_reservation_type") in gke_machines.RESERVED_ONLY
+        return self.reservation_affinity.get("consume_reservation_type") in rules.RESERVED_ONLY
 
     def accelerator_of(self, machine_type: str) -> tuple[str, int]:
         """Return the accelerator type of a machine of this type, and how many it has."""
@@ -364,7 +363,7 @@ class GkeGpuPool(GpuPool):
         return replace(self, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
-        return self.preferences.candidates(zones, partial(gke_machines.node_pool_name, self.name, self.region))
+        return self.preferences.candidates(zones, partial(rules.node_pool_name, self.name, self.region))
 
     def _devices(self, machine_type: str) -> int | None:
         """Return how many nvidia.com/gpu a node of that type offers, shared and partitioned; None: not known."""
@@ -417,7 +416,7 @@ class GkeGpuPool(GpuPool):
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_zones()
-        self._refuse(gke_machines.problems(self))
+        self._refuse(self._problems())
         self._check_taints()
 
     def _check_zones(self) -> None:
@@ -428,6 +427,12 @@ class GkeGpuPool(GpuPool):
             if not match or not match[2] or match[1] != self.region:
                 raise self._error(f"{zone!r} in node_locations is not a zone of {self.region}")
 
+    def _problems(self) -> rules.Problems:
+        """Yield what cannot work by the rules of machines; a rule waits until its fields are rendered."""
+        for names, judge in _RULES:
+            if not is_template([getattr(self, name) for name in names]):
+                yield from judge(self)
+
     def _check_taints(self) -> None:
         if is_template(self.taints):
             return
@@ -436,6 +441,72 @@ class GkeGpuPool(GpuPool):
                 raise self._error(
                     f"taint {taint} contradicts GKE, which taints GPU nodes with {GPU_TAINT}", "Leave it out."
                 )
+
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, str]]]], ...] = (
+    (("image_type",), lambda pool: rules.image_problems(pool.image_type)),
+    (("disk_type", "machine_types"), lambda pool: series.boot_disk_problems(pool.disk_type, pool.machine_types)),
+    (("disk_size",), lambda pool: rules.disk_size_problems(pool.disk_size)),
+    (("tags",), lambda pool: rules.tag_problems(pool.tags)),
+    ((), lambda pool: rules.start_problems(pool.image_streaming, pool.secondary_boot_disks, pool.image_type)),
+    (
+        ("placement", "machine_types", "max_nodes"),
+        lambda pool: series.placement_problems(pool.placement, pool.machine_types, pool.max_nodes),
+    ),
+    ((), lambda pool: rules.label_problems(pool.node_labels if pool.manage == "full" else ())),
+    (
+        ("machine_types", "accelerator_type", "accelerator_count"),
+        lambda pool: rules.machine_problems(pool.machine_types, pool.accelerator_type, pool.accelerator_count),
+    ),
+    (
+        ("machine_types", "flex_start"),
+        lambda pool: series.machine_problems(pool.machine_types, flex_start=pool.flex_start),
+    ),
+    (("driver",), lambda pool: rules.driver_problems(pool.driver, pool.image_type, pool.gpu_partition_size)),
+    (
+        ("gpu_partition_size", "machine_types", "accelerator_type"),
+        lambda pool: rules.partition_problems(
+            pool.gpu_partition_size, {name: pool.accelerator_of(name)[0] for name in pool.machine_types}
+        ),
+    ),
+    (("gpu_sharing",), lambda pool: rules.sharing_problems(pool.gpu_sharing)),
+    (
+        ("max_run_duration", "max_runtime"),
+        lambda pool: rules.lifetime_problems(pool.max_run_duration, pool.max_runtime),
+    ),
+    (
+        ("queued_provisioning", "flex_start"),
+        lambda pool: (
+            rules.queued_problems(flex_start=pool.flex_start, sharing=pool.gpu_sharing, placement=pool.placement)
+            if pool.queued_provisioning
+            else ()
+        ),
+    ),
+    (("shielded_instance_config",), lambda pool: rules.shielded_problems(pool.shielded_instance_config)),
+    (
+        ("reservation_affinity", "capacity_types"),
+        lambda pool: rules.reservation_problems(pool.reservation_affinity, pool.capacity_types),
+    ),
+    (
+        (
+            *("flex_start", "scaling", "location_policy", "reservation_affinity", "capacity_types"),
+            *("max_run_duration", "max_runtime", "min_nodes"),
+        ),
+        lambda pool: (
+            rules.flex_start_problems(
+                scaling=pool.scaling,
+                location_policy=pool.location_policy,
+                affinity=pool.reservation_affinity,
+                capacity_types=pool.capacity_types,
+                lifetime=pool.node_lifetime,
+                min_nodes=pool.min_nodes,
+            )
+            if pool.flex_start
+            else ()
+        ),
+    ),
+)
+"""The rules of machines in their order: the fields that have to be rendered for each, and the rule."""
 
 
 def _affinity(given: dict[str, Any]) -> dict[str, Any]:

@@ -9,34 +9,28 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import GPUS, Gpu
 from airflow_gpu_provider.clouds.google import machine_types
-from airflow_gpu_provider.clouds.google import series as gke_series
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.values import Taint, is_template
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
+
+Problems = Iterator[tuple[str, str]]
+"""What cannot work, each with its fix."""
 
 _GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
 _MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
 _SHARING = ("TIME_SHARING", "MPS")
 
 
-def problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield what of a pool cannot work, each with its fix; a rule waits until its fields are rendered."""
-    for rule, names in _RULES.items():
-        if not is_template([getattr(pool, name) for name in names]):
-            yield from rule(pool)
-
-
-def _machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    types, attached, count = pool.machine_types, pool.accelerator_type, pool.accelerator_count
+def machine_problems(types: Sequence[str], attached: str | None, count: int | None) -> Problems:
+    """Yield what cannot work of machine_types, accelerator_type and accelerator_count."""
     if len(set(types)) < len(types):
         yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
     if attached is not None and None not in map(machine_types.gce_machine_type, types):
@@ -57,8 +51,7 @@ def _machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
             yield f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT
 
 
-def _sharing_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    sharing = pool.gpu_sharing
+def sharing_problems(sharing: Mapping[str, Any]) -> Problems:
     if not sharing:
         return
     clients = sharing.get("max_shared_clients")
@@ -69,17 +62,17 @@ def _sharing_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
         yield f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48", "Correct the pool's spec."
 
 
-def _partition_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    size = pool.gpu_partition_size
-    for name in pool.machine_types if size else ():
-        gpu = machine_types.gpu_of_accelerator(pool.accelerator_of(name)[0])
+def partition_problems(size: str | None, accelerator_of: Mapping[str, str]) -> Problems:
+    """Yield which machine types have no such partitions; `accelerator_of` has the accelerator type of each."""
+    for name, accelerator in accelerator_of.items() if size else ():
+        gpu = machine_types.gpu_of_accelerator(accelerator)
         if gpu and size not in machine_types.gke_partitions_of(gpu):
             parts = ", ".join(machine_types.gke_partitions_of(gpu))
             hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
             yield f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint
 
 
-def _accelerator_problems(name: str) -> Iterator[tuple[str, str]]:
+def _accelerator_problems(name: str) -> Problems:
     known = machine_types.gce_accelerators()
     if name in known or machine_types.gpu_of_accelerator(name):
         return
@@ -89,7 +82,7 @@ def _accelerator_problems(name: str) -> Iterator[tuple[str, str]]:
     yield f"accelerator_type={name!r} is not a GPU of Google Cloud", hint
 
 
-def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, str]]:
+def _unknown_problems(name: str, *, is_described: bool) -> Problems:
     family = _GPU_FAMILY.fullmatch(name)
     if family and is_described:
         return  # newer than the catalogue: GKE will check it
@@ -104,14 +97,14 @@ def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, s
 
 def _built_in_problems(
     machine: machine_types.GceMachineType, gpu: Gpu, attached: str | None, count: int | None
-) -> Iterator[tuple[str, str]]:
+) -> Problems:
     if attached and attached != gpu.accelerator:
         yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator_type out."
     if count and count != machine.gpus:
         yield f"{machine.name} has {machine.gpus} GPUs, not {count}", "Leave accelerator_count out."
 
 
-def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[tuple[str, str]]:
+def _attached_problems(name: str, attached: str | None, count: int) -> Problems:
     if not attached:
         yield f"{name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".'
         return
@@ -160,18 +153,18 @@ _SMALLEST_DISK = 10
 _NETWORK_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # Compute Engine, "Add network tags"
 
 
-def _image_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    if pool.image_type.upper() not in _IMAGES:
-        yield f"image_type={pool.image_type!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
+def image_problems(image: str) -> Problems:
+    if image.upper() not in _IMAGES:
+        yield f"image_type={image!r} is no node image for GPUs", f"Give one of {', '.join(_IMAGES)}."
 
 
-def _disk_size_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    if pool.disk_size is not None and pool.disk_size < _SMALLEST_DISK:
-        yield f"disk_size={pool.disk_size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
+def disk_size_problems(size: int | None) -> Problems:
+    if size is not None and size < _SMALLEST_DISK:
+        yield f"disk_size={size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
 
 
-def _tag_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    for tag in pool.tags:
+def tag_problems(tags: Iterable[str]) -> Problems:
+    for tag in tags:
         if not _NETWORK_TAG.fullmatch(tag):
             yield f"tags: {tag!r} is no network tag", "Use lower-case letters, digits and '-', a letter first."
 
@@ -182,20 +175,19 @@ _DISK_IMAGE = re.compile(
 )
 
 
-def _label_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+def label_problems(labels: Iterable[str]) -> Problems:
     """Yield which labels GKE keeps for itself: it would refuse the node pool at night."""
-    for key in pool.node_labels if pool.manage == "full" else ():
+    for key in labels:
         if key.startswith(_RESERVED_LABELS):
             yield f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own."
 
 
-def _start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+def start_problems(streaming: object, disks: Iterable[str], image: str) -> Problems:
     """Yield what is wrong with what makes images be there sooner.
 
     GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
     container images": both are for COS, and the disks are read by what streams images.
     """
-    streaming, disks, image = pool.image_streaming, pool.secondary_boot_disks, pool.image_type
     if disks and streaming is False:
         yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
     if (streaming is True or disks) and not is_template(image) and not image.upper().startswith("COS"):
@@ -205,18 +197,17 @@ def _start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
             yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
 
 
-def _driver_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    if pool.driver == "latest" and str(pool.image_type).upper().startswith("UBUNTU"):
+def driver_problems(driver: str, image: str, partition: str | None) -> Problems:
+    if driver == "latest" and image.upper().startswith("UBUNTU"):
         yield (
-            f'driver="latest" does not work with image_type={pool.image_type!r}: GKE installs it on COS alone',
+            f'driver="latest" does not work with image_type={image!r}: GKE installs it on COS alone',
             'Leave driver out, or use image_type="COS_CONTAINERD".',
         )
-    if pool.driver == "daemonset" and pool.gpu_partition_size:
+    if driver == "daemonset" and partition:
         yield 'gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver."
 
 
-def _reservation_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    affinity = pool.reservation_affinity
+def reservation_problems(affinity: Mapping[str, Any], capacity_types: Iterable[str]) -> Problems:
     if not affinity:
         return
     kind = affinity.get("consume_reservation_type")
@@ -228,13 +219,12 @@ def _reservation_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
         yield "reservation_affinity names no reservation", f"Add {example}."
     elif kind != "SPECIFIC_RESERVATION" and len(affinity) > 1:
         yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
-    elif kind in RESERVED_ONLY and set(pool.capacity_types) != {"ON_DEMAND"}:
+    elif kind in RESERVED_ONLY and set(capacity_types) != {"ON_DEMAND"}:
         yield "spot machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
 
 
-def _lifetime_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield how a pool's max_run_duration and its max_runtime contradict Google's limits, or each other."""
-    limit, max_runtime = pool.max_run_duration, pool.max_runtime
+def lifetime_problems(limit: timedelta | None, max_runtime: timedelta) -> Problems:
+    """Yield how a max_run_duration and a max_runtime contradict Google's limits, or each other."""
     if limit is not None and limit > LONGEST_RUN:
         yield f"max_run_duration is more than {LONGEST_RUN.days} days", "Correct the pool's spec."
     if limit is not None and limit < max_runtime:
@@ -244,75 +234,54 @@ def _lifetime_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
         )
 
 
-def _shielded_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    config = pool.shielded_instance_config
+def shielded_problems(config: Mapping[str, Any]) -> Problems:
     if not set(config) <= set(_SHIELDED) or not all(isinstance(value, bool) for value in config.values()):
         yield f"shielded_instance_config={dict(config)!r}", f"Give True or False for {' and '.join(_SHIELDED)}."
 
 
-def _flex_start_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    affinity, lifetime = pool.reservation_affinity, pool.node_lifetime
-    if not pool.flex_start:
-        return
-    if set(pool.capacity_types) != {"ON_DEMAND"}:
+def flex_start_problems(
+    *,
+    scaling: str,
+    location_policy: str,
+    affinity: Mapping[str, Any],
+    capacity_types: Iterable[str],
+    lifetime: timedelta | None,
+    min_nodes: int,
+) -> Problems:
+    """Yield what does not work with flex_start."""
+    if set(capacity_types) != {"ON_DEMAND"}:
         yield "flex-start machines are not spot", 'Set capacity_types=["ON_DEMAND"].'
-    if pool.scaling != "autoscaler":
+    if scaling != "autoscaler":
         yield "only GKE's autoscaler requests flex-start machines", 'Set scaling="autoscaler".'
-    if pool.location_policy != "any":
+    if location_policy != "any":
         yield 'flex_start needs location_policy="any"', "Leave location_policy out."
     if affinity.get("consume_reservation_type", "NO_RESERVATION") != "NO_RESERVATION":
         yield (
             "flex-start machines cannot use a reservation",
             "Leave one of flex_start and reservation_affinity out.",
         )
-    if not pool.min_nodes and (lifetime is None or lifetime > LONGEST_FLEX_START):
+    if not min_nodes and (lifetime is None or lifetime > LONGEST_FLEX_START):
         yield (
             f"flex-start machines live for at most {LONGEST_FLEX_START.days} days",
             "Lower max_run_duration or max_runtime.",
         )
-    if pool.min_nodes:
+    if min_nodes:
         yield "node pools with flex-start begin at 0 nodes", "Leave min_nodes out."
 
 
-def _queued_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield what does not work with queued provisioning; the rest is flex-start's.
+def queued_problems(*, flex_start: object, sharing: Mapping[str, Any], placement: str | None) -> Problems:
+    """Yield what does not work with queued_provisioning; the rest is flex-start's.
 
     GKE, "Run a large-scale workload with flex-start with queued provisioning"; that there is no compact placement:
     GoogleCloudPlatform/cluster-toolkit, modules/compute/gke-node-pool/main.tf.
     """
-    if not pool.queued_provisioning:
-        return
-    if not pool.flex_start:
+    if not flex_start:
         yield "queued_provisioning is a kind of flex-start", "Set flex_start=True."
-    if pool.gpu_sharing:
+    if sharing:
         yield "with queued_provisioning each rank of a gang takes a whole node", "Leave gpu_sharing out."
-    if pool.placement:
+    if placement:
         yield "GKE takes no compact placement with queued_provisioning", "Leave placement out."
 
-
-_RULES: Mapping[Callable[[GkeGpuPool], Iterator[tuple[str, str]]], tuple[str, ...]] = {
-    _image_problems: ("image_type",),
-    gke_series.boot_disk_problems: ("disk_type", "machine_types"),
-    _disk_size_problems: ("disk_size",),
-    _tag_problems: ("tags",),
-    _start_problems: (),
-    gke_series.placement_problems: ("placement", "machine_types", "max_nodes"),
-    _label_problems: (),
-    _machine_problems: ("machine_types", "accelerator_type", "accelerator_count"),
-    gke_series.machine_problems: ("machine_types", "flex_start"),
-    _driver_problems: ("driver",),
-    _partition_problems: ("gpu_partition_size", "machine_types", "accelerator_type"),
-    _sharing_problems: ("gpu_sharing",),
-    _lifetime_problems: ("max_run_duration", "max_runtime"),
-    _queued_problems: ("queued_provisioning", "flex_start"),
-    _shielded_problems: ("shielded_instance_config",),
-    _reservation_problems: ("reservation_affinity", "capacity_types"),
-    _flex_start_problems: (
-        *("flex_start", "scaling", "location_policy", "reservation_affinity", "capacity_types"),
-        *("max_run_duration", "max_runtime", "min_nodes"),
-    ),
-}
-"""What is judged, in this order, and the fields that have to be rendered for it."""
 
 # -- nodes that come only by ProvisioningRequests: GKE, "... with flex-start with queued provisioning" ------------
 

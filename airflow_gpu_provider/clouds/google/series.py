@@ -7,12 +7,8 @@ Of a series that is not known here, GKE judges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 
 _BALANCED = "hyperdisk-balanced"
 _PERSISTENT = ("pd-standard", "pd-balanced", "pd-ssd")
@@ -51,15 +47,14 @@ def series_of(machine_type: str) -> Series | None:
     return next((each for each in _SERIES if machine_type.startswith(each.begins)), None)
 
 
-def boot_disk_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield why not all of a pool's machines boot from its disk_type."""
-    disk = pool.disk_type
+def boot_disk_problems(disk: str | None, machine_types: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield why not all machines boot from a disk_type."""
     if not disk:
         return
     if disk not in _BOOT_DISKS:
         yield f"disk_type={disk!r} is no type of boot disk", f"Give one of {', '.join(_BOOT_DISKS)}."
         return
-    known = {name: found.boot_disks for name in pool.machine_types if (found := series_of(name))}
+    known = {name: found.boot_disks for name in machine_types if (found := series_of(name))}
     wrong = [name for name, disks in known.items() if disk not in disks]
     if wrong:
         fit = [each for each in _BOOT_DISKS if all(each in disks for disks in known.values())]
@@ -67,30 +62,32 @@ def boot_disk_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
         yield f"{', '.join(wrong)} cannot boot from {disk}", f"{hint}: GKE's default fits each machine type."
 
 
-def placement_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
-    """Yield why machines cannot stand as close together as the pool says.
+def placement_problems(
+    placement: str | None, machine_types: Iterable[str], max_nodes: int
+) -> Iterator[tuple[str, str]]:
+    """Yield why machines cannot stand as close together as a placement asks.
 
     Compute Engine, "Placement policies overview", has no N1.
     """
-    if pool.placement not in (None, "compact"):
-        yield f"placement={pool.placement!r}", 'It is "compact", or left out.'
-    for name in () if pool.placement is None else pool.machine_types:
+    if placement not in (None, "compact"):
+        yield f"placement={placement!r}", 'It is "compact", or left out.'
+    for name in () if placement is None else machine_types:
         found = series_of(name)
         if found is not None and found.most_compact is None:
             yield f'placement="compact" is not for {name}', "Leave placement out, or take a G2, A2, A3 or A4 type."
-        elif found is not None and found.most_compact is not None and pool.max_nodes > found.most_compact:
+        elif found is not None and found.most_compact is not None and max_nodes > found.most_compact:
             most = f"at most {found.most_compact} {name} together"
-            yield f'placement="compact" takes {most}', f"Lower max_nodes={pool.max_nodes}, or leave placement out."
+            yield f'placement="compact" takes {most}', f"Lower max_nodes={max_nodes}, or leave placement out."
 
 
-def machine_problems(pool: GkeGpuPool) -> Iterator[tuple[str, str]]:
+def machine_problems(machine_types: Iterable[str], *, flex_start: bool) -> Iterator[tuple[str, str]]:
     """Yield which machines would never run a pod, or never come.
 
     GKE taints Arm nodes (container v1, TaintConfig), and A4X needs an accelerator slice policy besides.
     """
-    for name in pool.machine_types:
+    for name in machine_types:
         if name.startswith(_ARM):
             why = "its CPUs are Arm, which pods here do not tolerate, and it needs an accelerator slice policy"
             yield f"{name} is not supported: {why}", "Take a4-highgpu-8g."
-        if pool.flex_start and name.startswith(_NO_FLEX_START):
+        if flex_start and name.startswith(_NO_FLEX_START):
             yield f"{name} is not provided by flex-start", "Take a3-highgpu-8g, or leave flex_start out."

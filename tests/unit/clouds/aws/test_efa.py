@@ -14,11 +14,10 @@ from airflow_gpu_provider.clouds.aws.instance_types import (
     Cards,
     Fabric,
     check_security_group,
-    check_subnets,
     read_fabric,
 )
 from airflow_gpu_provider.clouds.aws.launch_templates import check_fits
-from airflow_gpu_provider.clouds.aws.network import Subnet
+from airflow_gpu_provider.clouds.aws.network import Subnet, check_subnets
 from airflow_gpu_provider.clouds.aws.rules import interfaces_of_a_pod
 from airflow_gpu_provider.clouds.aws.template_data import described, template_data
 from airflow_gpu_provider.errors import PoolSpecError
@@ -61,7 +60,7 @@ def test_each_type_has_all_that_ec2_says_it_has(name: str) -> None:
     interfaces = data["NetworkInterfaces"]
     assert len({(each["NetworkCardIndex"], each["DeviceIndex"]) for each in interfaces}) == len(interfaces)
     with_efa = [each for each in interfaces if each["InterfaceType"].startswith("efa")]
-    assert len(with_efa) == EFA_INTERFACES[name] == interfaces_of_a_pod(spec, spec.gpus_per_node or 1)
+    assert len(with_efa) == EFA_INTERFACES[name] == interfaces_of_a_pod(spec.node_sizes, spec.gpus_per_node or 1)
     assert {each["NetworkCardIndex"] for each in interfaces} <= set(range(found.cards[name].cards if found else 0))
     assert (interfaces[0]["NetworkCardIndex"], interfaces[0]["DeviceIndex"]) == (0, 0)
     assert interfaces[0]["InterfaceType"] != "efa-only", "the primary one has an address"
@@ -140,9 +139,7 @@ def test_pools_that_cannot_have_it(fields: dict[str, Any], says: str) -> None:
 
 def test_a_pod_asks_for_what_each_of_the_pool_s_types_has() -> None:
     both = pool(instance_types=["p5.48xlarge", "p4d.24xlarge"], network="efa")
-    assert [interfaces_of_a_pod(both, gpus) for gpus in (8, 4, 1)] == [4, 2, 1]
-    assert [interfaces_of_a_pod(pool(instance_types=["p5.48xlarge"], network="efa"), gpus) for gpus in (8, 4)] == [
-        32,
-        16,
-    ]
+    assert [interfaces_of_a_pod(both.node_sizes, gpus) for gpus in (8, 4, 1)] == [4, 2, 1]
+    largest = pool(instance_types=["p5.48xlarge"], network="efa")
+    assert [interfaces_of_a_pod(largest.node_sizes, gpus) for gpus in (8, 4)] == [32, 16]
     assert pool(instance_types=["p5.48xlarge"]).fabric_of(8) is None

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws.launch_templates import check_fits
-from airflow_gpu_provider.clouds.aws.rules import needs
 from airflow_gpu_provider.clouds.aws.template_data import described, differences, mark, template_data, template_name
 from airflow_gpu_provider.errors import PoolSpecError
 from gpu_sandbox.aws.node_group_rules import check_template_data
@@ -51,15 +50,15 @@ def data_of(pool: EksGpuPool) -> dict[str, Any] | None:
 @given(pools())
 def test_ec2_and_eks_take_it_and_only_pools_that_need_it_have_one(pool: EksGpuPool) -> None:
     data = data_of(pool)
-    assert (data is None) == (not needs(pool))
+    assert (data is None) == (not pool.own_template_fields)
     if data is None:
         return
     assert not ParamValidator().validate(data, SHAPE).has_errors()
     check_fits(data, pool)
     check_template_data(data)
-    request = spec(**{name: getattr(pool, name) for name in (*needs(pool), "ami_type", "disk_size")}).create_request(
-        {"id": "lt-1"}
-    )
+    request = spec(
+        **{name: getattr(pool, name) for name in (*pool.own_template_fields, "ami_type", "disk_size")}
+    ).create_request({"id": "lt-1"})
     assert "diskSize" not in request, "EKS refuses it beside a template"
 
 
