@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, clouds, placement
-from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.clouds import deserialize_pool, pool_as_written
 from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.errors import PoolSpecError
@@ -41,7 +40,7 @@ USES: dict[str, tuple[Callable[[], object], object]] = {
         AKS,
     ),
     "remedies(pool)": (lambda: remedies(AKS), ["gpu_nodes(prefetch=[...]) begins it when the node joins"]),
-    "who brings its driver": (lambda: platform_of(AKS), ""),
+    "who brings its driver": (lambda: AKS.nodes_to_come.platform, ""),
 }
 
 

@@ -9,7 +9,6 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from airflow_gpu_provider.accelerators import EFA_INTERFACES
 from airflow_gpu_provider.clouds.aws.instance_types import (
     Cards,
     Fabric,
@@ -17,6 +16,7 @@ from airflow_gpu_provider.clouds.aws.instance_types import (
     read_fabric,
 )
 from airflow_gpu_provider.clouds.aws.launch_templates import check_fits
+from airflow_gpu_provider.clouds.aws.machine_types import EFA_INTERFACES
 from airflow_gpu_provider.clouds.aws.network import Subnet, check_subnets
 from airflow_gpu_provider.clouds.aws.rules import interfaces_of_a_pod
 from airflow_gpu_provider.clouds.aws.template_data import described, template_data
