@@ -100,9 +100,9 @@ def how_to_have_more(snapshot: PoolSnapshot, since: datetime) -> str:
     for group in (each for each in snapshot.groups if each.provisioner):
         failure = group.launch_failure
         recent = [failure.message] if failure and failure.at >= since.replace(microsecond=0) else []
-        told = "\n".join((*(each.lacks for each in group.machines), *recent, *group.issues))
+        reasons = "\n".join((*(each.lacks for each in group.machines), *recent, *group.issues))
         for pattern, fix in _FIXES:
-            if re.search(pattern, told):
+            if re.search(pattern, reasons):
                 return fix.format(who=group.provisioner)
     return snapshot.pool.how_to_widen
 

@@ -195,7 +195,7 @@ def test_cluster_autoscaler_sees_no_label_that_it_would_expect_of_new_nodes(serv
 def test_autopilot_admits_no_pod_that_avoids_a_node(server: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     put(server, AUTOPILOT, "n1", a_node(("GpuUnhealthy", "True")))
     assert health(server, AUTOPILOT).avoidance(A) == ()
-    assert "this pod may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
+    assert "this one may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
     fail(server, AUTOPILOT, A)
     assert "the next try may run on n1 again" in caplog.text
     assert not [each for each in server.requests if each.verb == "patch"]

@@ -233,7 +233,7 @@ class TestMaxCost:
             night.lead.want(night.key("two"), 1, until, max_cost=enough - 0.01)
 
     def test_a_price_that_is_not_known_starts_nothing(self) -> None:
-        night = Night(price_per_hour={"spot": 1.0})
+        night = Night(price_per_hour={"spot": 1.0}, capacity_types=["SPOT", "ON_DEMAND"])
         with pytest.raises(PriceUnknown):
             night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=5.0)
         assert night.lead.snapshot().leases == ()

@@ -167,7 +167,7 @@ def test_a_volume_that_is_lost_is_refused_when_the_dag_is_parsed(
         (mounted(HOST), a_pool(capacity_types=["{{ params.market }}"])),
         (mounted(HOST, checkpoint="{{ var.value.checkpoints }}"), SPOT),
         (mounted({"host_path": k8s.V1HostPathVolumeSource(path="{{ params.path }}")}), SPOT),
-        (mounted(HOST, pod_template_file="pod.yaml"), SPOT),
+        (mounted(HOST, pod_template_file=__file__), SPOT),
         (mounted(HOST, checkpoint="s3://bucket/folder"), SPOT),
         (mounted(HOST, checkpoint="/another"), SPOT),
     ],

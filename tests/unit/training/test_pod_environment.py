@@ -38,10 +38,13 @@ def test_letters_count_in_bytes_and_sources_by_reference_do_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"env_vars": {"ROWS": TOO_LARGE}}, "variable ROWS of task train"),
-        ({"env_vars": [k8s.V1EnvVar(name="ROWS", value=TOO_LARGE)]}, "variable ROWS of task train"),
-        ({"arguments": ["--rows", TOO_LARGE * 2]}, "An argument of task train: 256 KiB"),
-        ({"cmds": ["sh", "-c", TOO_LARGE * 2]}, "An argument of task train: 256 KiB"),
+        ({"env_vars": {"ROWS": TOO_LARGE}}, "Task train: The environment variable ROWS: 128 KiB"),
+        (
+            {"env_vars": [k8s.V1EnvVar(name="ROWS", value=TOO_LARGE)]},
+            "Task train: The environment variable ROWS: 128 KiB",
+        ),
+        ({"arguments": ["--rows", TOO_LARGE * 2]}, "Task train: An argument: 256 KiB"),
+        ({"cmds": ["sh", "-c", TOO_LARGE * 2]}, "Task train: An argument: 256 KiB"),
     ],
 )
 def test_it_is_seen_when_the_dag_is_parsed(arguments: dict[str, Any], says: str) -> None:
