@@ -197,7 +197,7 @@ def test_autopilot_admits_no_pod_that_avoids_a_node(server: ApiServer, caplog: p
     assert health(server, AUTOPILOT).avoidance(A) == ()
     assert "this one may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
     fail(server, AUTOPILOT, A)
-    assert "the next try may run on n1 again" in caplog.text
+    assert "the next try may run on n1." in caplog.text
     assert not [each for each in server.requests if each.verb == "patch"]
 
 

@@ -38,10 +38,10 @@ def test_letters_count_in_bytes_and_sources_by_reference_do_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"env_vars": {"ROWS": TOO_LARGE}}, "Task train: The environment variable ROWS: 128 KiB"),
+        ({"env_vars": {"ROWS": TOO_LARGE}}, "The environment variable ROWS: 128 KiB"),
         (
             {"env_vars": [k8s.V1EnvVar(name="ROWS", value=TOO_LARGE)]},
-            "Task train: The environment variable ROWS: 128 KiB",
+            "The environment variable ROWS: 128 KiB",
         ),
         ({"arguments": ["--rows", TOO_LARGE * 2]}, "Task train: An argument: 256 KiB"),
         ({"cmds": ["sh", "-c", TOO_LARGE * 2]}, "Task train: An argument: 256 KiB"),
