@@ -1,15 +1,23 @@
-"""A pool class with its platform, as a package beside this one has them: for AKS clusters whose nodes are there."""
+"""A fourth cloud, as a package beside this one has it: pool class, platform, and the cloud as an object in memory.
+
+Its scale sets are one for each VM size, in one zone, and machines join the cluster of a sandbox.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from airflow_gpu_provider.clouds.kubernetes.platform import KubernetesPlatform
-from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.clouds.base import Group, GroupChange, Machine, MachineLife, Plan, Platform, Report
+from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.pools import Candidate, GpuPool
 from airflow_gpu_provider.pools.candidates import Market
+
+ZONE = "westeurope-1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -19,6 +27,7 @@ class AksGpuPool(GpuPool):
 
     cluster_name: str
     vm_sizes: Sequence[str] = ("Standard_NC4as_T4_v3",)
+    taints: Sequence[str] = ()
 
     @property
     def platform_path(self) -> str:
@@ -49,8 +58,116 @@ class AksGpuPool(GpuPool):
         return self.vm_sizes
 
 
-class AksPlatform(KubernetesPlatform):
-    """Of nodes that are there."""
+@dataclass
+class Vm:
+    """A machine of a scale set; `node` is its name in the cluster."""
+
+    node: str
+    scale_set: str
+    size: str
+    labels: Mapping[str, str]
+    created_at: datetime
+    deleted_at: datetime | None = None
+
+
+@dataclass
+class Azure:
+    """The cloud: the capacity of each scale set, and all machines that there were.
+
+    Attributes:
+        joins, leaves: Called with a machine that is there, or that is not any more.
+    """
+
+    joins: Callable[[Vm], None] = lambda vm: None
+    leaves: Callable[[Vm], None] = lambda vm: None
+    capacity: dict[str, int] = field(default_factory=dict)
+    vms: list[Vm] = field(default_factory=list)
+
+    def running(self, scale_set: str) -> list[Vm]:
+        return [vm for vm in self.vms if vm.scale_set == scale_set and vm.deleted_at is None]
+
+    def scale(self, scale_set: str, capacity: int, size: str, labels: Mapping[str, str]) -> None:
+        for _ in range(capacity - len(self.running(scale_set))):
+            vm = Vm(f"{scale_set}-vm{len(self.vms)}".lower(), scale_set, size, labels, datetime.now(UTC))
+            self.vms.append(vm)
+            self.joins(vm)
+        self.capacity[scale_set] = capacity
+
+    def delete(self, node: str) -> None:
+        (vm,) = (vm for vm in self.vms if vm.node == node and vm.deleted_at is None)
+        vm.deleted_at = datetime.now(UTC)
+        self.capacity[vm.scale_set] -= 1
+        self.leaves(vm)
+
+
+AZURE = Azure()
+
+
+class AksPlatform(Platform):
+    """A pool of scale sets; of the cluster, a Kubernetes connection has the credentials."""
+
+    def __init__(self, pool: AksGpuPool, owner: str = "") -> None:
+        self._pool = pool
+        self._sizes = {f"{pool.name}-{size.replace('_', '-').lower()}": size for size in pool.vm_sizes}
+
+    def cluster_access(self) -> ClusterAccess:
+        return access_from_connection("kubernetes_default", None)
+
+    def plan(self, nodes: int) -> Plan:
+        missing = [name for name in self._sizes if name not in AZURE.capacity]
+        first, there = next(iter(self._sizes)), sum(map(len, map(AZURE.running, self._sizes)))
+        return Plan(
+            pool=self._pool.name,
+            changes=tuple(GroupChange(action="create", group=name, detail=self._sizes[name]) for name in missing),
+            grow=(f"{first} {there}->{nodes}",) if there < nodes else (),
+        )
+
+    def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
+        for change in plan.changes:
+            AZURE.capacity[change.group] = 0
+            report(f"scale set {change.group} is created at size 0")
+
+    def observe(self) -> tuple[Group, ...]:
+        return tuple(self._group(name) for name in self._sizes if name in AZURE.capacity)
+
+    def _group(self, name: str) -> Group:
+        running = [
+            Machine(id=vm.node, group=name, state="running", launched_at=vm.created_at) for vm in AZURE.running(name)
+        ]
+        return Group(
+            name=name,
+            candidate=Candidate(group=name, zone=ZONE, instance_type=self._sizes[name], market="ON_DEMAND"),
+            status="active",
+            desired=AZURE.capacity[name],
+            max_size=self._pool.max_nodes,
+            machines=tuple(running),
+            has_switch=False,
+        )
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for name, capacity in sizes.items():
+            own = {"topology.kubernetes.io/zone": ZONE, "node.kubernetes.io/instance-type": self._sizes[name]}
+            AZURE.scale(name, capacity, self._sizes[name], {**self._pool.labels, **own})
+
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        for machine in machines:
+            AZURE.delete(machine.id)
+        return ()
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        return {}  # each machine that is asked for is there at once
+
+    def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
+        return tuple(
+            MachineLife(id=vm.node, group=vm.scale_set, node=vm.node, launched_at=vm.created_at, ended_at=vm.deleted_at)
+            for vm in AZURE.vms
+            if vm.scale_set in {group.name for group in groups}
+        )
+
+    def delete(self, report: Report) -> None:
+        for name in self._sizes:
+            if AZURE.capacity.pop(name, None) is not None:
+                report(f"scale set {name} is deleted")
 
 
 def install(folder: Path, package: str, *entries: str) -> None:
