@@ -6,6 +6,7 @@ What else is found, and what else stays, is tested in tests/unit/operators/test_
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,11 +123,6 @@ def test_doctor_as_a_task_fails_where_the_cluster_is_not_there(pool: EksGpuPool)
     # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
     not_ok = [each for each in findings if each["result"] != "ok" and "managed node groups" not in each["message"]]
     assert not not_ok
-    nowhere = EksGpuPool(**{**_fields(pool), "cluster_name": "nowhere"})
+    nowhere = replace(pool, cluster_name="nowhere")
     with pytest.raises(Exception, match="There is no EKS cluster nowhere in us-west-2"):
         run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[nowhere]))
-
-
-def _fields(pool: EksGpuPool) -> dict[str, Any]:
-    fields = pool.serialize()
-    return {key: fields[key] for key in fields if key not in ("kind", "version")}

@@ -56,7 +56,7 @@ def test_a_night_of_one_training(
     )
     brought = facet_of(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, deferrable=False))
     (machine,) = brought["machines"]
-    assert (machine["instanceType"], machine["market"], machine["gpus"]) == ("g6.xlarge", "ON_DEMAND", 0)
+    assert (machine["instanceType"], machine["market"], machine["gpus"]) == ("g6.xlarge", "ON_DEMAND", 1)
 
     run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, deferrable=False), run_id=NIGHT)
     says = "import os, time; print('parent', os.environ['OPENLINEAGE_PARENT_ID']); time.sleep(3)"
