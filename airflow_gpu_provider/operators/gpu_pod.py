@@ -183,7 +183,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             queue = queue_of(queue_name, self.labels if isinstance(self.labels, Mapping) else None)
-            self.gpu_pool.check_nodes_come(nodes=self.nodes, gpus=gpus, queue=queue)
+            annotations = self.annotations if isinstance(self.annotations, Mapping) else ()
+            self.gpu_pool.check_nodes_come(nodes=self.nodes, gpus=gpus, queue=queue, annotations=[*annotations])
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)

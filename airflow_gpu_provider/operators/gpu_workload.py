@@ -212,4 +212,5 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
         if isinstance(pool, GpuPool) and pool.is_rendered:
             check_gpus(pool, gpus)
     if asked and isinstance(pool, GpuPool):
-        pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest))
+        annotations = [*((manifest.get("metadata") or {}).get("annotations") or {})]
+        pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest), annotations=annotations)

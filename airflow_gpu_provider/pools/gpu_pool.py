@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -476,13 +476,14 @@ class GpuPool(ABC):
             return self.max_runtime
         return self.max_runtime + max(self.max_runtime, give_up_after or timedelta(0))
 
-    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None) -> None:  # noqa: B027
+    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None, annotations: Collection[str] = ()) -> None:  # noqa: B027
         """Check that a task's pods get nodes where these come only for some tasks.
 
         Args:
             nodes: How many ranks there are; 1 for what is no gang.
             gpus: GPUs of each pod.
             queue: The Kueue LocalQueue that admits them; None or "" for none.
+            annotations: The keys of their annotations.
 
         Raises:
             PoolSpecError: No nodes would come for them, or too few.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -277,8 +277,8 @@ class GkeGpuPool(GpuPool):
     def provisioning_class(self) -> str:
         return rules.QUEUED_CLASS if self.queued_provisioning is True else ""
 
-    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None) -> None:
-        rules.check_nodes_come(self, nodes=nodes, gpus=gpus, queue=queue)
+    def check_nodes_come(self, *, nodes: int, gpus: int, queue: str | None, annotations: Collection[str] = ()) -> None:
+        rules.check_nodes_come(self, nodes=nodes, gpus=gpus, queue=queue, annotations=annotations)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

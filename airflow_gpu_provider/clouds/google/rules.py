@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +290,13 @@ QUEUED_TAINT = Taint(key="cloud.google.com/gke-queued", value="true", effect="No
 """GKE adds it to node pools with queued provisioning."""
 
 
-def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None) -> None:
+_DURATION = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
+"""By it an object's request gets another duration than its config has (Kueue, provReqSyncedWithConfig)."""
+
+
+def check_nodes_come(
+    pool: GpuPool, *, nodes: int, gpus: int, queue: str | None, annotations: Collection[str] = ()
+) -> None:
     """Check that a task's pods get nodes where these come only by ProvisioningRequests, which Kueue makes.
 
     GKE's autoscaler estimates a request's nodes without the pods' anti-affinity ("About flex-start with queued
@@ -300,9 +306,11 @@ def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None)
         nodes: How many ranks there are; 1 for what is no gang.
         gpus: GPUs of each pod.
         queue: The Kueue LocalQueue that admits them; None or "" for none.
+        annotations: The keys of their annotations.
 
     Raises:
-        PoolSpecError: No request is made for them, or it would bring fewer nodes than there are ranks.
+        PoolSpecError: No request is made for them, one that is made again for ever, or one that would bring fewer nodes
+            than there are ranks.
     """
     if not pool.provisioning_class:
         return
@@ -312,6 +320,13 @@ def check_nodes_come(pool: GpuPool, *, nodes: int, gpus: int, queue: str | None)
             " (queued_provisioning), which Kueue makes.",
             "Give queue_name=, a LocalQueue whose ClusterQueue has the admission check of docs/gke.md, or use a pool"
             " with flex_start alone.",
+            pool=pool.name,
+        )
+    if _DURATION in annotations:
+        raise PoolSpecError(
+            f"The task has the annotation {_DURATION}. Where its value is not that of the ProvisioningRequestConfig,"
+            " Kueue deletes the request and makes it again, for ever.",
+            "Leave it out, and give maxRunDurationSeconds in the parameters of the config (docs/gke.md).",
             pool=pool.name,
         )
     offered = {size.gpus for size in pool.node_sizes.values() if size is not None and size.gpus}

@@ -23,7 +23,7 @@ from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.on_nodes import PodFabric
-from airflow_gpu_provider.pools.values import is_dns_label, is_template
+from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
@@ -289,13 +289,14 @@ def _limit_time(pod: k8s.V1Pod, seconds: int | None) -> None:
 
 def check_queue_name(queue_name: str | None, labels: object = None) -> None:
     """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
-    if queue_name is None or is_template(queue_name):
+    labelled = labels.get(QUEUE_LABEL) if isinstance(labels, Mapping) else None
+    for what, name in ((f"queue_name={queue_name!r}", queue_name), (f"label {QUEUE_LABEL}={labelled!r}", labelled)):
+        if name is not None and not is_template(name) and not is_dns_subdomain(name):
+            raise PoolSpecError(
+                f"{what} is no name of a LocalQueue.", "Give the name of a LocalQueue of Kueue, like team-a."
+            )
+    if queue_name is None or labelled is None or is_template(queue_name):
         return
-    if not is_dns_label(queue_name):
-        raise PoolSpecError(
-            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
-        )
-    labelled = labels.get(QUEUE_LABEL, queue_name) if isinstance(labels, Mapping) else queue_name
     if labelled != queue_name and not is_template(labelled):
         raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
 

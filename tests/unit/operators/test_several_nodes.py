@@ -85,6 +85,7 @@ def test_no_hang_timeout_is_none_or_zero() -> None:
     ]
 
 
+DURATION = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 QUEUED = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-highgpu-8g"])
 
 
@@ -100,6 +101,14 @@ QUEUED = gke_pool(**FLEX_START, queued_provisioning=True, machine_types=["a3-hig
             {"gpus": 4, "nodes": 2, "queue_name": "team-a"},
             "Task train of DAG d: gpus=4, but nodes of pool .* Give gpus=8",
         ),
+        (
+            {"gpus": 8, "nodes": 2, "queue_name": "team-a", "annotations": {DURATION: "100"}},
+            "Task train of DAG d: The task has the annotation .* Kueue deletes the request and makes it again",
+        ),
+        (
+            {"gpus": 8, "labels": {"kueue.x-k8s.io/queue-name": "Bad Q"}},
+            "label kueue.x-k8s.io/queue-name='Bad Q' is no name of a LocalQueue. Give",
+        ),
     ],
 )
 def test_nodes_that_come_by_requests_are_for_queues_and_for_whole_gangs(arguments: dict[str, Any], said: str) -> None:
@@ -110,6 +119,6 @@ def test_nodes_that_come_by_requests_are_for_queues_and_for_whole_gangs(argument
 def test_what_waits_in_a_queue_may_have_them() -> None:
     labels = {"kueue.x-k8s.io/queue-name": "team-a"}
     with DAG("d"):
-        GpuPodOperator(task_id="gang", gpu_pool=QUEUED, image="i", gpus=8, nodes=2, queue_name="team-a")
+        GpuPodOperator(task_id="gang", gpu_pool=QUEUED, image="i", gpus=8, nodes=2, queue_name="team.a")
         GpuPodOperator(task_id="pod", gpu_pool=QUEUED, image="i", gpus=1, queue_name="{{ params.queue }}")
         GpuPodOperator(task_id="labelled", gpu_pool=QUEUED, image="i", gpus=1, labels=labels)
