@@ -262,7 +262,8 @@ def flex_start_problems(
         )
     if not min_nodes and (lifetime is None or lifetime > LONGEST_FLEX_START):
         yield (
-            f"flex-start machines live for at most {LONGEST_FLEX_START.days} days",
+            f"flex-start machines live for at most {LONGEST_FLEX_START.days} days; without max_run_duration they"
+            " live for max_runtime and 15 minutes",
             "Lower max_run_duration or max_runtime.",
         )
     if min_nodes:

@@ -63,7 +63,8 @@ def read_manifest(manifest: object) -> Manifest:
             )
         manifest = _parsed(manifest)
     if not isinstance(manifest, Mapping):
-        what = f"manifest={manifest!r}" if isinstance(manifest, str) else f"manifest= is a {type(manifest).__name__}"
+        is_text = isinstance(manifest, str)
+        what = f"manifest={manifest!r}" if is_text else f"manifest is of type {type(manifest).__name__}"
         raise PoolSpecError(f"{what}.", "Give a dict, YAML, or the name of a .yaml file.")
     read = dict(manifest)
     kind_of(read)
