@@ -201,6 +201,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
         "error_rates": {"*": 0.25},
         "quotas": {"L-DB2E81BA": 4.0},
         "call_limits": {"eks:DescribeNodegroup": {"per_second": 0.5, "burst": 10.0}},
+        "gpu_uses": [],
     }
     fault("clear")
     assert not any(faults().values())

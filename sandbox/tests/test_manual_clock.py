@@ -65,7 +65,8 @@ def nodes(sandbox: Sandbox) -> list[str]:
 
 
 def test_the_example_of_the_page(gpu_sandbox: Sandbox, autoscaling: Any, group: str) -> None:
-    (example,) = re.findall(r"```python\n(.*?def test_a_night_of_trouble.*?)```", PAGE.read_text(), re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = (each for each in examples if "def test_a_night_of_trouble" in each)
     names: dict[str, Any] = {"timedelta": timedelta}
     exec(compile(example, str(PAGE), "exec"), names)
     names["test_a_night_of_trouble"](gpu_sandbox, autoscaling, group)
