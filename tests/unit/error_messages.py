@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import CORRECT_PROGRAM
+from tests.unit.house.source import trees
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/errors.md"
@@ -106,7 +107,7 @@ def _message(cls: type[GpuError]) -> tuple[str, str]:
 def _written() -> dict[str, list[tuple[str, str]]]:
     names = {cls.__name__ for cls in errors.error_types()}
     found: dict[str, list[tuple[str, str]]] = {}
-    modules = [ast.parse(file.read_text()) for file in sorted((ROOT / "airflow_gpu_provider").rglob("*.py"))]
+    modules = [*trees().values()]
     constants = {name: value for name, value in _assigned_once(*modules).items() if name.isupper()}
     for module in modules:
         known = constants | _assigned_once(module)

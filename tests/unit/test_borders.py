@@ -6,13 +6,10 @@ What has none says so by a name of its own: a cluster's JSON, a task's arguments
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from airflow_gpu_provider import __file__ as package_file
-
-PACKAGE = Path(package_file).parent
-NAME = PACKAGE.name
+from tests.unit.house.source import module_of, trees
 
 TYPED = frozenset({"training", "triggers", "decorators"})
 
@@ -23,27 +20,19 @@ AIRFLOWS_OWN = frozenset({"execute", "resume", "cleanup", "build_pod_request_obj
 """What Airflow calls of an operator, and what it takes and returns is Airflow's."""
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room_of(path: str) -> str:
+    return Path(path).parts[0].removesuffix(".py")
 
 
-def modules() -> dict[str, tuple[Path, ast.Module]]:
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = (path, ast.parse(path.read_text()))
-    return found
-
-
-def crossing(all_modules: dict[str, tuple[Path, ast.Module]]) -> set[tuple[str, str]]:
+def crossing(paths: Mapping[str, str]) -> set[tuple[str, str]]:
     """Return the modules and the names in them that another room imports."""
     return {
         (node.module, each.name)
-        for path, tree in all_modules.values()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in all_modules
+        if isinstance(node, ast.ImportFrom) and node.module in paths
         for each in node.names
-        if room_of(all_modules[node.module][0]) not in (room_of(path), "__init__")
+        if room_of(paths[node.module]) not in (room_of(path), "__init__")
     }
 
 
@@ -68,11 +57,11 @@ def is_any(annotation: ast.expr) -> bool:
 
 
 def test_no_signature_between_rooms_has_any() -> None:
-    all_modules = modules()
+    paths = {module_of(path): path for path in trees()}
     found = {
         f"{module}.{name}"
-        for module, wanted in crossing(all_modules)
-        for node in all_modules[module][1].body
+        for module, wanted in crossing(paths)
+        for node in trees()[paths[module]].body
         if getattr(node, "name", "") == wanted
         for name, annotation in signatures(node)
         if is_any(annotation)
