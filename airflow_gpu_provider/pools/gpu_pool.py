@@ -197,8 +197,13 @@ class GpuPool(ABC):
         prices = self.price_per_hour
         if prices is None or self.has_list_prices:
             return {}
-        markets = self.markets if self.manage == "full" else ()
-        return {market: self.price(market) for market in markets or (prices if isinstance(prices, dict) else ("",))}
+        named = self._priced_markets or (prices if isinstance(prices, dict) else ("",))
+        return {market: self.price(market) for market in named}
+
+    @property
+    def _priced_markets(self) -> tuple[Market, ...]:
+        """The markets that prices are of; those of external groups are the groups' own."""
+        return self.markets if self.manage == "full" else ()
 
     # -- what provides it ------------------------------------------------------------------------------------
 
@@ -576,7 +581,7 @@ class GpuPool(ABC):
 
     def _price_problems(self) -> Iterator[tuple[str, str]]:
         """Yield why the prices are those of no machine of the pool, or cannot meet its limit, each with its fix."""
-        markets = self.markets if self.manage == "full" else ()
+        markets = self._priced_markets
         priced = self.price_per_hour if isinstance(self.price_per_hour, dict) and not is_template(markets) else {}
         if priced and markets and {*markets, *(MARKETS if "RESERVED" in markets else ())}.isdisjoint(priced):
             yield (
