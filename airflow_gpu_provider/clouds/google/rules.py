@@ -303,11 +303,7 @@ def check_nodes_come(
     GKE's autoscaler estimates a request's nodes without the pods' anti-affinity ("About flex-start with queued
     provisioning", limitations), so each rank has to fill its node.
 
-    Args:
-        nodes: How many ranks there are; 1 for what is no gang.
-        gpus: GPUs of each pod.
-        queue: The Kueue LocalQueue that admits them; None or "" for none.
-        annotations: The keys of their annotations.
+    The arguments are those of `GpuPool.check_nodes_come`.
 
     Raises:
         PoolSpecError: No request is made for them, one that is made again for ever, or one that would bring fewer nodes
