@@ -41,7 +41,7 @@ serving_gpu = GkeGpuPool(
     cluster_name="{{ var.value.get('gpu_cluster', 'k8s-ml') }}",
     # In order of preference: an L4, else an N1 machine with a T4.
     machine_types=["g2-standard-4", "n1-standard-4"],
-    accelerator_type="nvidia-tesla-t4",
+    accelerator={"type": "nvidia-tesla-t4"},
     driver="daemonset",
     max_nodes=1,
     max_runtime=timedelta(hours=2),

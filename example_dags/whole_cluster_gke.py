@@ -44,8 +44,7 @@ night_gpu = GkeGpuPool(
     **WHERE,
     # Four GPUs in one machine: a pod that asks for fewer leaves the others idle, and the task's log says at what cost.
     machine_types=["n1-standard-16"],
-    accelerator_type="nvidia-tesla-t4",
-    accelerator_count=4,
+    accelerator={"type": "nvidia-tesla-t4", "count": 4},
     # At the price of preemptible machines, and unlike those they end by themselves when Airflow is gone for good.
     capacity_types=["SPOT"],
     driver="daemonset",

@@ -303,7 +303,7 @@ class Acceptance:
         self.record.facts["Room for images and pods"] = f"{(room := _room(node))} GiB"
         if pool.room_for_images is not None and room < pool.room_for_images * _OF_A_VOLUME:
             raise NotAsExpected(
-                f"{name} has room for {room} GiB of images and pods; disk_size is {pool.room_for_images}."
+                f"{name} has room for {room} GiB of images and pods; the pool's disk has {pool.room_for_images}."
             )
 
     def _delete(self, report: StepReport) -> None:

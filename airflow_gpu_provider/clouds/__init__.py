@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.values import in_seconds
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -45,7 +46,8 @@ def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
     """Build the spec that a user wrote in the form of `GpuPool.serialize`: an unknown field is an error.
 
     Raises:
-        PoolSpecError: As `deserialize_pool`; or a field is unknown or missing, or a value cannot work.
+        PoolSpecError: As `deserialize_pool`; or a field, or a key in one, is unknown, or a field is missing, or a value
+            cannot work.
     """
     cls, name = _class_of(data), str(data.get("name", ""))
     known = {f.name for f in fields(cls)}
@@ -59,7 +61,7 @@ def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
     if missing := [key for key in needed if key not in data]:
         what = f"Pool {name!r}: {', '.join(missing)} of {cls.__name__} is not given."
         raise PoolSpecError(what, "Add it to the spec.", pool=name)
-    return cls.deserialize(data)
+    return cls(**in_seconds(cls, {key: value for key, value in data.items() if key in known}))
 
 
 def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:

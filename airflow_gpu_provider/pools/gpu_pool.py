@@ -22,6 +22,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodeDaemon, NodesToCome, PodFabric
+from airflow_gpu_provider.pools.parts import as_part, forms_of, known_keys, part_problems
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_group_names,
@@ -71,18 +72,24 @@ _OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "
 class GpuPool(ABC):
     """A pool of GPU nodes that scales from zero and back to zero.
 
-    Args:
+    Args: Needed
         name: Name of the pool, unique in its cluster; a DNS label. Part of its node groups' names.
         max_nodes: The most nodes that all runs together may have.
+
+    Args: Nodes
         min_nodes: Nodes that stay when no run wants any. Default 0.
         max_runtime: How long one run may want nodes, counted from its EnsureGpuPoolOperator. After that its
             machines are released, even if pods still run on them. A timedelta; a text, as a template renders, has
             seconds. Default 24 hours.
         node_labels: Labels for the pool's nodes, in addition to the package's own.
         taints: Taints for the pool's nodes, in kubectl's notation.
+
+    Args: Money
         price_per_hour: What one node costs per hour: a number, one for each capacity type, or "list" (docs/cost.md).
         currency: That of these prices, and so of all costs that are told of the pool: its ISO 4217 code. Default "USD".
         max_price_per_hour: The most that a node may cost per hour: dearer ones get no machines. Default: no limit.
+
+    Args: Groups of others, and autoscalers
         manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
             (Terraform or eksctl owns them, say); only their sizes and machines are changed. Their nodes get
             `node_labels` and the pool's label when they join, and `taints` lists what pods have to tolerate.
@@ -103,7 +110,7 @@ class GpuPool(ABC):
     allowed_by: ClassVar[tuple[str, ...]] = ("node_labels",)
     """The fields that `allowed` is made of."""
     cluster_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that name its cluster, and how it is reached: as the cloud's own pod operator names its arguments."""
+    """The fields that name its cluster, and how it is reached."""
     private_fields: ClassVar[Mapping[str, str]] = {}
     """The fields that identify an account, a cluster or a connection, each with a word for what it is."""
 
@@ -121,7 +128,7 @@ class GpuPool(ABC):
 
     def __post_init__(self) -> None:
         self._coerce()
-        self._refuse(type_problems(self))
+        self._refuse((*type_problems(self), *part_problems(self)))
         self._validate()
 
     # -- JSON ------------------------------------------------------------------------------------------------
@@ -133,9 +140,10 @@ class GpuPool(ABC):
 
     @classmethod
     def deserialize(cls, data: Mapping[str, Any]) -> Self:
-        """Build a spec from what `serialize` returned; unknown fields (a newer release's) are ignored."""
+        """Build a spec from what `serialize` returned; fields and keys of a newer release are ignored."""
         known = {f.name for f in fields(cls)}
-        return cls(**in_seconds(cls, {key: value for key, value in data.items() if key in known}))
+        given = {key: value for key, value in data.items() if key in known}
+        return cls(**in_seconds(cls, known_keys(cls, given)))
 
     # -- templating ------------------------------------------------------------------------------------------
 
@@ -453,7 +461,7 @@ class GpuPool(ABC):
 
     @property
     def cluster_arguments(self) -> dict[str, Any]:
-        """The values of `cluster_fields`."""
+        """The values of `cluster_fields`, by the names of the cloud's own pod operator."""
         return {name: getattr(self, name) for name in self.cluster_fields}
 
     @property
@@ -533,8 +541,10 @@ class GpuPool(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _group_fields(self) -> dict[str, Any]:
+        """Return what is given of these fields: one that a later release adds changes no hash until it is used."""
         not_in_groups = {*_OF_RUNS, *self.groups_of_others}
-        return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
+        given = {key: value for key, value in self.serialize().items() if key not in not_in_groups}
+        return {key: value for key, value in given.items() if value not in (None, False, "", [], {})}
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.serialize(), sort_keys=True))
@@ -548,6 +558,8 @@ class GpuPool(ABC):
         self._convert(as_whole, "max_nodes", "min_nodes")
         for name in (each.name for each in fields(self) if each.type == "bool"):
             self._set(name, as_bool(getattr(self, name)))
+        for name, form in forms_of(type(self)).items():
+            self._set(name, as_part(name, form, getattr(self, name), self._as))
         self._convert(as_duration, "max_runtime")
         prices = self.price_per_hour
         if isinstance(prices, str | Decimal) and prices != LIST:

@@ -106,8 +106,7 @@ def pool_of(sandbox: Sandbox) -> GpuPool:
         zones=sandbox.zones[:1],
         max_nodes=4,
         price_per_hour=0.8048,
-        disk_size=150,
-        disk_throughput=500,
+        disk={"size": 150, "throughput": 500},
     )
 
 

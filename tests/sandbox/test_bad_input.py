@@ -139,7 +139,7 @@ def test_a_machine_type_without_that_accelerator_is_refused_when_the_dag_is_pars
 ) -> None:
     cloud = _gke(gke_sandbox)
     with cloud.creates_nothing(), pytest.raises(PoolSpecError, match=says):
-        cloud.pool(machine_types=[machine_type], accelerator_type=accelerator)
+        cloud.pool(machine_types=[machine_type], accelerator={"type": accelerator})
 
 
 def test_a_quota_that_is_too_small(cloud: Cloud) -> None:

@@ -17,8 +17,8 @@ from tests.sandbox.aws_account import CLUSTER, END, LAUNCH, TIMINGS, Account
 from tests.sandbox.test_platform_eks import GROUP_A, Pools, connect
 from tests.sandbox.test_platform_eks import pools as pools
 
-BOTTLEROCKET = {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA", "disk_size": 200}
-FAST = {"disk_throughput": 600}
+BOTTLEROCKET = {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA", "disk": {"size": 200}}
+FAST = {"disk": {"throughput": 600}}
 
 
 class Killed(BaseException):
@@ -108,10 +108,10 @@ def test_without_need_there_is_none(account: Account, pools: Pools) -> None:
 
 
 def test_it_changes_while_there_is_no_machine(account: Account, pools: Pools) -> None:
-    platform = pools.ready(disk_size=150, **FAST)
+    platform = pools.ready(disk={"size": 150, "throughput": 600})
     platform.grow({GROUP_A: 1})
     account.advance(LAUNCH)
-    changed = pools.platform(disk_size=300, disk_throughput=700)
+    changed = pools.platform(disk={"size": 300, "throughput": 700})
     plan = changed.plan(1)
     said = "/dev/xvda Throughput is 600, wanted 700; /dev/xvda VolumeSize is 150, wanted 300"
     assert f"{GROUP_A} has machines, and stays as it is until it has none: {said}" in plan.notes
@@ -168,9 +168,9 @@ def test_or_goes_with_the_pool(account: Account, pools: Pools) -> None:
 def test_a_version_that_no_group_has_yet_is_used_by_the_next_try(account: Account, pools: Pools) -> None:
     pools.ready(**FAST)
     with killed_at("upgrade"):
-        pools.platform(disk_throughput=700).upgrade(print, lambda: None)
+        pools.platform(disk={"throughput": 700}).upgrade(print, lambda: None)
     assert templates(account) == {f"{CLUSTER}/{GROUP_A}": 2}
-    upgraded(account, pools.platform(disk_throughput=700))
+    upgraded(account, pools.platform(disk={"throughput": 700}))
     assert templates(account) == {f"{CLUSTER}/{GROUP_A}": 2}
 
 
@@ -184,13 +184,13 @@ def test_a_group_that_failed_by_it_is_recreated_from_what_the_spec_says_now(acco
     account.advance(LAUNCH)
     assert account.describe(GROUP_A)["status"] == "DEGRADED"
     account.faults.clear()
-    changed = pools.platform(disk_throughput=700)
+    changed = pools.platform(disk={"throughput": 700})
     (change,) = [each for each in changed.plan(0).changes if "recreated" in each.detail]
     assert change.detail.endswith("; /dev/xvda Throughput is 600, wanted 700: recreated")
     with pytest.raises(Exception, match="no usable node group"):
         changed.apply(changed.plan(0), print)
     account.advance(TIMINGS.nodegroup_delete)
-    pools.ready(disk_throughput=700)
+    pools.ready(disk={"throughput": 700})
     assert account.describe(GROUP_A)["launchTemplate"]["version"] == "2"
 
 
@@ -230,7 +230,7 @@ def test_of_several_groups_the_others_serve_the_run_meanwhile(account: Account, 
 
 def test_a_group_made_without_one_is_drift(account: Account, pools: Pools) -> None:
     pools.ready()
-    with pytest.raises(PoolDrift, match="launch_template is None, wanted one of its own, for disk_throughput"):
+    with pytest.raises(PoolDrift, match="launch_template is None, wanted one of its own, for disk"):
         pools.platform(**FAST).plan(1)
 
 
@@ -252,7 +252,7 @@ def test_who_may_not_read_its_versions_goes_on_with_what_there_is(
     policy = documented_roles.policy(*files, without=lacking, **account.placeholders)
     key = account.cloud.add_identity("airflow", policy=policy)
     connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
-    plan = pools.platform(disk_throughput=700).plan(0)
+    plan = pools.platform(disk={"throughput": 700}).plan(0)
     assert not [change for change in plan.changes if change.action == "upgrade"]
     assert plan.unread == ("launch templates are not compared: ec2:DescribeLaunchTemplateVersions is not allowed",)
 
@@ -273,7 +273,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
         platform.apply(platform.plan(1), print)
     arn = act_as("with", *files)
     pools.ready(**FAST)
-    upgraded(account, pools.platform(disk_throughput=700))
+    upgraded(account, pools.platform(disk={"throughput": 700}))
     platform = pools.platform()
     platform.delete(print)
     account.advance(TIMINGS.nodegroup_delete)

@@ -553,7 +553,7 @@ class TestDrift:
     @pytest.mark.parametrize(
         ("change", "named"),
         [
-            ({"disk_size": 200}, "disk_size is 100, wanted 200"),
+            ({"disk": {"size": 200}}, "disk size is 100, wanted 200"),
             ({"ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}, "ami_type is AL2023_x86_64_NVIDIA"),
             ({"node_role": "arn:aws:iam::123456789012:role/other"}, "node_role is arn:"),
         ],

@@ -205,8 +205,7 @@ class TestPlanAndApply:
     def test_sends_what_n1_takes(self, cloud: GoogleCloud) -> None:
         platform = ready(
             machine_types=["n1-standard-4"],
-            accelerator_type="nvidia-tesla-t4",
-            accelerator_count=2,
+            accelerator={"type": "nvidia-tesla-t4", "count": 2},
             capacity_types=["SPOT", "PREEMPTIBLE"],
             driver="daemonset",
             gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4},
@@ -402,15 +401,15 @@ class TestCapacity:
 
     def test_what_makes_nodes_ready_sooner_is_taken_as_it_is_sent(self, cloud: GoogleCloud) -> None:
         cache = "projects/ml/global/images/train-cache"
-        fields = {"image_streaming": True, "secondary_boot_disks": [cache], "placement": "compact"}
+        fields = {"images": {"streaming": True, "secondary_boot_disks": [cache]}, "placement": "compact"}
         platform = ready(**fields)
         assert platform.plan(1).changes == ()
         with pytest.raises(PoolDrift, match="placement is compact, wanted anywhere"):
             OwnedGkePlatform(spec(**{**fields, "placement": None}), OWNER).plan(1)
         without = ready(name="plain")
         assert without.plan(1).changes == ()
-        streaming = OwnedGkePlatform(spec(name="plain", image_streaming=True), OWNER)
-        assert "image_streaming is False, wanted True" in applied(streaming).changes[0].detail
+        streaming = OwnedGkePlatform(spec(name="plain", images={"streaming": True}), OWNER)
+        assert "image streaming is False, wanted True" in applied(streaming).changes[0].detail
         assert streaming.plan(1).changes == ()
 
 
@@ -708,12 +707,12 @@ class TestAccess:
 
     def test_a_cluster_with_a_dns_endpoint_only(self, cloud: GoogleCloud) -> None:
         cloud.set_endpoints(ip=False, dns=False)
-        with pytest.raises(PoolSpecError, match=r"Set use_dns_endpoint=True"):
+        with pytest.raises(PoolSpecError, match='Set endpoint="dns"'):
             OwnedGkePlatform(spec(), OWNER).cluster_access()
         with pytest.raises(PoolSpecError, match="does not allow external traffic"):
-            OwnedGkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+            OwnedGkePlatform(spec(endpoint="dns"), OWNER).cluster_access()
         cloud.set_endpoints(ip=False, dns=True)
-        access = OwnedGkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+        access = OwnedGkePlatform(spec(endpoint="dns"), OWNER).cluster_access()
         assert (access.server, access.ca_data) == (f"https://gke-{CLUSTER}-123456789012.us-central1.gke.goog", "")
 
     def test_no_such_cluster(self, cloud: GoogleCloud) -> None:
@@ -791,7 +790,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform = ready(node_locations=[A, B])
     applied(OwnedGkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
     platform.groups_over_quota(1, pytest.fail)
-    attached = {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}
+    attached = {"accelerator": {"type": "nvidia-tesla-t4", "count": 1}}
     assert not OwnedGkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
     since = clock.utc_now()
     platform.grow({GROUP_A: 1})

@@ -121,7 +121,7 @@ def test_a_night_through_the_dns_endpoint_alone(
     gke_sandbox.google.set_endpoints(ip=False, dns=True)
     try:
         enter(gke_sandbox)
-        pool = gke(gke_sandbox, name="train-dns", use_dns_endpoint=True, node_locations=["us-central1-a"])
+        pool = gke(gke_sandbox, name="train-dns", endpoint="dns", node_locations=["us-central1-a"])
         assert platform_for(pool).cluster_access().server == f"https://{gke_sandbox.control_plane.dns_endpoint}"
         holds(one_night(pool))
         assert "The XCom sidecar" not in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_a_night_on_gke_with_a_driver_daemonset(gke_sandbox: Sandbox, enter: Cal
         gke_sandbox,
         name="train-k80",
         machine_types=["n1-standard-4"],
-        accelerator_type="nvidia-tesla-k80",
+        accelerator={"type": "nvidia-tesla-k80"},
         node_locations=["us-central1-a"],
         driver="daemonset",
     )

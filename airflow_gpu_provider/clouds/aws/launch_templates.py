@@ -78,10 +78,10 @@ def disk_notes(pool: EksGpuPool, data: Mapping[str, Any]) -> tuple[str, ...]:
     volumes = {each.get("DeviceName") for each in data.get("BlockDeviceMappings", ())}
     if not pool.has_image_volume or IMAGE_VOLUME in volumes:
         return ()
+    larger = "enlarge that volume in the launch template" if pool.launch_template else "set the size of the pool's disk"
     return (
         f"with ami_type {pool.ami_type} images and pods have 20 GiB on {IMAGE_VOLUME}, whatever the root volume's size:"
-        f" {'enlarge that volume in the launch template' if pool.launch_template else 'set disk_size'}"
-        " (docs/node-images.md)",
+        f" {larger} (docs/node-images.md)",
     )
 
 

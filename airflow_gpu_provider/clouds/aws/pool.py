@@ -14,6 +14,7 @@ from airflow_gpu_provider.clouds.aws import machine_types
 from airflow_gpu_provider.clouds.aws.rules import (
     EFA_RESOURCE,
     IN_TEMPLATES,
+    EksDisk,
     efa_of_a_pod,
     efa_problems,
     faster_starts,
@@ -26,7 +27,7 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodesToCome, PodFabric
-from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, as_whole, is_template
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
 _CONSOLES = {
@@ -47,7 +48,7 @@ SHAPE = (
     "reservations",
     "zones",
     "subnets",
-    "disk_size",
+    "disk",
     *IN_TEMPLATES,
     "ami_release",
     "node_role",
@@ -98,49 +99,56 @@ class EksGpuPool(GpuPool):
     groups by default (quota L-6D54EA21): a pool that would exceed it leaves out its least preferred candidates.
 
     With `manage="scale"` the groups are external: those that `node_groups` and `asg_names` name, in order of
-    preference. Leave out the fields that shape groups (zones, subnets, capacity_types, disk_size, node_role,
+    preference. Leave out the fields that shape groups (zones, subnets, capacity_types, disk, node_role,
     launch_template, tags).
 
-    Args:
+    Args: Needed
         cluster_name: The EKS cluster.
         region: AWS region, like "us-west-2".
+
+    Args: Machines
         instance_types: EC2 types with NVIDIA GPUs, in order of preference. With manage="scale" they may be left out,
             and a run then gives nodes= instead of gpus=; where they are given, the groups' types have to be among them.
         capacity_types: "RESERVED", "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
         reservations: Ids of On-Demand Capacity Reservations and Capacity Blocks, in order of preference, for
             "RESERVED": those of the pool's types and zones are used (docs/reservations.md). None is bought.
         zones: Availability zones, in order of preference. Default: those of the subnets.
-        subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
-            zones where there is no other node group, the cluster's own, and the plan says so.
-        disk_size: The volume of images and pods in GiB. Default 100; Bottlerocket's own 20 with BOTTLEROCKET_*, where
-            it is not the root volume (docs/node-images.md). Not with launch_template.
-        disk_throughput: Of that volume, in MiB/s. Default gp3's 125. With this, disk_iops, user_data, network,
-            fast_start, reservations, or disk_size of Bottlerocket, each node group has a launch template that this
-            package makes, and deletes with it (docs/node-images.md).
-        disk_iops: Of that volume. Default gp3's 3000.
-        network: "efa": nodes have all EFA interfaces of their type, and those of a group are near each other, for
-            trainings on several of them (docs/multi-node.md). Default: one network interface.
+
+    Args: Disk, image and boot
+        disk: The volume of images and pods, `{"size": 200, "throughput": 600, "iops": 6000}` or some of these: GiB,
+            MiB/s and I/O operations a second. Default 100 GiB, and gp3's 125 and 3000; Bottlerocket's own 20 GiB with
+            BOTTLEROCKET_*, where it is not the root volume. With throughput or iops, user_data, network, fast_start,
+            reservations, or any disk of Bottlerocket, each node group has a launch template that this package makes,
+            and deletes with it (docs/node-images.md). Not with launch_template.
         fast_start: Have images there sooner: on the type's local NVMe disks, pulled and unpacked in parallel, or on a
             volume of 600 MiB/s if it has none (docs/fast-start.md). Default False.
-        user_data: What nodes read at boot: with AL2023_* nodeadm's NodeConfig, as a dict or in YAML; with
-            BOTTLEROCKET_* its settings in TOML. EKS adds its own.
         ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
             container toolkit, no device plugin. EKS offers AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
             labels and taints only after a node has joined: have the kubelet register with them in the template's
             user data.
         ami_release: The image's release, like "1.36.3-20260827": new groups are made from it, and those without
             machines brought to it (docs/node-images.md). Default: the newest that is a week old.
-        node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
+        user_data: What nodes read at boot: with AL2023_* nodeadm's NodeConfig, as a dict or in YAML; with
+            BOTTLEROCKET_* its settings in TOML. EKS adds its own.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default. It has to
             exist when a group is created, must name no instance type, and an image only with "CUSTOM". Groups without
             machines follow its version; "$Latest", "$Default" and no version mean what they mean today.
+
+    Args: Network and identity
+        subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
+            zones where there is no other node group, the cluster's own, and the plan says so.
+        network: "efa": nodes have all EFA interfaces of their type, and those of a group are near each other, for
+            trainings on several of them (docs/multi-node.md). Default: one network interface.
+        node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         tags: AWS tags for the node groups.
+        aws_conn_id: Airflow connection. Default aws_default.
+
+    Args: Groups of others, and autoscalers
         node_groups: manage="scale": managed node groups of the cluster, by name.
         asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They
             come after node_groups.
         autoscaling_options: With scaling="autoscaler": cluster-autoscaler's options for these groups alone, like
             {"scaledownunneededtime": "5m"}. Default: the options that it was started with.
-        aws_conn_id: Airflow connection. Default aws_default.
 
     The other arguments are GpuPool's.
     """
@@ -166,9 +174,7 @@ class EksGpuPool(GpuPool):
     reservations: Sequence[str] = ()
     zones: Sequence[str] = ()
     subnets: Sequence[str] = ()
-    disk_size: int | None = None
-    disk_throughput: int | None = None
-    disk_iops: int | None = None
+    disk: EksDisk = field(default_factory=EksDisk)
     network: str | None = None
     fast_start: bool = False
     user_data: dict[str, object] | str | None = None
@@ -241,7 +247,7 @@ class EksGpuPool(GpuPool):
 
     @property
     def room_for_images(self) -> int | None:
-        return self.disk_size if self.user_data is None else None
+        return self.disk.get("size") if self.user_data is None else None
 
     @property
     def own_template_fields(self) -> tuple[str, ...]:
@@ -249,11 +255,12 @@ class EksGpuPool(GpuPool):
 
         Bottlerocket's volume for images is one: EKS's own diskSize is that of the other volume.
         """
-        volume = ("disk_size",) if self.has_image_volume and self.disk_size is not None else ()
+        needs_one = self.disk.keys() - (set() if self.has_image_volume else {"size"})
+        volume = ("disk",) if needs_one else ()
         return (*volume, *self._given(*IN_TEMPLATES)) if self.manage == "full" else ()
 
     def _given(self, *names: str) -> list[str]:
-        return [name for name in names if getattr(self, name) not in (None, False)]
+        return [name for name in names if getattr(self, name) not in (None, False, {})]
 
     @property
     def needs_cluster_autoscaler(self) -> bool:
@@ -340,15 +347,9 @@ class EksGpuPool(GpuPool):
         spot = "-spot" if market == "SPOT" else ""
         return f"{self.name}-{zone_suffix}-{instance_type.replace('.', '-')}{spot}"
 
-    def _group_fields(self) -> dict[str, Any]:
-        """Leave out what an earlier release had not, where it is not set: its groups have the hash without."""
-        unset = {name for name in (*IN_TEMPLATES, "reservations", "ami_release") if not getattr(self, name)}
-        return {name: value for name, value in super()._group_fields().items() if name not in unset}
-
     def _coerce(self) -> None:
         super()._coerce()
         self._set("capacity_types", as_constants(self.capacity_types))
-        self._convert(as_whole, "disk_size", "disk_throughput", "disk_iops")
         self._set("user_data", as_plain(self.user_data))
 
     def _validate(self) -> None:
@@ -378,7 +379,7 @@ class EksGpuPool(GpuPool):
         self._check_autoscaling()
         self._check("network", (None, "efa").__contains__, '"efa", or left out')
         if not is_template(
-            [self.ami_type, self.instance_types, self.disk_size, *(getattr(self, name) for name in IN_TEMPLATES)]
+            [self.ami_type, self.instance_types, self.disk, *(getattr(self, name) for name in IN_TEMPLATES)]
         ):
             self._refuse(self._template_problems())
         if self.ami_release is not None and not is_template([self.ami_release, self.ami_type]):
@@ -396,11 +397,11 @@ class EksGpuPool(GpuPool):
 
     def _template_problems(self) -> Iterator[tuple[str, str]]:
         """Yield what cannot work of what EKS takes in a launch template alone, each with its fix."""
-        given = self._given("disk_size", *IN_TEMPLATES)
+        given = self._given("disk", *IN_TEMPLATES)
         if self.launch_template and given:
             what = f"{', '.join(given)} and launch_template exclude each other: the template says it"
             yield what, "Give one or the other."
-        yield from volume_problems(self.disk_size, self.disk_iops, self.disk_throughput)
+        yield from volume_problems(self.disk)
         if self.user_data is not None:
             yield from user_data_problems(self.user_data, self.ami_type)
         if self.network is not None:

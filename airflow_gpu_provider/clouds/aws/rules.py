@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from airflow_gpu_provider.clouds.aws.machine_types import EFA_INTERFACES, instance_type
 from airflow_gpu_provider.pools.on_nodes import PodFabric
@@ -15,33 +15,43 @@ from airflow_gpu_provider.pools.on_nodes import PodFabric
 if TYPE_CHECKING:
     from airflow_gpu_provider.accelerators import NodeSize
 
-IN_TEMPLATES = ("disk_throughput", "disk_iops", "user_data", "network", "fast_start")
-"""The arguments for which a pool's node groups have launch templates of this package's."""
+IN_TEMPLATES = ("user_data", "network", "fast_start")
+"""The arguments for which a pool's node groups have launch templates of this package's, beside some of its disk."""
 
 DEFAULT_DISK_GIB = 100
+
+
+class EksDisk(TypedDict, total=False):
+    """The gp3 volume of images and pods; EksGpuPool describes each key."""
+
+    size: int
+    throughput: int
+    iops: int
+
+
 # gp3, by botocore's LaunchTemplateEbsBlockDeviceRequest, and "General Purpose SSD volumes" of the EBS user guide.
-_LIMITS = {"disk_size": (1, 65_536, " GiB"), "disk_iops": (3000, 80_000, ""), "disk_throughput": (125, 2000, " MiB/s")}
+_LIMITS = {"size": (1, 65_536, " GiB"), "iops": (3000, 80_000, ""), "throughput": (125, 2000, " MiB/s")}
 _LEAST_IOPS, _MIB_PER_IOPS, _IOPS_PER_GIB = 3000, 0.25, 500
 
 
-def volume_problems(size: int | None, iops: int | None, throughput: int | None) -> Iterator[tuple[str, str]]:
-    """Yield what gp3 has not of a volume (disk_size, disk_iops, disk_throughput), each with its fix."""
-    given = {"disk_size": size, "disk_iops": iops, "disk_throughput": throughput}
-    size = size or DEFAULT_DISK_GIB
+def volume_problems(disk: EksDisk) -> Iterator[tuple[str, str]]:
+    """Yield what gp3 has not of a volume, each with its fix."""
+    size, iops, throughput = disk.get("size", DEFAULT_DISK_GIB), disk.get("iops"), disk.get("throughput", 0)
+    given: Mapping[str, object] = disk
     for name, (least, most, unit) in _LIMITS.items():
-        value = given[name]
-        if value is not None and not least <= value <= most:
-            yield f"{name}={value} must be between {least} and {most}{unit}, as gp3 has it", "Correct it."
-    needed = -(-(throughput or 0) // _MIB_PER_IOPS)
+        value = given.get(name)
+        if isinstance(value, int) and not least <= value <= most:
+            yield f"disk[{name!r}]={value} must be between {least} and {most}{unit}, as gp3 has it", "Correct it."
+    needed = -(-throughput // _MIB_PER_IOPS)
     if needed > (iops or _LEAST_IOPS):
         yield (
-            f"disk_throughput={throughput} is more than gp3 gives with {iops or _LEAST_IOPS} IOPS, a MiB/s for four",
-            f"Set disk_iops={needed:.0f} at least.",
+            f"disk['throughput']={throughput} is more than gp3 gives with {iops or _LEAST_IOPS} IOPS, a MiB/s for four",
+            f"Set disk['iops'] to {needed:.0f} at least.",
         )
     if iops is not None and iops > size * _IOPS_PER_GIB:
         yield (
-            f"disk_iops={iops} is more than gp3 gives on {size} GiB, {_IOPS_PER_GIB} for each",
-            f"Set disk_size={-(-iops // _IOPS_PER_GIB)} at least.",
+            f"disk['iops']={iops} is more than gp3 gives on {size} GiB, {_IOPS_PER_GIB} for each",
+            f"Set disk['size'] to {-(-iops // _IOPS_PER_GIB)} at least.",
         )
 
 

@@ -130,7 +130,7 @@ class GroupSpec:
         elif pool.launch_template:
             request["launchTemplate"] = launch_template(pool.launch_template)
         elif not pool.has_image_volume:
-            request["diskSize"] = pool.disk_size or DEFAULT_DISK_GIB
+            request["diskSize"] = pool.disk.get("size", DEFAULT_DISK_GIB)
         return request
 
     def differences(self, group: Mapping[str, Any]) -> list[Difference]:
@@ -165,7 +165,7 @@ class GroupSpec:
             pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
         if pool.launch_template or self.template_data(group) is None:
             if not pool.launch_template and not pool.has_image_volume:
-                pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or DEFAULT_DISK_GIB))
+                pairs.append(("disk size", group.get("diskSize"), pool.disk.get("size", DEFAULT_DISK_GIB)))
             pairs.append(("launch_template", *_comparable_templates(group, pool.launch_template)))
         elif not self.has_own_template(group):
             found = (group.get("launchTemplate") or {}).get("name")

@@ -47,7 +47,7 @@ def started_fast(pool: EksGpuPool, name: str) -> EksGpuPool:
     if not pool.fast_start:
         return pool
     if not uses_local_disks(pool, name):
-        return replace(pool, disk_throughput=pool.disk_throughput or THROUGHPUT)
+        return replace(pool, disk={"throughput": THROUGHPUT, **pool.disk})
     machine = instance_type(name)
     parallel = _IN_PARALLEL if machine is not None and machine.vcpus >= _SMALLEST else {}
     ours = {"apiVersion": API_VERSION, "kind": "NodeConfig", "spec": {**_ON_LOCAL_DISKS, **parallel}}
@@ -132,7 +132,8 @@ def _volume(pool: EksGpuPool) -> dict[str, Any] | None:
     EC2 deletes a volume with its instance only if it is the root one, or told to.
     """
     ebs: dict[str, Any] = {"VolumeType": "gp3", "DeleteOnTermination": True}
-    asked = {"VolumeSize": pool.disk_size, "Throughput": pool.disk_throughput, "Iops": pool.disk_iops}
+    disk = pool.disk
+    asked = {"VolumeSize": disk.get("size"), "Throughput": disk.get("throughput"), "Iops": disk.get("iops")}
     given = {name: value for name, value in asked.items() if value is not None}
     if pool.has_image_volume:
         volume = {"DeviceName": IMAGE_VOLUME, "Ebs": {**ebs, "VolumeSize": DEFAULT_DISK_GIB, **given}}

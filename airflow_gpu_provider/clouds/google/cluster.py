@@ -68,7 +68,7 @@ class GkeCluster:
             return access
 
         # Certificates of a DNS endpoint are vouched for by public authorities.
-        ca_data = "" if self.pool.use_dns_endpoint else self.description["master_auth"]["cluster_ca_certificate"]
+        ca_data = "" if self.pool.endpoint == "dns" else self.description["master_auth"]["cluster_ca_certificate"]
         server = f"https://{address_of(self.description, self.pool)}"
         access = ClusterAccess(server=server, ca_data=ca_data, token=_tokens(self.clients), again=again)
         return access
@@ -184,30 +184,30 @@ def address_of(cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
     """
     config = cluster.get("control_plane_endpoints_config") or {}
     dns, ip = config.get("dns_endpoint_config") or {}, config.get("ip_endpoints_config") or {}
-    if pool.use_dns_endpoint:
+    if pool.endpoint == "dns":
         return _dns_endpoint(dns, cluster, pool)
     if ip.get("enabled") is False:
         raise PoolSpecError(
             f"Pool {pool.name}: the IP endpoints of the GKE cluster {pool.cluster_name} are switched off.",
-            "Set use_dns_endpoint=True, or switch them on (gcloud container clusters update --enable-ip-access).",
+            'Set endpoint="dns", or switch them on (gcloud container clusters update --enable-ip-access).',
         )
-    if pool.use_internal_ip:
+    if pool.endpoint == "internal":
         private = ip.get("private_endpoint") or (cluster.get("private_cluster_config") or {}).get("private_endpoint")
-        return str(private) if private else _missing("private endpoint", "Set use_internal_ip=False.", cluster, pool)
+        return str(private) if private else _missing("private endpoint", "Leave endpoint out.", cluster, pool)
     public = ip.get("public_endpoint") if ip.get("enable_public_endpoint") else ""
     # Of a cluster without a public endpoint, `endpoint` is the private one.
     endpoint = public or cluster.get("endpoint") or ip.get("private_endpoint")
-    return str(endpoint) if endpoint else _missing("IP endpoint", "Set use_dns_endpoint=True.", cluster, pool)
+    return str(endpoint) if endpoint else _missing("IP endpoint", 'Set endpoint="dns".', cluster, pool)
 
 
 def _dns_endpoint(dns: Mapping[str, Any], cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
     enable = "gcloud container clusters update --enable-dns-access"
     if not dns.get("endpoint"):
-        return _missing("DNS endpoint", f"Set use_dns_endpoint=False, or enable one ({enable}).", cluster, pool)
+        return _missing("DNS endpoint", f"Leave endpoint out, or enable one ({enable}).", cluster, pool)
     if not dns.get("allow_external_traffic"):
         raise PoolSpecError(
             f"Pool {pool.name}: the DNS endpoint of GKE cluster {pool.cluster_name} does not allow external traffic.",
-            f"Allow it ({enable}), or set use_dns_endpoint=False.",
+            f"Allow it ({enable}), or leave endpoint out.",
         )
     return str(dns["endpoint"])
 

@@ -11,18 +11,24 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
 from airflow_gpu_provider.clouds.google import machine_types, rules, series
+from airflow_gpu_provider.clouds.google.rules import (
+    Accelerator,
+    GkeDisk,
+    GpuSharing,
+    Images,
+    ReservationAffinity,
+    ShieldedInstanceConfig,
+)
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.on_nodes import NodeDaemon, NodesToCome
 from airflow_gpu_provider.pools.values import (
     Taint,
     are_some_of,
-    as_bool,
     as_constant,
     as_constants,
     as_duration,
     as_tuple,
-    as_whole,
     is_template,
 )
 
@@ -44,15 +50,13 @@ PREEMPTIBLE: Final = "PREEMPTIBLE"
 end of its own ("Preemptible VM instances"). Its machines are spot here."""
 
 _MARKETS = ("ON_DEMAND", "SPOT", PREEMPTIBLE)
-_OF_LATER_RELEASES = ("image_streaming", "secondary_boot_disks", "placement")
 # The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
 SHAPE = (
     "location_policy",
     "node_locations",
     "capacity_types",
     "max_run_duration",
-    "disk_size",
-    "disk_type",
+    "disk",
     "image_type",
     "service_account",
     "tags",
@@ -62,7 +66,8 @@ SHAPE = (
     "flex_start",
     "queued_provisioning",
     "shielded_instance_config",
-    *_OF_LATER_RELEASES,
+    "images",
+    "placement",
 )
 _MARGIN = timedelta(minutes=15)
 
@@ -79,37 +84,22 @@ class GkeGpuPool(GpuPool):
     zone. Leave out the fields that shape them: from node_locations and capacity_types on, those of machines, disks,
     images, labels, upgrades and how machines are obtained.
 
-    Args:
+    Args: Needed
         project_id: The Google Cloud project.
         location: The cluster's zone or region, like "us-central1-a" or "us-central1".
         cluster_name: The GKE cluster.
+
+    Args: Machines
         machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, G4, A2, A3, A4),
             or N1.
             With manage="scale" they may be left out, and a run then gives nodes= instead of gpus=; if they are given,
             the node pools' types have to be among them.
-        accelerator_type: The GPU to attach to N1 machines, like "nvidia-tesla-t4"; others have theirs built in. With
-            accelerator_count it describes a machine type that is newer than this package: GKE then checks it.
-        accelerator_count: How many of them. Default 1 for N1.
+        accelerator: The GPUs to attach to N1 machines, like `{"type": "nvidia-tesla-t4", "count": 2}`; count is 1 by
+            default. Others have theirs built in. With both it describes a machine type that is newer than this
+            package: GKE then checks it.
         node_locations: Zones, in order of preference. Default: those of the cluster.
         capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only. "PREEMPTIBLE" means
             "SPOT": the price is the same, and such a machine has no end after 24 hours.
-        driver: "default" or "latest" (with COS only): GKE installs NVIDIA's driver; "daemonset": a DaemonSet does,
-            which InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
-        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
-            then asks for one GPU, which is one share; for several only with MPS, on machines with one GPU.
-        gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
-        max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
-            deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
-            no machine outlives its run; no limit where min_nodes keeps machines indefinitely.
-        disk_size: Boot disk in GB. Default 100.
-        disk_type: Its type, like "pd-balanced", from which all of the machine_types boot. Default: GKE's for each type.
-        image_type: Node image. Default COS_CONTAINERD.
-        service_account: The nodes' service account. Default: the cluster's own choice.
-        tags: Network tags of the machines.
-        resource_labels: Labels of the machines, for billing.
-        exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
-            release channel it does so at any time, and lets a training drain for an hour at most. Default True. With
-            False, give the cluster a maintenance window outside the hours of your runs.
         reservation_affinity: Which reservations machines come from, in the API's words (ReservationAffinity):
             `{"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
             "values": ["my-reservation"]}`, or ANY_RESERVATION, ANY_RESERVATION_THEN_FAIL or NO_RESERVATION alone. A
@@ -118,27 +108,52 @@ class GkeGpuPool(GpuPool):
             at most: with scaling="autoscaler" only. Default False.
         queued_provisioning: With flex_start: have GKE obtain all machines of a gang at once, or none, by a
             ProvisioningRequest, which Kueue makes for a task with queue_name: see docs/gke.md. Default False.
+        placement: "compact": a node pool's machines stand close together, for gangs; not for N1. Default: anywhere.
+        max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
+            deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
+            no machine outlives its run; no limit where min_nodes keeps machines indefinitely.
+
+    Args: GPUs
+        driver: "default" or "latest" (with COS only): GKE installs NVIDIA's driver; "daemonset": a DaemonSet does,
+            which InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
+        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`. A pod
+            then asks for one GPU, which is one share; for several only with MPS, on machines with one GPU.
+        gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
+
+    Args: Disk, image and boot
+        disk: The boot disk, `{"size": 200, "type": "pd-balanced"}` or one of them: GB, and a type from which all of the
+            machine_types boot. Default 100 GB, and GKE's type for each machine type.
+        image_type: Node image. Default COS_CONTAINERD.
+        images: How container images get to the nodes. `{"streaming": True}` has containers start before their images
+            are all there: for images in Artifact Registry, nodes with COS, and the Container File System API enabled.
+            With `"secondary_boot_disks": ["projects/ml/global/images/train-cache"]` besides, nodes have those of disk
+            images from the start. Default: they are pulled.
         shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
             organization policies may require it. Default: GKE's own, which is no secure boot.
-        image_streaming: Have containers start before their images are all there: for images in Artifact Registry, nodes
-            with COS, and the Container File System API enabled. Default False.
-        secondary_boot_disks: Disk images with container images that nodes have from the start, like
-            "projects/ml/global/images/train-cache". Needs image_streaming. Default: none.
-        placement: "compact": a node pool's machines stand close together, for gangs; not for N1. Default: anywhere.
+        exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
+            release channel it does so at any time, and lets a training drain for an hour at most. Default True. With
+            False, give the cluster a maintenance window outside the hours of your runs.
+
+    Args: Network and identity
+        endpoint: "internal": reach the API server by its internal address, which must exist. "dns": by its DNS name.
+            Default: by the address that GKE names as the cluster's endpoint.
+        tags: Network tags of the machines.
+        service_account: The nodes' service account. Default: the cluster's own choice.
+        resource_labels: Labels of the machines, for billing.
+        gcp_conn_id: Airflow connection. Default google_cloud_default.
+        impersonation_chain: Service account to act as, or a chain of them, as in the Google provider.
+
+    Args: Groups of others, and autoscalers
         node_pools: manage="scale": node pools of the cluster, by name.
         location_policy: With scaling="autoscaler": "balanced" or "any", as in GKE. Default "any": GKE's own choice
             for spot, and the better one for getting a GPU.
-        use_internal_ip: Reach the API server by its internal address, which must exist. Default False.
-        use_dns_endpoint: Reach the API server by its DNS name. Default False.
-        gcp_conn_id: Airflow connection. Default google_cloud_default.
-        impersonation_chain: Service account to act as, or a chain of them, as in the Google provider.
 
     The other arguments are GpuPool's. GKE taints GPU nodes by itself, and that taint cannot be left out.
     """
 
     kind: ClassVar[str] = "gke"
     placed_by: ClassVar[tuple[str, ...]] = (
-        *(*GpuPool.placed_by, "machine_types", "accelerator_type", "accelerator_count", "capacity_types"),
+        *(*GpuPool.placed_by, "machine_types", "accelerator", "capacity_types"),
         *("gpu_sharing", "gpu_partition_size"),
     )
     types_field: ClassVar[str] = "machine_types"
@@ -149,7 +164,7 @@ class GkeGpuPool(GpuPool):
     )
     cluster_fields: ClassVar[tuple[str, ...]] = (
         *("cluster_name", "location", "project_id", "gcp_conn_id"),
-        *("impersonation_chain", "use_internal_ip", "use_dns_endpoint"),
+        *("impersonation_chain", "endpoint"),
     )
     private_fields: ClassVar[Mapping[str, str]] = {
         "cluster_name": "cluster",
@@ -163,33 +178,29 @@ class GkeGpuPool(GpuPool):
     location: str
     cluster_name: str
     machine_types: Sequence[str] = ()
-    accelerator_type: str | None = None
-    accelerator_count: int | None = None
+    accelerator: Accelerator = field(default_factory=Accelerator)
     node_locations: Sequence[str] = ()
     capacity_types: Sequence[Market | Literal["PREEMPTIBLE"]] = ("ON_DEMAND",)
     taints: Sequence[str] = (str(GPU_TAINT),)
     driver: str = "default"
-    gpu_sharing: dict[str, Any] = field(default_factory=dict)
+    gpu_sharing: GpuSharing = field(default_factory=GpuSharing)
     gpu_partition_size: str | None = None
     max_run_duration: timedelta | None = None
-    disk_size: int | None = None
-    disk_type: str | None = None
+    disk: GkeDisk = field(default_factory=GkeDisk)
     image_type: str = "COS_CONTAINERD"
     service_account: str | None = None
     tags: Sequence[str] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
     exclude_upgrades: bool = True
-    reservation_affinity: dict[str, Any] = field(default_factory=dict)
+    reservation_affinity: ReservationAffinity = field(default_factory=ReservationAffinity)
     flex_start: bool = False
     queued_provisioning: bool = False
-    shielded_instance_config: dict[str, Any] = field(default_factory=dict)
-    image_streaming: bool = False
-    secondary_boot_disks: Sequence[str] = ()
+    shielded_instance_config: ShieldedInstanceConfig = field(default_factory=ShieldedInstanceConfig)
+    images: Images = field(default_factory=Images)
     placement: str | None = None
     node_pools: Sequence[str] = ()
     location_policy: str = "any"
-    use_internal_ip: bool = False
-    use_dns_endpoint: bool = False
+    endpoint: str | None = None
     gcp_conn_id: str = "google_cloud_default"
     impersonation_chain: str | Sequence[str] | None = None
 
@@ -263,8 +274,8 @@ class GkeGpuPool(GpuPool):
 
     @property
     def how_to_start_sooner(self) -> str:
-        is_given = self.image_streaming or self.manage != "full"
-        return "" if is_given else "image_streaming=True starts containers before their images are all there"
+        is_given = self.images.get("streaming") or self.manage != "full"
+        return "" if is_given else "images={'streaming': True} starts containers before their images are all there"
 
     @property
     def how_to_find_libraries(self) -> str:
@@ -302,6 +313,15 @@ class GkeGpuPool(GpuPool):
         return f"gke/{self.gcp_conn_id}/{','.join(chain)}/{self.project_id}/{self.location}/{self.cluster_name}"
 
     @property
+    def cluster_arguments(self) -> dict[str, Any]:
+        """As GKEStartPodOperator has them: a word for the endpoint is two booleans there."""
+        given = super().cluster_arguments
+        endpoint = given.pop("endpoint")
+        if is_template(endpoint):
+            return {**given, "use_internal_ip": endpoint, "use_dns_endpoint": endpoint}
+        return {**given, "use_internal_ip": endpoint == "internal", "use_dns_endpoint": endpoint == "dns"}
+
+    @property
     def node_lifetime(self) -> timedelta | None:
         """How long Google Cloud lets a machine live; None: without a limit."""
         if self.max_run_duration is not None:
@@ -319,7 +339,7 @@ class GkeGpuPool(GpuPool):
         machine = machine_types.gce_machine_type(machine_type)
         if machine and machine.gpu:
             return machine.gpu.accelerator, machine.gpus
-        return self.accelerator_type or "", self.accelerator_count or 1
+        return self.accelerator.get("type", ""), self.accelerator.get("count", 1)
 
     @property
     def markets(self) -> tuple[Market, ...]:
@@ -358,9 +378,9 @@ class GkeGpuPool(GpuPool):
 
     def with_unknown_type_first(self, name: str) -> Self:
         """The type is described by the first real one's GPUs, and types with other GPUs would contradict it."""
-        accelerator, count = has = self.accelerator_of(self.machine_types[0])
+        kind, count = has = self.accelerator_of(self.machine_types[0])
         types = (self.unknown_type, *(each for each in self.machine_types if self.accelerator_of(each) == has))
-        return replace(self, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
+        return replace(self, name=name, machine_types=types, accelerator={"type": kind, "count": count})
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         return self.preferences.candidates(zones, partial(rules.node_pool_name, self.name, self.region))
@@ -377,10 +397,8 @@ class GkeGpuPool(GpuPool):
     def _group_fields(self) -> dict[str, Any]:
         lifetime = self.node_lifetime
         seconds = lifetime.total_seconds() if lifetime else None
-        not_in_groups = ("use_internal_ip", "use_dns_endpoint", "gcp_conn_id", "impersonation_chain")
-        unset = {name for name in _OF_LATER_RELEASES if not getattr(self, name)}  # as in groups that are there
-        left_out = {*not_in_groups, *unset}
-        fields = {key: value for key, value in super()._group_fields().items() if key not in left_out}
+        not_in_groups = ("endpoint", "gcp_conn_id", "impersonation_chain")
+        fields = {key: value for key, value in super()._group_fields().items() if key not in not_in_groups}
         return {**fields, "capacity_types": list(self.markets), "max_run_duration": seconds}
 
     # -- validation ------------------------------------------------------------------------------------------
@@ -392,15 +410,11 @@ class GkeGpuPool(GpuPool):
         self._set("capacity_types", as_constants(self.capacity_types))
         if isinstance(prices := self.price_per_hour, dict) and PREEMPTIBLE in prices:
             self._set("price_per_hour", {"SPOT" if key == PREEMPTIBLE else key: prices[key] for key in prices})
-        self._convert(as_whole, "disk_size", "accelerator_count")
         self._convert(as_duration, "max_run_duration")
-        if self.reservation_affinity and not is_template(self.reservation_affinity):
-            self._set("reservation_affinity", _affinity(self.reservation_affinity))
-        if isinstance(self.shielded_instance_config, dict):
-            switches = {name: as_bool(value) for name, value in self.shielded_instance_config.items()}
-            self._set("shielded_instance_config", switches)
-        if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
-            self._set("gpu_sharing", {**self.gpu_sharing, "strategy": as_constant(self.gpu_sharing["strategy"])})
+        for name, key in (("gpu_sharing", "strategy"), ("reservation_affinity", "consume_reservation_type")):
+            part = getattr(self, name)
+            if isinstance(part, dict) and isinstance(part.get(key), str) and not is_template(part[key]):
+                self._set(name, {**part, key: as_constant(part[key])})
 
     def _validate(self) -> None:
         super()._validate()
@@ -410,6 +424,7 @@ class GkeGpuPool(GpuPool):
         self._check(
             "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT (or PREEMPTIBLE), in order"
         )
+        self._check("endpoint", (None, "internal", "dns").__contains__, '"internal" or "dns", or left out')
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(SHAPE)
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
@@ -445,18 +460,18 @@ class GkeGpuPool(GpuPool):
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, str]]]], ...] = (
     (("image_type",), lambda pool: rules.image_problems(pool.image_type)),
-    (("disk_type", "machine_types"), lambda pool: series.boot_disk_problems(pool.disk_type, pool.machine_types)),
-    (("disk_size",), lambda pool: rules.disk_size_problems(pool.disk_size)),
+    (("disk", "machine_types"), lambda pool: series.boot_disk_problems(pool.disk.get("type"), pool.machine_types)),
+    (("disk",), lambda pool: rules.disk_size_problems(pool.disk.get("size"))),
     (("tags",), lambda pool: rules.tag_problems(pool.tags)),
-    ((), lambda pool: rules.start_problems(pool.image_streaming, pool.secondary_boot_disks, pool.image_type)),
+    (("images",), lambda pool: rules.start_problems(pool.images, pool.image_type)),
     (
         ("placement", "machine_types", "max_nodes"),
         lambda pool: series.placement_problems(pool.placement, pool.machine_types, pool.max_nodes),
     ),
     ((), lambda pool: rules.label_problems(pool.node_labels if pool.manage == "full" else ())),
     (
-        ("machine_types", "accelerator_type", "accelerator_count"),
-        lambda pool: rules.machine_problems(pool.machine_types, pool.accelerator_type, pool.accelerator_count),
+        ("machine_types", "accelerator"),
+        lambda pool: rules.machine_problems(pool.machine_types, pool.accelerator),
     ),
     (
         ("machine_types", "flex_start"),
@@ -464,7 +479,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, 
     ),
     (("driver",), lambda pool: rules.driver_problems(pool.driver, pool.image_type, pool.gpu_partition_size)),
     (
-        ("gpu_partition_size", "machine_types", "accelerator_type"),
+        ("gpu_partition_size", "machine_types", "accelerator"),
         lambda pool: rules.partition_problems(
             pool.gpu_partition_size, {name: pool.accelerator_of(name)[0] for name in pool.machine_types}
         ),
@@ -482,7 +497,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, 
             else ()
         ),
     ),
-    (("shielded_instance_config",), lambda pool: rules.shielded_problems(pool.shielded_instance_config)),
     (
         ("reservation_affinity", "capacity_types"),
         lambda pool: rules.reservation_problems(pool.reservation_affinity, pool.capacity_types),
@@ -507,13 +521,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, 
     ),
 )
 """The rules of machines in their order: the fields that have to be rendered for each, and the rule."""
-
-
-def _affinity(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a reservation affinity with its values as a tuple, and GKE's spelling of its type."""
-    coerced = {key: as_tuple(value) if key == "values" else value for key, value in given.items()}
-    kind = coerced.get("consume_reservation_type")
-    return {**coerced, "consume_reservation_type": as_constant(kind)} if kind else coerced
 
 
 def _are_resource_labels(labels: Any) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from airflow_gpu_provider.accelerators import GPUS, Gpu
 from airflow_gpu_provider.clouds.google import machine_types
@@ -21,29 +21,74 @@ from airflow_gpu_provider.pools.values import Taint, is_template
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
+
+class Accelerator(TypedDict, total=False):
+    """GPUs to attach to a machine; these and the others are parts of GkeGpuPool, which describes each key."""
+
+    type: str
+    count: int
+
+
+class GpuSharing(TypedDict, total=False):
+    """How several pods share a GPU (container v1, GPUSharingConfig)."""
+
+    strategy: str
+    max_shared_clients: int
+
+
+class GkeDisk(TypedDict, total=False):
+    """A node's boot disk."""
+
+    size: int
+    type: str
+
+
+class Images(TypedDict, total=False):
+    """How container images get to the nodes."""
+
+    streaming: bool
+    secondary_boot_disks: Sequence[str]
+
+
+class ReservationAffinity(TypedDict, total=False):
+    """Which reservations machines are of (container v1, ReservationAffinity)."""
+
+    consume_reservation_type: str
+    key: str
+    values: Sequence[str]
+
+
+class ShieldedInstanceConfig(TypedDict, total=False):
+    """What a machine checks when it boots (container v1, ShieldedInstanceConfig)."""
+
+    enable_secure_boot: bool
+    enable_integrity_monitoring: bool
+
+
 Problems = Iterator[tuple[str, str]]
 """What cannot work, each with its fix."""
 
 _GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
-_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
+_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator, like n1-standard-4."
 _SHARING = ("TIME_SHARING", "MPS")
 
 
-def machine_problems(types: Sequence[str], attached: str | None, count: int | None) -> Problems:
-    """Yield what cannot work of machine_types, accelerator_type and accelerator_count."""
+def machine_problems(types: Sequence[str], accelerator: Accelerator) -> Problems:
+    """Yield what cannot work of machine_types and the GPUs that are attached to them."""
+    attached, count = accelerator.get("type"), accelerator.get("count")
     if len(set(types)) < len(types):
         yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
     if attached is not None and None not in map(machine_types.gce_machine_type, types):
         yield from _accelerator_problems(attached)
     if count is not None and count < 1:
-        yield f"accelerator_count={count} must be at least 1", "Correct the pool's spec."
+        yield f"accelerator['count']={count} must be at least 1", "Correct the pool's spec."
     attaches = any(name.startswith("n1-") for name in types)
     for name in types:
         machine = machine_types.gce_machine_type(name)
         if machine is None:
             yield from _unknown_problems(name, is_described=bool(attached and count))
         elif machine.gpu:
-            # Next to N1 machines, accelerator_type and accelerator_count describe those.
+            # Next to N1 machines, the accelerator describes theirs.
             yield from () if attaches else _built_in_problems(machine, machine.gpu, attached, count)
         elif machine.takes_attached_gpus:
             yield from _attached_problems(name, attached, count or 1)
@@ -51,7 +96,7 @@ def machine_problems(types: Sequence[str], attached: str | None, count: int | No
             yield f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT
 
 
-def sharing_problems(sharing: Mapping[str, Any]) -> Problems:
+def sharing_problems(sharing: GpuSharing) -> Problems:
     if not sharing:
         return
     clients = sharing.get("max_shared_clients")
@@ -79,7 +124,7 @@ def _accelerator_problems(name: str) -> Problems:
     by_name = {gpu.name: gpu.accelerator for gpu in GPUS.values() if gpu.accelerator in known}
     close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
     hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
-    yield f"accelerator_type={name!r} is not a GPU of Google Cloud", hint
+    yield f"accelerator['type']={name!r} is not a GPU of Google Cloud", hint
 
 
 def _unknown_problems(name: str, *, is_described: bool) -> Problems:
@@ -92,28 +137,28 @@ def _unknown_problems(name: str, *, is_described: bool) -> Problems:
         hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
         yield f"{name!r} is not a machine type of Compute Engine with GPUs", hint
     else:
-        yield f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count."
+        yield f"{name} is not in the catalogue", "Give type and count of its GPUs in accelerator."
 
 
 def _built_in_problems(
     machine: machine_types.GceMachineType, gpu: Gpu, attached: str | None, count: int | None
 ) -> Problems:
     if attached and attached != gpu.accelerator:
-        yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator_type out."
+        yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator out."
     if count and count != machine.gpus:
-        yield f"{machine.name} has {machine.gpus} GPUs, not {count}", "Leave accelerator_count out."
+        yield f"{machine.name} has {machine.gpus} GPUs, not {count}", "Leave accelerator out."
 
 
 def _attached_problems(name: str, attached: str | None, count: int) -> Problems:
     if not attached:
-        yield f"{name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".'
+        yield f"{name} has no GPUs of its own", 'Give it some: accelerator={"type": "nvidia-tesla-t4"}.'
         return
     counts = machine_types.attachable_gpus(name, attached)
     if not counts:
         yield f"{attached} cannot be attached to {name}", _MACHINE_HINT
     elif count not in counts:
         allowed = " or ".join(map(str, counts))
-        yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator_count to {allowed}."
+        yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator['count'] to {allowed}."
 
 
 # -- where the machines of a pool are, by node pool ----------------------------------------------------------
@@ -143,8 +188,6 @@ RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
 """The values of ReservationAffinity.Type with which machines come only from a reservation."""
 
 _TYPES = ("NO_RESERVATION", "ANY_RESERVATION", *RESERVED_ONLY)
-_AFFINITY = ("consume_reservation_type", "key", "values")
-_SHIELDED = ("enable_secure_boot", "enable_integrity_monitoring")
 
 
 # "Node images", and NodeConfig: an image for GPUs is one of these, and a disk has 10 GB at least.
@@ -160,7 +203,7 @@ def image_problems(image: str) -> Problems:
 
 def disk_size_problems(size: int | None) -> Problems:
     if size is not None and size < _SMALLEST_DISK:
-        yield f"disk_size={size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
+        yield f"disk['size']={size} GB is less than GKE allows", f"Give {_SMALLEST_DISK} or more."
 
 
 def tag_problems(tags: Iterable[str]) -> Problems:
@@ -182,19 +225,23 @@ def label_problems(labels: Iterable[str]) -> Problems:
             yield f"node_labels: GKE rejects {key}, which is its own", "Use a domain of your own."
 
 
-def start_problems(streaming: object, disks: Iterable[str], image: str) -> Problems:
+def start_problems(images: Images, image: str) -> Problems:
     """Yield what is wrong with what makes images be there sooner.
 
     GKE's pages "Use Image streaming to pull container images" and "Use secondary boot disks to preload data or
     container images": both are for COS, and the disks are read by what streams images.
     """
-    if disks and streaming is False:
-        yield "secondary_boot_disks need image_streaming, which reads them", "Set image_streaming=True."
-    if (streaming is True or disks) and not is_template(image) and not image.upper().startswith("COS"):
+    streams, disks = images.get("streaming", False), images.get("secondary_boot_disks", ())
+    if disks and not streams:
+        yield "images: secondary_boot_disks need streaming, which reads them", 'Add "streaming": True.'
+    if (streams or disks) and not is_template(image) and not image.upper().startswith("COS"):
         yield f"image_type={image!r} streams no images", 'Leave image_type out, or use "COS_CONTAINERD".'
-    for disk in () if is_template(disks) else disks:
+    for disk in disks:
         if not _DISK_IMAGE.fullmatch(disk):
-            yield f"secondary_boot_disks: {disk!r} is no disk image", 'Write "projects/PROJECT/global/images/NAME".'
+            yield (
+                f"images: secondary_boot_disks: {disk!r} is no disk image",
+                'Write "projects/PROJECT/global/images/NAME".',
+            )
 
 
 def driver_problems(driver: str, image: str, partition: str | None) -> Problems:
@@ -207,12 +254,12 @@ def driver_problems(driver: str, image: str, partition: str | None) -> Problems:
         yield 'gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver."
 
 
-def reservation_problems(affinity: Mapping[str, Any], capacity_types: Iterable[str]) -> Problems:
+def reservation_problems(affinity: ReservationAffinity, capacity_types: Iterable[str]) -> Problems:
     if not affinity:
         return
     kind = affinity.get("consume_reservation_type")
     named = bool(affinity.get("key")) and bool(affinity.get("values"))
-    if not set(affinity) <= set(_AFFINITY) or kind not in _TYPES:
+    if kind not in _TYPES:
         yield f"reservation_affinity={affinity!r}", f"Give consume_reservation_type, one of {', '.join(_TYPES)}."
     elif kind == "SPECIFIC_RESERVATION" and not named:
         example = '"key": "compute.googleapis.com/reservation-name", "values": ["my-reservation"]'
@@ -234,16 +281,11 @@ def lifetime_problems(limit: timedelta | None, max_runtime: timedelta) -> Proble
         )
 
 
-def shielded_problems(config: Mapping[str, Any]) -> Problems:
-    if not set(config) <= set(_SHIELDED) or not all(isinstance(value, bool) for value in config.values()):
-        yield f"shielded_instance_config={dict(config)!r}", f"Give True or False for {' and '.join(_SHIELDED)}."
-
-
 def flex_start_problems(
     *,
     scaling: str,
     location_policy: str,
-    affinity: Mapping[str, Any],
+    affinity: ReservationAffinity,
     capacity_types: Iterable[str],
     lifetime: timedelta | None,
     min_nodes: int,
@@ -270,7 +312,7 @@ def flex_start_problems(
         yield "node pools with flex-start begin at 0 nodes", "Leave min_nodes out."
 
 
-def queued_problems(*, flex_start: object, sharing: Mapping[str, Any], placement: str | None) -> Problems:
+def queued_problems(*, flex_start: object, sharing: GpuSharing, placement: str | None) -> Problems:
     """Yield what does not work with queued_provisioning; the rest is flex-start's.
 
     GKE, "Run a large-scale workload with flex-start with queued provisioning"; that there is no compact placement:

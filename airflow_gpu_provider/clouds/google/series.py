@@ -48,17 +48,17 @@ def series_of(machine_type: str) -> Series | None:
 
 
 def boot_disk_problems(disk: str | None, machine_types: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield why not all machines boot from a disk_type."""
+    """Yield why not all machines boot from a type of disk."""
     if not disk:
         return
     if disk not in _BOOT_DISKS:
-        yield f"disk_type={disk!r} is no type of boot disk", f"Give one of {', '.join(_BOOT_DISKS)}."
+        yield f"disk['type']={disk!r} is no type of boot disk", f"Give one of {', '.join(_BOOT_DISKS)}."
         return
     known = {name: found.boot_disks for name in machine_types if (found := series_of(name))}
     wrong = [name for name, disks in known.items() if disk not in disks]
     if wrong:
         fit = [each for each in _BOOT_DISKS if all(each in disks for disks in known.values())]
-        hint = f"Give {' or '.join(fit)}, or leave disk_type out" if fit else "Leave disk_type out"
+        hint = f"Give {' or '.join(fit)}, or leave the type out" if fit else "Leave the type out"
         yield f"{', '.join(wrong)} cannot boot from {disk}", f"{hint}: GKE's default fits each machine type."
 
 

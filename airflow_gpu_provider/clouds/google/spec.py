@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ class NodePoolSpec:
         config = {
             "machine_type": self.candidate.instance_type,
             "accelerators": [self._accelerator()],
-            "disk_size_gb": pool.disk_size or _DEFAULT_DISK_GB,
+            "disk_size_gb": pool.disk.get("size", _DEFAULT_DISK_GB),
             "image_type": pool.image_type,
             "oauth_scopes": ["https://www.googleapis.com/auth/cloud-platform"],
             "labels": pool.labels,
@@ -118,16 +118,20 @@ class NodePoolSpec:
         }
         optional = {
             "spot": self.candidate.market == "SPOT",
-            "disk_type": pool.disk_type,
+            "disk_type": pool.disk.get("type"),
             "service_account": pool.service_account,
             "max_run_duration": self.pool.node_lifetime,
             "flex_start": pool.flex_start,
             "reservation_affinity": self._reservation_affinity(),
             "shielded_instance_config": pool.shielded_instance_config,
-            "gcfs_config": {"enabled": True} if pool.image_streaming else None,
-            "secondary_boot_disks": [{"disk_image": each, "mode": _CACHE} for each in pool.secondary_boot_disks],
+            "gcfs_config": {"enabled": True} if pool.images.get("streaming") else None,
+            "secondary_boot_disks": [{"disk_image": each, "mode": _CACHE} for each in self._boot_disks],
         }
         return {**config, **{name: value for name, value in optional.items() if value}}
+
+    @property
+    def _boot_disks(self) -> Sequence[str]:
+        return self.pool.images.get("secondary_boot_disks", ())
 
     def _reservation_affinity(self) -> dict[str, Any]:
         if self.pool.flex_start:
@@ -176,10 +180,10 @@ class NodePoolSpec:
             ("capacity type", market_of(found), self.candidate.market),
             ("zone", ", ".join(found.get("locations") or ()), self.candidate.zone),
             ("accelerator", accelerator_text(config), accelerator_text({"accelerators": [self._accelerator()]})),
-            ("disk_size", int(config.get("disk_size_gb") or 0), pool.disk_size or _DEFAULT_DISK_GB),
+            ("disk size", int(config.get("disk_size_gb") or 0), pool.disk.get("size", _DEFAULT_DISK_GB)),
             ("image_type", str(config.get("image_type")).upper(), pool.image_type.upper()),
         ]
-        optional = {"disk_type": pool.disk_type, "service_account": pool.service_account}
+        optional = {"disk_type": pool.disk.get("type"), "service_account": pool.service_account}
         pairs += [(name, config.get(name), wanted) for name, wanted in optional.items() if wanted]
         pairs.append(("flex_start", bool(config.get("flex_start")), pool.flex_start))
         is_queued = bool((found.get("queued_provisioning") or {}).get("enabled"))
@@ -194,7 +198,7 @@ class NodePoolSpec:
         disks = [str(each.get("disk_image")) for each in config.get("secondary_boot_disks") or ()]
         pairs += [
             ("placement", compactness_of(found), pool.placement or "anywhere"),
-            ("secondary_boot_disks", listed(disks), listed(pool.secondary_boot_disks)),
+            ("secondary_boot_disks", listed(disks), listed(self._boot_disks)),
         ]
         if pool.tags:
             pairs.append(("tags", sorted(config.get("tags") or ()), sorted(pool.tags)))
@@ -203,6 +207,7 @@ class NodePoolSpec:
     def _mutable_differences(self, found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Difference]:
         labels, lifetime = config.get("labels") or {}, self.pool.node_lifetime
         wanted_seconds = None if lifetime is None else int(lifetime.total_seconds())
+        streams = self.pool.images.get("streaming", False)
         upgrades = {True: "excluded until end of support", False: "GKE's to make"}
         rows: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
             "labels": (
@@ -220,10 +225,10 @@ class NodePoolSpec:
                 seconds_text(wanted_seconds),
                 {"max_run_duration": lifetime} if wanted_seconds else None,
             ),
-            "image_streaming": (
+            "image streaming": (
                 bool((config.get("gcfs_config") or {}).get("enabled")),
-                self.pool.image_streaming,
-                {"gcfs_config": {"enabled": self.pool.image_streaming}},
+                streams,
+                {"gcfs_config": {"enabled": streams}},
             ),
             # An autoscaler that is not wanted would remove nodes by its own lights.
             "autoscaling": (
@@ -241,7 +246,7 @@ class NodePoolSpec:
                 found=str(is_so),
                 wanted=str(wanted),
                 update=update,
-                replaces_nodes=field in ("max_run_duration", "image_streaming"),
+                replaces_nodes=field in ("max_run_duration", "image streaming"),
             )
             for field, (is_so, wanted, update) in rows.items()
             if is_so != wanted

@@ -81,25 +81,31 @@ class KubernetesGpuPool(GpuPool):
     pods select them, and this package writes nothing to them but the mark of a broken GPU. ScaleDownSensor waits until
     the provisioner has removed the unused ones, for at most `timeout`.
 
-    Args:
+    Args: Needed: one of them
         nodes: Names of the nodes.
         node_selector_labels: Labels that choose the nodes, instead of their names: all nodes that carry every one.
             With `provisioner` pods select by them, and its nodes will carry them: {"karpenter.sh/nodepool":
             "gpu"}, {"eks.amazonaws.com/instance-gpu-name": "l4"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"},
             {"cloud.google.com/compute-class": "gpu"}.
-        provisioner: What adds the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot),
-            "compute-class" (a ComputeClass of a GKE Standard cluster) or "cluster-autoscaler" (with external groups).
-            Default None: the nodes exist already.
+
+    Args: Nodes
         gpus_per_node: GPUs that each node has at least. None (default): not known before the device plugin runs; a
             run that wants several GPUs of named nodes then gets a node for each, as far as there are nodes.
-        cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
-        kubernetes_conn_id: Airflow connection of type kubernetes: a kubeconfig, or in-cluster. Default
-            kubernetes_default.
-        cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
         max_nodes: The most nodes that all runs together may have. Default: all of them.
         taints: Taints for the nodes; with `provisioner` those that its nodes have, which pods then tolerate. Default
             none: the nodes may serve other workloads too. Pods tolerate every nvidia.com/gpu taint, and their
             ComputeClass's, anyway.
+        cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
+
+    Args: Cluster
+        kubernetes_conn_id: Airflow connection of type kubernetes: a kubeconfig, or in-cluster. Default
+            kubernetes_default.
+        cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
+
+    Args: Who adds nodes
+        provisioner: What adds the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot),
+            "compute-class" (a ComputeClass of a GKE Standard cluster) or "cluster-autoscaler" (with external groups).
+            Default None: the nodes exist already.
 
     The other arguments are GpuPool's.
     """

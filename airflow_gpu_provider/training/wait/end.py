@@ -42,8 +42,8 @@ _KEPT_FREE = {"memory": 100 * 2**20, "ephemeral-storage": 2**30}
 
 _DO = {
     "memory": "Request as much memory in container_resources as it uses, or take machines with more memory.",
-    "ephemeral-storage": "Raise the pool's disk_size, and request as much ephemeral-storage in container_resources as"
-    " it uses; or have it write to a volume.",
+    "ephemeral-storage": "Enlarge the pool's disk, and request as much ephemeral-storage in container_resources"
+    " as it uses; or have it write to a volume.",
 }
 _RAISE_LIMIT = "Raise the limit that the message names, or have the training write less there."
 

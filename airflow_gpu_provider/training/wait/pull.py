@@ -48,7 +48,7 @@ FIX: dict[Why, str] = {
     " repository that does not exist.",
     "unsigned": "Sign the image as the container runtime's policy on the nodes asks, or take one that is.",
     "node": "The image store of node {node} fails: retry the task, the next try may get another node. See its free disk"
-    " (disk_size).",
+    " (the size of the pool's disk).",
     "passing": "Check that the node can reach the image's registry, or raise startup_timeout_seconds.",
 }
 

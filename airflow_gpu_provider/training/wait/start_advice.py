@@ -68,10 +68,10 @@ _NO_DEVICE = (
 _NO_CACHE = (
     "The kubelet of node {node} does not get it from the API server: retry the task, the next try may get another node."
 )
-_FULL = "The disk of node {node} is full: retry the task, or take a larger one (disk_size)."
+_FULL = "The disk of node {node} is full: retry the task, or take a larger one (the pool's disk)."
 _SLOW = (
     "The container runtime of node {node} is too slow, mostly because its disk is: retry the task, or take a larger or"
-    " faster disk (disk_size)."
+    " faster disk (the pool's disk)."
 )
 _SEE_LOG = "See the log of container {container}: the task's own container starts only after it."
 _LONGER = "Use a smaller image, or raise startup_timeout_seconds."

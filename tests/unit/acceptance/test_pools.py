@@ -17,7 +17,7 @@ NIGHT = timedelta(minutes=45)
 
 def eks(**changes: Any) -> EksGpuPool:
     fields = {"name": "train", "cluster_name": "c", "region": "us-west-2", "instance_types": ["g6.xlarge"]}
-    return EksGpuPool(**{**fields, "max_nodes": 8, "min_nodes": 2, "disk_size": 200, **changes})
+    return EksGpuPool(**{**fields, "max_nodes": 8, "min_nodes": 2, "disk": {"size": 200}, **changes})
 
 
 def gke(**changes: Any) -> GkeGpuPool:
@@ -27,7 +27,7 @@ def gke(**changes: Any) -> GkeGpuPool:
 
 
 @pytest.mark.parametrize(
-    "pool", [eks(), gke(), gke(machine_types=["n1-standard-4"], accelerator_type="nvidia-tesla-t4")]
+    "pool", [eks(), gke(), gke(machine_types=["n1-standard-4"], accelerator={"type": "nvidia-tesla-t4"})]
 )
 def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
     small = accepted(pool, NIGHT)
@@ -51,7 +51,7 @@ def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
 def test_the_fallback_of_a_pool_of_several_kinds_is_to_one_kind(
     types: list[str], attached: str | None, kept: tuple[str, ...]
 ) -> None:
-    mixed = gke(machine_types=types, accelerator_type=attached)
+    mixed = gke(machine_types=types, accelerator={"type": attached})
     assert with_impossible_first(accepted(mixed, NIGHT)).machine_types == ("g99-standard-4", *kept)
 
 

@@ -18,7 +18,7 @@ OF_GKE: dict[str, Any] = {
     "max_nodes": 2,
 }
 GKE = GkeGpuPool(**OF_GKE, machine_types=["g2-standard-4"])
-N1 = GkeGpuPool(**OF_GKE, machine_types=["n1-standard-4"], accelerator_type="nvidia-tesla-t4", accelerator_count=2)
+N1 = GkeGpuPool(**OF_GKE, machine_types=["n1-standard-4"], accelerator={"type": "nvidia-tesla-t4", "count": 2})
 OTHERS = KubernetesGpuPool(name="gpu", node_selector_labels={"gpu": "yes"})
 
 

@@ -41,7 +41,7 @@ def gke(**fields: Any) -> GkeGpuPool:
         (eks, {"manage": "size"}, '"full" or "scale"'),
         (eks, {"asg_names": ["a"], "zones": ["us-west-2a"], "tags": {"a": "b"}}, "zones, tags: with manage"),
         (eks, {"asg_names": ["a"], "capacity_types": ["SPOT"]}, "have theirs already"),
-        (gke, {"node_pools": ["a"], "disk_size": 50}, "disk_size: with manage"),
+        (gke, {"node_pools": ["a"], "disk": {"size": 50}}, "disk: with manage"),
         (gke, {"node_pools": ["a"], "image_type": "UBUNTU_CONTAINERD"}, "image_type: with manage"),
         (eks, {"asg_names": ["a"], "instance_types": ["m5.large"]}, "not an EC2 instance type with GPUs"),
     ],

@@ -214,11 +214,13 @@ def test_memory_is_the_programs_even_on_a_bad_node() -> None:
 
 
 def test_an_eviction_needs_no_other_explanation() -> None:
-    evicted = PodFailed("Pod x was evicted: its container base used 17196Mi.", "Raise disk_size.", reason="Evicted")
+    evicted = PodFailed(
+        "Pod x was evicted: its container base used 17196Mi.", "Enlarge the pool's disk.", reason="Evicted"
+    )
     error = diagnosis("torch.OutOfMemoryError: CUDA out of memory.", bad_gpu="GpuUnhealthy=True", error=evicted)
     assert type(error) is PodFailed
     assert error.what == evicted.what
-    assert error.fix.startswith("Raise disk_size. Its last lines:\n")
+    assert error.fix.startswith("Enlarge the pool's disk. Its last lines:\n")
     assert error.details["last_lines"] == ["torch.OutOfMemoryError: CUDA out of memory."]
 
 

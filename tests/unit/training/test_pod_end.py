@@ -201,7 +201,7 @@ def using(container: str, used: str, asked: str = "0", resource: str = "memory")
         (
             DISK + using("base", "17196Mi", resource="ephemeral-storage"),
             "its container base used 17196Mi of ephemeral-storage, with a request of 0, until the node had too little",
-            "disk_size",
+            "Enlarge the pool's disk",
         ),
         (MEMORY + using("base", "14893Mi"), "its container base used 14893Mi of memory", "Request as much memory"),
         (
@@ -224,7 +224,7 @@ def using(container: str, used: str, asked: str = "0", resource: str = "memory")
         (
             LOW.format("ephemeral-storage") + "Container base was using 17196Mi, which exceeds its request of 0. ",
             "its container base used 17196Mi of ephemeral-storage",
-            "disk_size",
+            "Enlarge the pool's disk",
         ),
     ],
 )

@@ -302,7 +302,10 @@ GKE: dict[str, Any] = {**ML, "name": "p", "project_id": "ml-project", "location"
         (EksGpuPool(**EKS, manage="scale", node_groups=["a"], instance_types=["g6.xlarge"]), ["g6.xlarge"]),
         (EksGpuPool(**EKS, manage="scale", node_groups=["a"]), None),
         (GkeGpuPool(**GKE, machine_types=["g2-standard-4"]), ["g2-standard-4"]),
-        (GkeGpuPool(**GKE, machine_types=["n1-standard-8"], accelerator_type="nvidia-tesla-t4"), ["n1-standard-8"]),
+        (
+            GkeGpuPool(**GKE, machine_types=["n1-standard-8"], accelerator={"type": "nvidia-tesla-t4"}),
+            ["n1-standard-8"],
+        ),
         (KubernetesGpuPool(name="p", nodes=["n1"]), None),
         (KubernetesGpuPool(name="p", node_selector_labels={"a": "b"}, provisioner="karpenter"), None),
     ],

@@ -13,7 +13,7 @@ from airflow_gpu_provider.training.wait.pull import slow_pull
 from tests.unit.clouds.google.test_gke_pool import pool as gke
 
 EKS = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
-GKES = ("image_streaming=True",)
+GKES = ("images={'streaming': True}",)
 OWN = KubernetesGpuPool(name="gpu", nodes=("a",), gpus_per_node=1)
 
 
@@ -43,8 +43,8 @@ def test_nothing_is_said_of_a_short_one(waited: float, pulled: float) -> None:
         (replace(EKS, instance_types=("p3.2xlarge",)), ["prefetch=", "fast_start=True"]),
         (replace(EKS, fast_start=True), ["prefetch="]),
         (replace(EKS, manage="scale", node_groups=("g",)), ["prefetch=", "local NVMe"]),
-        (gke(), ["prefetch=", "image_streaming=True"]),
-        (gke(image_streaming=True), ["prefetch="]),
+        (gke(), ["prefetch=", "images={'streaming': True}"]),
+        (gke(images={"streaming": True}), ["prefetch="]),
         (OWN, ["prefetch="]),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_group_of_an_earlier_spec_keeps_its_own_template() -> None:
 
 @pytest.mark.parametrize("status", ["ACTIVE", "DEGRADED"])
 def test_a_group_whose_own_template_is_gone_is_recreated_once_it_is_empty(status: str) -> None:
-    pool: dict[str, Any] = {"disk_throughput": 600}
+    pool: dict[str, Any] = {"disk": {"throughput": 600}}
     template = {"id": "lt-1", "name": f"k8s-ml/{NAME}", "version": "1"}
     found = group(pool=pool, launchTemplate=template, status=status)
     gone = Difference(field="launch template", found="gone", wanted=template["name"])

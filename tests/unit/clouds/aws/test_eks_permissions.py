@@ -55,7 +55,7 @@ def statements(file: str) -> list[dict[str, Any]]:
     return list(json.loads(text)["Statement"])
 
 
-WITH_TEMPLATES = pool(instance_types=["g6.xlarge"], disk_throughput=600)
+WITH_TEMPLATES = pool(instance_types=["g6.xlarge"], disk={"throughput": 600})
 WITH_EFA = pool(instance_types=["g6.8xlarge"], network="efa")
 SCALED = pool(manage="scale", node_groups=["train-a"], asg_names=["own"])
 

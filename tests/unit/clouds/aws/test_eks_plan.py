@@ -31,9 +31,9 @@ def test_a_change_that_no_group_shows_is_only_a_tag() -> None:
 
 
 def test_immutable_fields_are_drift() -> None:
-    with pytest.raises(PoolDrift, match="disk_size is 100, wanted 50") as caught:
-        changes([spec(disk_size=50)], {NAME: as_described(spec())})
-    assert caught.value.details["fields"] == ["disk_size"]
+    with pytest.raises(PoolDrift, match="disk size is 100, wanted 50") as caught:
+        changes([spec(disk={"size": 50})], {NAME: as_described(spec())})
+    assert caught.value.details["fields"] == ["disk size"]
 
 
 def test_drift_names_all_groups_at_once() -> None:
@@ -42,9 +42,9 @@ def test_drift_names_all_groups_at_once() -> None:
     former = [spec(instance_types=[name]) for name in types]
     names = [each.candidate.group for each in former]
     found = {name: as_described(each) for name, each in zip(names, former, strict=True)}
-    told = rf"{names[0]} differs .* disk_size is 100, wanted 50\. The same holds for {names[1]}, {names[2]}\."
+    told = rf"{names[0]} differs .* disk size is 100, wanted 50\. The same holds for {names[1]}, {names[2]}\."
     with pytest.raises(PoolDrift, match=told) as drift:
-        changes([spec(instance_types=[name], disk_size=50) for name in types], found)
+        changes([spec(instance_types=[name], disk={"size": 50}) for name in types], found)
     assert drift.value.details["groups"] == names
     assert all(f"--cluster-name k8s-ml --nodegroup-name {name}" in drift.value.fix for name in names)
 
@@ -53,8 +53,8 @@ def test_drift_of_two_kinds_tells_both() -> None:
     mine, another = spec(instance_types=["g6e.xlarge"]), spec()
     found = {NAME: as_described(another, tags={}), mine.candidate.group: as_described(mine)}
     with pytest.raises(PoolDrift, match=f"{NAME} that this package did not create") as both:
-        changes([another, spec(instance_types=["g6e.xlarge"], disk_size=50)], found)
-    assert "disk_size is 100, wanted 50." in both.value.what
+        changes([another, spec(instance_types=["g6e.xlarge"], disk={"size": 50})], found)
+    assert "disk size is 100, wanted 50." in both.value.what
     assert "or delete that node group." in both.value.fix
     assert "aws eks delete-nodegroup" in both.value.fix
 
@@ -75,8 +75,8 @@ def test_a_group_without_our_tag_is_nobody_we_know(tags: dict[str, str]) -> None
 
 def test_failed_groups_are_replaced() -> None:
     issues = {"issues": [{"code": "Ec2SubnetNotFound", "message": "gone"}]}
-    group = as_described(spec(disk_size=50), status="CREATE_FAILED", health=issues)
-    (change,) = changes([spec(disk_size=50)], {NAME: group})
+    group = as_described(spec(disk={"size": 50}), status="CREATE_FAILED", health=issues)
+    (change,) = changes([spec(disk={"size": 50})], {NAME: group})
     assert "Ec2SubnetNotFound: gone" in change.detail
 
 

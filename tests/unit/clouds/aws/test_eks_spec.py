@@ -176,7 +176,7 @@ def test_tags_of_others_stay() -> None:
 
 
 def test_a_launch_template_of_the_users_own_is_not_passed_over_for_ours() -> None:
-    ours = spec(disk_throughput=600)
+    ours = spec(disk={"throughput": 600})
     group = {**ours.create_request(), "launchTemplate": {"name": "k8s-ml/" + ours.candidate.group, "id": "lt-1"}}
     assert "launch_template" not in {each.field for each in spec().differences(group)}
     (difference,) = [each for each in spec(launch_template="my-own").differences(group) if "template" in each.field]

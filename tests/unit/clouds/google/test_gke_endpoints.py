@@ -55,13 +55,13 @@ def pool(**switches: bool) -> GkeGpuPool:
     ("cluster", "switches", "address"),
     [
         (OLD, {}, PUBLIC),
-        (OLD, {"use_internal_ip": True}, PRIVATE),
+        (OLD, {"endpoint": "internal"}, PRIVATE),
         (NEW, {}, PUBLIC),
-        (NEW, {"use_internal_ip": True}, PRIVATE),
-        (NEW, {"use_dns_endpoint": True}, DNS),
+        (NEW, {"endpoint": "internal"}, PRIVATE),
+        (NEW, {"endpoint": "dns"}, DNS),
         (PRIVATE_ONLY, {}, PRIVATE),
-        (PRIVATE_ONLY, {"use_internal_ip": True}, PRIVATE),
-        (dns_only(takes_users=True), {"use_dns_endpoint": True}, DNS),
+        (PRIVATE_ONLY, {"endpoint": "internal"}, PRIVATE),
+        (dns_only(takes_users=True), {"endpoint": "dns"}, DNS),
     ],
 )
 def test_the_endpoint_that_the_pool_asks_for(cluster: dict[str, Any], switches: dict[str, bool], address: str) -> None:
@@ -71,10 +71,10 @@ def test_the_endpoint_that_the_pool_asks_for(cluster: dict[str, Any], switches: 
 @pytest.mark.parametrize(
     ("cluster", "switches", "type_", "says"),
     [
-        (dns_only(takes_users=True), {}, PoolSpecError, "are switched off. Set use_dns_endpoint=True"),
-        (dns_only(takes_users=False), {"use_dns_endpoint": True}, PoolSpecError, "--enable-dns-access"),
-        (OLD, {"use_dns_endpoint": True}, PoolSpecError, "has no DNS endpoint. Set use_dns_endpoint=False"),
-        ({"endpoint": PUBLIC}, {"use_internal_ip": True}, PoolSpecError, "Set use_internal_ip=False"),
+        (dns_only(takes_users=True), {}, PoolSpecError, 'are switched off. Set endpoint="dns"'),
+        (dns_only(takes_users=False), {"endpoint": "dns"}, PoolSpecError, "--enable-dns-access"),
+        (OLD, {"endpoint": "dns"}, PoolSpecError, "has no DNS endpoint. Leave endpoint out"),
+        ({"endpoint": PUBLIC}, {"endpoint": "internal"}, PoolSpecError, "Leave endpoint out"),
         ({"endpoint": "", "status": "PROVISIONING"}, {}, ClusterUnreachable, "it is PROVISIONING"),
         ({"endpoint": "", "status": "RUNNING"}, {}, PoolSpecError, "has no IP endpoint"),
     ],

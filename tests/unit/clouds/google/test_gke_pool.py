@@ -25,8 +25,7 @@ RESERVED = {
     "values": ["a4"],
 }
 FAST: dict[str, Any] = {
-    "image_streaming": True,
-    "secondary_boot_disks": ["projects/ml/global/images/train-cache"],
+    "images": {"streaming": True, "secondary_boot_disks": ["projects/ml/global/images/train-cache"]},
     "placement": "compact",
 }
 FLEX_START: dict[str, Any] = {"flex_start": True, "scaling": "autoscaler"}
@@ -45,7 +44,8 @@ def pool(**fields: Any) -> GkeGpuPool:
 
 
 def n1(**fields: Any) -> GkeGpuPool:
-    return pool(**{"machine_types": ["n1-standard-4"], "accelerator_type": "nvidia-tesla-t4", **fields})
+    accelerator = {"type": "nvidia-tesla-t4", **fields.pop("accelerator", {})}
+    return pool(**{"machine_types": ["n1-standard-4"], "accelerator": accelerator, **fields})
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"machine_types": ["e2-standard-4"]}, "has no GPUs, and none can be attached"),
         ({"machine_types": ["g6.xlarge"]}, "not a machine type of Compute Engine with GPUs"),
         ({"machine_types": ["g2-standard-4", "g2-standard-4"]}, "one twice"),
-        ({"machine_types": ["n1-standard-4"]}, 'Set accelerator_type, like "nvidia-tesla-t4"'),
+        ({"machine_types": ["n1-standard-4"]}, 'accelerator={"type": "nvidia-tesla-t4"}.'),
         ({"machine_types": ["a9-hugegpu-1g"]}, "not in the catalogue"),
-        ({"machine_types": ["a9x-hugegpu-1g"]}, "Set accelerator_type and accelerator_count"),
+        ({"machine_types": ["a9x-hugegpu-1g"]}, "Give type and count of its GPUs in accelerator"),
         (
-            {"machine_types": ["g4-standard-48"], "accelerator_type": "nvidia-l4"},
+            {"machine_types": ["g4-standard-48"], "accelerator": {"type": "nvidia-l4"}},
             "has nvidia-rtx-pro-6000, not nvidia-l4",
         ),
         (
@@ -76,15 +76,15 @@ def n1(**fields: Any) -> GkeGpuPool:
         ),
         ({"gpu_partition_size": "1g.5gb"}, "the L4 of g2-standard-4 has no such part"),
         ({"node_locations": ["us-central1-aia"]}, "not a zone of us-central1"),
-        ({"accelerator_type": "T4"}, "Did you mean nvidia-tesla-t4?"),
-        ({"accelerator_type": "nvidia-tesla-t5"}, "Did you mean nvidia-tesla-t4?"),
-        ({"accelerator_type": "nvidia-tesla-t4"}, "g2-standard-4 has nvidia-l4, not nvidia-tesla-t4"),
-        ({"accelerator_count": 2}, "g2-standard-4 has 1 GPUs, not 2"),
-        ({"accelerator_count": 0}, "at least 1"),
+        ({"accelerator": {"type": "T4"}}, "Did you mean nvidia-tesla-t4?"),
+        ({"accelerator": {"type": "nvidia-tesla-t5"}}, "Did you mean nvidia-tesla-t4?"),
+        ({"accelerator": {"type": "nvidia-tesla-t4"}}, "g2-standard-4 has nvidia-l4, not nvidia-tesla-t4"),
+        ({"accelerator": {"count": 2}}, "g2-standard-4 has 1 GPUs, not 2"),
+        ({"accelerator": {"count": 0}}, "at least 1"),
         ({"node_locations": ["us-east1-b"]}, "not a zone of us-central1"),
         ({"node_locations": ["us-central1"]}, "not a zone of us-central1"),
         ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT"),
-        ({"reservation_affinity": {"type": "specific"}}, "Give consume_reservation_type, one of NO_RESERVATION"),
+        ({"reservation_affinity": {"type": "specific"}}, "Give some of 'consume_reservation_type', 'key', 'values'."),
         ({"reservation_affinity": {"consume_reservation_type": "some"}}, "Give consume_reservation_type"),
         ({"reservation_affinity": {"consume_reservation_type": "specific-reservation"}}, "names no reservation"),
         (
@@ -92,8 +92,8 @@ def n1(**fields: Any) -> GkeGpuPool:
             "neither key nor values",
         ),
         ({"reservation_affinity": RESERVED, "capacity_types": ["SPOT"]}, "cannot use a reservation"),
-        ({"shielded_instance_config": {"secure_boot": True}}, "enable_secure_boot and enable_integrity_monitoring"),
-        ({"shielded_instance_config": {"enable_secure_boot": 1}}, "Give True or False"),
+        ({"shielded_instance_config": {"secure_boot": True}}, "Did you mean 'enable_secure_boot'?"),
+        ({"shielded_instance_config": {"enable_secure_boot": 1}}, "must be True or False"),
         ({"flex_start": "yes"}, "True or False"),
         ({"flex_start": True}, 'Set scaling="autoscaler".'),
         ({**FLEX_START, "capacity_types": ["SPOT"]}, "flex-start machines are not spot"),
@@ -103,7 +103,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "min_nodes": 1}, "Leave min_nodes out."),
         ({**FLEX_START, "min_nodes": 1, "max_run_duration": timedelta(days=1)}, "Leave min_nodes out."),
         ({**FLEX_START, "machine_types": ["a3-edgegpu-8g"]}, "Take a3-highgpu-8g, or leave flex_start out."),
-        ({"machine_types": ["a4x-highgpu-4g"], "accelerator_type": "nvidia-gb200", "accelerator_count": 4}, "are Arm"),
+        ({"machine_types": ["a4x-highgpu-4g"], "accelerator": {"type": "nvidia-gb200", "count": 4}}, "are Arm"),
         (
             {"machine_types": ["a3-megagpu-8g"], "placement": "compact", "max_nodes": 97},
             "at most 96 a3-megagpu-8g together. Lower max_nodes=97",
@@ -120,15 +120,18 @@ def n1(**fields: Any) -> GkeGpuPool:
             "Leave gpu_sharing out.",
         ),
         ({"exclude_upgrades": "yes"}, "True or False"),
-        ({"image_streaming": "yes"}, "True or False"),
-        ({"use_internal_ip": "yes"}, "True or False"),
-        ({"image_streaming": True, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
-        ({"secondary_boot_disks": FAST["secondary_boot_disks"]}, "Set image_streaming=True."),
-        ({**FAST, "secondary_boot_disks": ["train-cache"]}, "is no disk image"),
-        ({**FAST, "secondary_boot_disks": [None]}, "secondary_boot_disks=(None,) must be a list of strings"),
+        ({"images": {"streaming": "yes"}}, "True or False"),
+        ({"endpoint": "private"}, 'must be "internal" or "dns", or left out'),
+        ({"images": {"streaming": True}, "image_type": "UBUNTU_CONTAINERD"}, "streams no images"),
+        ({"images": {"secondary_boot_disks": FAST["images"]["secondary_boot_disks"]}}, 'Add "streaming": True'),
+        ({"images": {"streaming": True, "secondary_boot_disks": ["train-cache"]}}, "is no disk image"),
+        (
+            {"images": {"secondary_boot_disks": [None]}},
+            "['secondary_boot_disks']=(None,) must be a list of strings",
+        ),
         ({"placement": "close"}, 'It is "compact"'),
         (
-            {"placement": "compact", "machine_types": ["n1-standard-4"], "accelerator_type": "nvidia-tesla-t4"},
+            {"placement": "compact", "machine_types": ["n1-standard-4"], "accelerator": {"type": "nvidia-tesla-t4"}},
             "not for n1",
         ),
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
@@ -145,20 +148,26 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"service_account": object()}, "holds a object"),
         ({"image_type": "COS_CONTAINERDD"}, "no node image for GPUs"),
         ({"image_type": "WINDOWS_LTSC_CONTAINERD"}, "no node image for GPUs"),
-        ({"disk_type": "pd-fast"}, "no type of boot disk"),
-        ({"disk_type": "hyperdisk-throughput"}, "Give one of pd-standard, pd-balanced, pd-ssd, hyperdisk-balanced."),
-        ({"disk_type": "pd-standard"}, "Give pd-balanced or pd-ssd, or leave disk_type out"),
+        ({"disk": {"type": "pd-fast"}}, "no type of boot disk"),
         (
-            {"disk_type": "pd-balanced", "machine_types": ["a4-highgpu-8g"]},
+            {"disk": {"type": "hyperdisk-throughput"}},
+            "Give one of pd-standard, pd-balanced, pd-ssd, hyperdisk-balanced.",
+        ),
+        ({"disk": {"type": "pd-standard"}}, "Give pd-balanced or pd-ssd, or leave the type out"),
+        (
+            {"disk": {"type": "pd-balanced"}, "machine_types": ["a4-highgpu-8g"]},
             "a4-highgpu-8g cannot boot from pd-balanced",
         ),
-        ({"disk_type": "pd-ssd", "machine_types": ["a3-ultragpu-8g"]}, "Give hyperdisk-balanced, or leave"),
-        ({"disk_type": "pd-standard", "machine_types": ["a3-highgpu-8g"]}, "Give pd-balanced or pd-ssd or hyperdisk-"),
+        ({"disk": {"type": "pd-ssd"}, "machine_types": ["a3-ultragpu-8g"]}, "Give hyperdisk-balanced, or leave"),
         (
-            {"disk_type": "pd-balanced", "machine_types": ["g2-standard-4", "g4-standard-48"]},
-            "g4-standard-48 cannot boot from pd-balanced. Leave disk_type out: GKE's default fits each",
+            {"disk": {"type": "pd-standard"}, "machine_types": ["a3-highgpu-8g"]},
+            "Give pd-balanced or pd-ssd or hyperdisk-",
         ),
-        ({"disk_size": 5}, "less than GKE allows"),
+        (
+            {"disk": {"type": "pd-balanced"}, "machine_types": ["g2-standard-4", "g4-standard-48"]},
+            "g4-standard-48 cannot boot from pd-balanced. Leave the type out: GKE's default fits each",
+        ),
+        ({"disk": {"size": 5}}, "less than GKE allows"),
         ({"tags": ["GPU"]}, "no network tag"),
         ({"node_labels": {"cloud.google.com/gke-accelerator": "x"}}, "GKE rejects cloud.google.com/gke-accelerator"),
     ],
@@ -173,11 +182,11 @@ def test_refuses_what_cannot_work(fields: dict[str, Any], says: str) -> None:
     ("fields", "says"),
     [
         (
-            {"machine_types": ["n1-standard-16"], "accelerator_type": "nvidia-tesla-k80"},
-            "Set accelerator_count to 2 or",
+            {"machine_types": ["n1-standard-16"], "accelerator": {"type": "nvidia-tesla-k80"}},
+            "Set accelerator['count'] to 2 or",
         ),
-        ({"accelerator_count": 3}, "Set accelerator_count to 1 or 2 or 4."),
-        ({"accelerator_type": "nvidia-l4"}, "cannot be attached to n1-standard-4"),
+        ({"accelerator": {"count": 3}}, "Set accelerator['count'] to 1 or 2 or 4."),
+        ({"accelerator": {"type": "nvidia-l4"}}, "cannot be attached to n1-standard-4"),
         ({"machine_types": ["n1-standard-5"]}, "Did you mean n1-standard-"),
     ],
 )
@@ -190,11 +199,11 @@ def test_refuses_what_cannot_be_attached(fields: dict[str, Any], says: str) -> N
 def test_knows_what_machines_have() -> None:
     assert pool().accelerator_of("g2-standard-4") == ("nvidia-l4", 1)
     assert (pool().gpus_per_node, pool().gpu_products) == (1, ("L4",))
-    assert (n1(accelerator_count=2).gpus_per_node, n1().gpu_products) == (2, ("T4",))
-    both = n1(machine_types=["g2-standard-24", "n1-standard-8"], accelerator_count=4)
+    assert (n1(accelerator={"count": 2}).gpus_per_node, n1().gpu_products) == (2, ("T4",))
+    both = n1(machine_types=["g2-standard-24", "n1-standard-8"], accelerator={"count": 4})
     assert [both.accelerator_of(name) for name in both.machine_types] == [("nvidia-l4", 2), ("nvidia-tesla-t4", 4)]
     assert both.gpus_per_node == 2
-    newer = pool(machine_types=["a9-hugegpu-1g"], accelerator_type="nvidia-b200", accelerator_count=4)
+    newer = pool(machine_types=["a9-hugegpu-1g"], accelerator={"type": "nvidia-b200", "count": 4})
     assert newer.gpus_per_node == 4
 
 
@@ -208,7 +217,7 @@ def test_knows_what_machines_have() -> None:
     ],
 )
 def test_takes_gpus_that_are_newer_than_the_catalogue(machine_type: str, accelerator: str, count: int) -> None:
-    spec = pool(machine_types=[machine_type], accelerator_type=accelerator, accelerator_count=count)
+    spec = pool(machine_types=[machine_type], accelerator={"type": accelerator, "count": count})
     assert spec.accelerator_of(machine_type) == (accelerator, count)
     assert spec.gpus_per_node == count
 
@@ -226,7 +235,7 @@ def test_a_shared_or_partitioned_gpu_counts_as_often_as_pods_may_ask_for_it() ->
     assert pool(gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4}).gpus_per_node == 4
     shared = {"gpu_sharing": {"strategy": "time-sharing", "max_shared_clients": 2}}
     assert pool(machine_types=["a2-highgpu-2g"], gpu_partition_size="1g.5gb", **shared).gpus_per_node == 28
-    newer = {"machine_types": ["a9-hugegpu-1g"], "accelerator_type": "nvidia-x", "accelerator_count": 8}
+    newer = {"machine_types": ["a9-hugegpu-1g"], "accelerator": {"type": "nvidia-x", "count": 8}}
     assert pool(**newer, gpu_partition_size="1g.99gb").gpus_per_node is None
 
 
@@ -319,7 +328,7 @@ def test_machines_live_a_little_longer_than_a_run() -> None:
 
 
 def test_the_spec_hash_is_of_what_shapes_the_node_pools() -> None:
-    assert pool().spec_hash == pool(price_per_hour=1.0, use_internal_ip=True, gcp_conn_id="other").spec_hash
+    assert pool().spec_hash == pool(price_per_hour=1.0, endpoint="internal", gcp_conn_id="other").spec_hash
     assert pool().spec_hash != pool(driver="latest").spec_hash
     assert pool().spec_hash != pool(max_runtime=timedelta(hours=1)).spec_hash
 
@@ -359,8 +368,7 @@ def test_survives_its_own_json() -> None:
         reservation_affinity={"consume_reservation_type": "NO_RESERVATION"},
         shielded_instance_config={"enable_secure_boot": True},
         resource_labels={"team": "ml"},
-        image_streaming=True,
-        secondary_boot_disks=["projects/ml/global/images/train-cache"],
+        images={"streaming": True, "secondary_boot_disks": ["projects/ml/global/images/train-cache"]},
     )
     again = deserialize_pool(json.loads(json.dumps(spec.serialize())))
     assert again == spec
@@ -372,10 +380,10 @@ def test_is_rendered_before_it_is_checked() -> None:
         def render_template(self, content: Any, context: Any) -> Any:
             return json.loads(json.dumps(content).replace("{{ zone }}", "us-central1-a").replace("{{ n }}", "2"))
 
-    spec = n1(location="{{ zone }}", accelerator_count="{{ n }}", node_locations=["{{ zone }}"])
+    spec = n1(location="{{ zone }}", accelerator={"count": "{{ n }}"}, node_locations=["{{ zone }}"])
     assert not spec.is_rendered
     rendered = spec.resolve({"task": Task()})
-    assert (rendered.location, rendered.accelerator_count, rendered.region) == ("us-central1-a", 2, "us-central1")
+    assert (rendered.location, rendered.accelerator["count"], rendered.region) == ("us-central1-a", 2, "us-central1")
     assert rendered.node_locations == ("us-central1-a",)
     reserved = pool(reservation_affinity=RESERVED)
     assert deserialize_pool(json.loads(json.dumps(reserved.serialize()))) == reserved
@@ -391,20 +399,19 @@ def test_rendered_switches_are_read_as_words(word: str) -> None:
     spec = pool(
         **{**FLEX_START, "flex_start": on},
         queued_provisioning=on,
-        image_streaming=on,
+        images={"streaming": on},
         image_type="UBUNTU_CONTAINERD" if word.lower() == "false" else "COS_CONTAINERD",
         driver="default",
         exclude_upgrades=on,
-        use_internal_ip=on,
         shielded_instance_config={"enable_secure_boot": on},
     )
     assert spec.provisioning_class == ""  # not known yet, so that no task is refused for it
     rendered = spec.resolve({"task": Task()})
     is_on = word.lower() == "true"
     assert {
-        (each.flex_start, each.queued_provisioning, each.image_streaming, each.exclude_upgrades, each.use_internal_ip)
+        (each.flex_start, each.queued_provisioning, each.images["streaming"], each.exclude_upgrades)
         for each in (rendered, deserialize_pool(rendered.serialize()))
-    } == {(is_on,) * 5}
+    } == {(is_on,) * 4}
     assert rendered.shielded_instance_config == {"enable_secure_boot": is_on}
 
 
@@ -413,8 +420,8 @@ def test_a_rendered_switch_that_is_no_word_for_true_or_false_is_refused() -> Non
         def render_template(self, content: Any, context: Any) -> Any:
             return dict.fromkeys(content, "on")
 
-    with pytest.raises(PoolSpecError, match="use_dns_endpoint='on' must be True or False"):
-        pool(use_dns_endpoint="{{ var.value.dns }}").resolve({"task": Task()})
+    with pytest.raises(PoolSpecError, match="flex_start='on' must be True or False"):
+        pool(flex_start="{{ var.value.flex }}", scaling="autoscaler").resolve({"task": Task()})
 
 
 def test_shares_that_a_pod_leaves_are_others() -> None:

@@ -44,7 +44,7 @@ def test_each_gpu_has_its_quota(accelerator: str, metric: str) -> None:
 
 
 def test_says_name_limit_use_and_need() -> None:
-    spec = n1(accelerator_count=4)
+    spec = n1(accelerator={"count": 4})
     with pytest.raises(QuotaExceeded) as raised:
         judged(spec, 2, quota("NVIDIA_T4_GPUS", 8, 1), quota("GPUS_ALL_REGIONS", 100))
     assert raised.value.details == {"quota": "NVIDIA_T4_GPUS", "limit": 8, "used": 1, "needed": 8}
@@ -118,7 +118,7 @@ rooms = st.integers(0, 9)
 def test_short_lived_machines_are_refused_only_where_no_way_to_charge_them_fits(
     standard: int, preemptible: int, everywhere: int, missing: int, gpus: int
 ) -> None:
-    spec = n1(accelerator_count=gpus)
+    spec = n1(accelerator={"count": gpus})
     quotas = (
         quota("NVIDIA_T4_GPUS", standard),
         quota("PREEMPTIBLE_NVIDIA_T4_GPUS", preemptible),

@@ -49,12 +49,11 @@ def answered(wanted: NodePoolSpec, **changes: Any) -> dict[str, Any]:
 
 EVERY_FIELD: dict[str, Any] = {
     "make": n1,
-    "accelerator_count": 2,
+    "accelerator": {"count": 2},
     "capacity_types": ["SPOT"],
     "gpu_sharing": {"strategy": "MPS", "max_shared_clients": 3},
     "taints": ["team=ml:NoExecute"],
-    "disk_size": 200,
-    "disk_type": "pd-ssd",
+    "disk": {"size": 200, "type": "pd-ssd"},
     "image_type": "UBUNTU_CONTAINERD",
     "service_account": "nodes@x.iam.gserviceaccount.com",
     "tags": ["b", "a"],
@@ -112,7 +111,7 @@ def test_preemptible_is_a_word_for_spot_which_the_plan_notes() -> None:
         ({"taints": ["team=ml:NoExecute"]}, "taints", ["taints"]),
         ({"max_runtime": timedelta(hours=1)}, "max_run_duration", ["max_run_duration"]),
         ({"driver": "latest"}, "accelerator", None),
-        ({"disk_size": 200}, "disk_size", None),
+        ({"disk": {"size": 200}}, "disk size", None),
         ({"reservation_affinity": RESERVED}, "reservation_affinity", None),
         ({"shielded_instance_config": {"enable_secure_boot": True}}, "shielded_instance_config", None),
         ({"image_type": "UBUNTU_CONTAINERD"}, "image_type", None),
@@ -157,9 +156,9 @@ def test_flex_start_is_said_as_gke_takes_it() -> None:
 
 
 def test_image_streaming_is_switched_while_there_are_no_nodes() -> None:
-    (difference,) = spec(image_streaming=True).differences(answered(spec()))
+    (difference,) = spec(images={"streaming": True}).differences(answered(spec()))
     assert (difference.update, difference.replaces_nodes) == ({"gcfs_config": {"enabled": True}}, True)
-    (difference,) = spec().differences(answered(spec(image_streaming=True)))
+    (difference,) = spec().differences(answered(spec(images={"streaming": True})))
     assert difference.update == {"gcfs_config": {"enabled": False}}
 
 
@@ -168,10 +167,15 @@ def test_where_machines_stand_and_what_disks_they_have_is_for_good() -> None:
     assert made["placement_policy"] == {"type_": "COMPACT"}
     cache = {"disk_image": "projects/ml/global/images/train-cache", "mode": "CONTAINER_IMAGE_CACHE"}
     assert made["config"]["secondary_boot_disks"] == [cache]
-    found = spec(image_streaming=True).differences(answered(spec(**FAST)))
+    found = spec(images={"streaming": True}).differences(answered(spec(**FAST)))
     assert {each.field: each.update for each in found} == {"placement": None, "secondary_boot_disks": None}
     by_address = "https://www.googleapis.com/compute/v1/projects/ml/global/images/train-cache"
-    assert spec(**{**FAST, "secondary_boot_disks": [by_address]}).differences(answered(spec(**FAST))) == []
+    assert (
+        spec(**{**FAST, "images": {"streaming": True, "secondary_boot_disks": [by_address]}}).differences(
+            answered(spec(**FAST))
+        )
+        == []
+    )
 
 
 def test_queued_provisioning_is_said_as_gke_takes_it_and_is_for_good() -> None:
@@ -266,8 +270,8 @@ class TestPlan:
 
     def test_what_cannot_be_changed_is_drift(self) -> None:
         with pytest.raises(PoolDrift, match="gcloud container node-pools delete train-gpu-a-g2-standard-4") as raised:
-            self.changes(spec(disk_size=50), answered(spec()))
-        assert raised.value.details["fields"] == ["disk_size"]
+            self.changes(spec(disk={"size": 50}), answered(spec()))
+        assert raised.value.details["fields"] == ["disk size"]
 
     def test_somebody_elses_is_drift(self) -> None:
         with pytest.raises(PoolDrift, match="did not create for pool train-gpu"):
