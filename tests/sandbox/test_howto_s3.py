@@ -142,7 +142,8 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     assert is_ready(node)
     assert node.spec.unschedulable  # cordon_when_idle
     assert not core.list_node(label_selector="airflow-gpu-provider/pool=lab").items[1:]
-    assert {each.metadata.name for each in core.list_node().items} == machines
+    # A machine of another test may have joined meanwhile.
+    assert machines <= {each.metadata.name for each in core.list_node().items}
 
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, gpus=1))
     assert not core.read_node(NODE).spec.unschedulable
