@@ -36,15 +36,9 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.tasks.pool_operator import current_pool, seconds_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
-from airflow_gpu_provider.training.life.run import (
-    MAX_PREEMPTIONS,
-    AttemptRecord,
-    OnPreemption,
-    Ownership,
-    PodSettings,
-    Run,
-)
+from airflow_gpu_provider.training.life.run import MAX_PREEMPTIONS, AttemptRecord, OnPreemption, PodSettings, Run
 from airflow_gpu_provider.training.life.store import CarefulPodManager
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog

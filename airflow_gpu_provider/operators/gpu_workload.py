@@ -15,14 +15,8 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.pool_operator import current_pool, of_task
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.object_attempt import WorkloadAttempt
-from airflow_gpu_provider.training.life.run import (
-    MAX_PREEMPTIONS,
-    AttemptRecord,
-    OnPreemption,
-    Ownership,
-    PodSettings,
-    Run,
-)
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import MAX_PREEMPTIONS, AttemptRecord, OnPreemption, PodSettings, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.fit import gpus_asked, gpus_of_all, nodes_needed

@@ -26,8 +26,9 @@ from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_
 from airflow_gpu_provider.tasks.xcom import push
 from airflow_gpu_provider.training.life.asked import Asked, digest_of
 from airflow_gpu_provider.training.life.hook import PoolHook
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.run import AttemptRecord, OnPreemption, Ownership, PodSettings, Preemptions, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, OnPreemption, PodSettings, Preemptions, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.checkpoint import check_location

@@ -22,19 +22,7 @@ LONG_FUNCTIONS = {"block.py gpu_nodes", "cli/__init__.py get_commands", "get_pro
 
 LEAKS, FILES_THAT_LEAK = 7, 3
 
-CIRCLES = (
-    {
-        "training.life.collect",
-        "training.life.demand_spec",
-        "training.life.diagnosis",
-        "training.life.hook",
-        "training.life.placing",
-        "training.life.run",
-        "training.life.store",
-        "training.life.task_attempt",
-    },
-    {"operators.ensure", "operators.ensure_duties", "operators.ensured"},
-)
+CIRCLES = ({"operators.ensure", "operators.ensure_duties", "operators.ensured"},)
 
 
 def test_a_file_is_known_by_its_name() -> None:

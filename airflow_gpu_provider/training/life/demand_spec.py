@@ -13,7 +13,8 @@ from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.decide.other_specs import of_other_specs
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu, list_demand
-from airflow_gpu_provider.training.life.run import Ownership, PodDeadlines, Run
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import PodDeadlines, Run
 
 _WRITES = 5  # siblings may write the same Lease at the same time
 

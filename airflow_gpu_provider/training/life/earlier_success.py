@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
 from airflow_gpu_provider.scaling.wait.retry import call_with_retries
-from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
+from airflow_gpu_provider.training.life.host import Host
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import AttemptRecord, Run
 from airflow_gpu_provider.training.life.store import attempt_of
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome

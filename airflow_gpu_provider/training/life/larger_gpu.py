@@ -15,7 +15,8 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.state.demand import LargerGpu
-from airflow_gpu_provider.training.life.run import Ownership, Run
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 
 AT_MOST = 2

@@ -23,8 +23,9 @@ from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.diagnosis import lost_peer
+from airflow_gpu_provider.training.life.host import PodHost, WorkloadHost
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.placing import check_pods, placement_of
-from airflow_gpu_provider.training.life.run import Ownership, PodHost, WorkloadHost
 from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, TaskWorkloads
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as

@@ -12,7 +12,8 @@ from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gp
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
-from airflow_gpu_provider.training.life.run import Ownership, PodDeadlines, Run
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import PodDeadlines, Run
 from airflow_gpu_provider.training.place.checkpoint import (
     check_claims_reach,
     check_location,

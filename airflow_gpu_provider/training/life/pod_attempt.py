@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
-from airflow_gpu_provider.training.life.run import PodHost
+from airflow_gpu_provider.training.life.host import PodHost
 from airflow_gpu_provider.training.life.store import TaskObjects, TaskPods, as_v1
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome

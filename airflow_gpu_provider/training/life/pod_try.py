@@ -32,8 +32,10 @@ from airflow_gpu_provider.scaling.state.demand import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import ResultUnread
 from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earlier_success
+from airflow_gpu_provider.training.life.host import Host
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
-from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, Run
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import AttemptRecord, Run
 from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of, newest_of_try
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt, telling_of_success
 from airflow_gpu_provider.training.log.trigger_log import write_again

@@ -1,26 +1,23 @@
-"""One try of a task as its attempts need it: who owns what it creates, its bounds, what was chosen, and who runs it.
+"""One try of a task as its attempts need it: its bounds, and what was chosen.
 
-By its Ownership a task finds what its own earlier tries have left, and nothing else. A try has one pod after another if
-preemption is not failure: what must outlive a worker and a triggerer in between is its AttemptRecord, which travels in
-the trigger's event; the number is also on the pod. PodDeadlines says when a pod must have ended.
+A try has one pod after another if preemption is not failure: what must outlive a worker and a triggerer in between is
+its AttemptRecord, which travels in the trigger's event; the number is also on the pod. PodDeadlines are the times by
+which a pod must have ended.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from kubernetes.client import ApiClient, V1Pod
+from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, TASK_LABEL
+from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used
@@ -33,69 +30,15 @@ from airflow_gpu_provider.training.place.pod_placement import Placement
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 
 if TYPE_CHECKING:
-    from airflow.sdk.types import Logger, RuntimeTaskInstanceProtocol
+    from airflow.sdk.types import Logger
 
     from airflow_gpu_provider.training.life.hook import PoolHook
-    from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
+
 OnPreemption = Literal["resume", "fail"]
 
 MAX_PREEMPTIONS = 3
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ownership:
-    """One try of one task instance of one Airflow installation.
-
-    KubernetesPodOperator's own labels are equal for two installations that run the same DAG in one cluster.
-
-    Attributes:
-        iteration: Of the task loop that it is in, from 0; -1 outside of loops.
-        try_id: The id that Airflow gives the task instance for one try.
-        attempt: The number of the pod within its try: 1 for the first, one more after each preemption.
-    """
-
-    key: DemandKey
-    task_id: str
-    map_index: int
-    try_id: str
-    iteration: int = -1
-    attempt: int = 1
-
-    @classmethod
-    def of(cls, ti: RuntimeTaskInstanceProtocol, key: DemandKey, *, iteration: int) -> Ownership:
-        map_index = -1 if ti.map_index is None else ti.map_index
-        return cls(key=key, task_id=ti.task_id, map_index=map_index, iteration=iteration, try_id=str(ti.id))
-
-    @property
-    def task(self) -> str:
-        """The value of TASK_LABEL."""
-        indexes = (self.map_index,) if self.iteration < 0 else (self.map_index, self.iteration)
-        parts = [self.key.installation, self.key.dag_id, self.key.run_id, self.task_id, *indexes]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-
-    @property
-    def selector(self) -> str:
-        """Selects the pods of all tries."""
-        return f"{TASK_LABEL}={self.task}"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {RUN_LABEL: self.key.hash, TASK_LABEL: self.task}
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        return {
-            **self.key.annotations,
-            OWNER_ANNOTATION: self.try_id,
-            ATTEMPT_ANNOTATION: str(self.attempt),
-        }
-
-    @property
-    def writer(self) -> str:
-        """The writer of the pool's groups, as the platforms record it."""
-        return self.key.writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,49 +278,3 @@ class Run:
     settings: PodSettings
     asked: Asked
     has_next_try: bool = False
-
-
-class Host(Protocol):
-    """The operator, as its try calls it."""
-
-    def ownership(self) -> Ownership:
-        """Return the owner of what the try creates; asks Airflow."""
-
-    def new_attempt(self, run: Run, owner: Callable[[], Ownership], record: AttemptRecord) -> TaskAttempt:
-        """Return an attempt, with the operator as its host; `owner` returns its owner."""
-
-    def run_again(self) -> object:
-        """Run the try once more through `execute`, whose preparation each worker that builds a pod needs."""
-
-    def wait_in_triggerer(self, record: dict[str, object], timeout: timedelta) -> NoReturn:
-        """Raise TaskDeferred, with the trigger of this record."""
-
-    def push(self, key: str, value: object) -> None:
-        """Push an XCom."""
-
-    def show_pod(self, pod: V1Pod | None) -> None:
-        """Take the pod as it is known now, or None."""
-
-
-class PodHost(Host, Protocol):
-    """An operator that creates pods itself, or the template of a gang's."""
-
-    def unplaced_pod(self) -> V1Pod:
-        """Return the pod to create, not placed yet."""
-
-    def call_back(self, name: str, **what: V1Pod) -> None:
-        """Call this method of the task's KubernetesPodOperatorCallbacks."""
-
-    def extract_xcom(self, pod: V1Pod) -> object:
-        """Read a pod's result, and end the container that keeps it."""
-
-    def release_pod(self, pod: V1Pod, result: object) -> None:
-        """Delete or keep a pod as on_finish_action says; also takes its result, and pushes nothing."""
-
-
-class WorkloadHost(Host, Protocol):
-    """An operator that creates an object whose controller creates pods."""
-
-    @property
-    def named_manifest(self) -> Json:
-        """The object, rendered, with name and namespace."""

@@ -27,7 +27,7 @@ from airflow_gpu_provider.cluster.rest import call, delete, list_items
 from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED, mark_collected
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
-from airflow_gpu_provider.training.life.run import Ownership
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.place.indexed_job import headless_service
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.pod_wait import UNCONFIRMED

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from kubernetes.client import ApiClient, V1Pod
 
@@ -24,8 +24,9 @@ from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec
 from airflow_gpu_provider.training.life.demand_spec import check_one_spec
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.placing import check_pods, placement_of
-from airflow_gpu_provider.training.life.run import AttemptRecord, Host, Ownership, PodDeadlines, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, PodDeadlines, Run
 from airflow_gpu_provider.training.life.store import (
     TaskObjects,
     as_v1,
@@ -48,6 +49,16 @@ CREATE_WITHIN = timedelta(minutes=5)
 _OF_SETTINGS = ("schedule_seconds", "start_seconds", "gpus", "hang_seconds")  # that a wait has as they are
 
 
+class AttemptHost(Protocol):
+    """The operator, as its attempts call it."""
+
+    def push(self, key: str, value: object) -> None:
+        """Push an XCom."""
+
+    def show_pod(self, pod: V1Pod | None) -> None:
+        """Take the pod as it is known now, or None."""
+
+
 class TaskAttempt(ABC):
     """What is created, waited for, collected and released once in a try, in this order.
 
@@ -63,7 +74,7 @@ class TaskAttempt(ABC):
     _kind_in_words: str
     """What it creates: known also while the cluster is out of reach."""
 
-    def __init__(self, run: Run, host: Host, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
+    def __init__(self, run: Run, host: AttemptHost, owner: Callable[[], Ownership], record: AttemptRecord) -> None:
         self._run = run
         self._settings = run.settings
         self._cluster = run.cluster

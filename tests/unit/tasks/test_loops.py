@@ -16,7 +16,7 @@ from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperat
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.tasks.loops import is_overtaken, iteration_of
-from airflow_gpu_provider.training.life.run import Ownership
+from airflow_gpu_provider.training.life.ownership import Ownership
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2

@@ -21,9 +21,10 @@ from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life import collect, pod_attempt, pod_try, run, task_attempt
 from airflow_gpu_provider.training.life.asked import Asked
+from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.life.pod_try import PodTry
-from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings, Preemptions, Run
+from airflow_gpu_provider.training.life.run import AttemptRecord, PodSettings, Preemptions, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement

@@ -18,7 +18,8 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed,
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import object_attempt
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt
-from airflow_gpu_provider.training.life.run import AttemptRecord, Ownership, PodSettings
+from airflow_gpu_provider.training.life.ownership import Ownership
+from airflow_gpu_provider.training.life.run import AttemptRecord, PodSettings
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training import test_gang_wait

@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.scaling.state.demand import LargerGpu
-from airflow_gpu_provider.training.life.run import Ownership
+from airflow_gpu_provider.training.life.ownership import Ownership
 
 KEY = DemandKey(installation="a1", dag_id="nightly", run_id="manual__1", pool="train-gpu")
 OWNER = Ownership(key=KEY, task_id="train", map_index=-1, try_id="t1")
