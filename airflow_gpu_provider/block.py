@@ -95,7 +95,7 @@ def gpu_nodes(
 
     from airflow_gpu_provider.operators.block_verdict import BlockVerdictOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-    from airflow_gpu_provider.operators.node_counts import largest
+    from airflow_gpu_provider.operators.tasks_after_ensure import largest
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
     if not isinstance(gpu_pool, GpuPool):

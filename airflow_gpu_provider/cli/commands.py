@@ -42,7 +42,7 @@ from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.ensure import USUAL_WAIT
-from airflow_gpu_provider.operators.ensure_duties import money_lines
+from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import check_max_cost
 from airflow_gpu_provider.pools.prices import too_dear_lines

@@ -8,26 +8,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
-from airflow_gpu_provider.operators.ensure_duties import (
-    apply_plan,
-    begin_prefetch,
-    check_give_up_after,
-    check_names,
-    check_namespaces,
-    check_no_nodes,
-    giving_up_on_failure,
-    money_lines,
-    push_too_dear,
-)
+from airflow_gpu_provider.operators.ensure_arguments import check_give_up_after, check_names, check_no_nodes
+from airflow_gpu_provider.operators.ensure_duties import apply_plan, begin_prefetch, giving_up_on_failure, push_too_dear
 from airflow_gpu_provider.operators.ensured import bring_nothing, finish, kept_until
-from airflow_gpu_provider.operators.node_counts import (
-    NodeCounts,
-    check_scale_down_is_to_come,
-    gang_size,
-    work_is_to_come,
-)
+from airflow_gpu_provider.operators.node_counts import NodeCounts
 from airflow_gpu_provider.operators.one_spec import check_one_spec_in_dag
+from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.operators.scale_down_after import check_is_released, is_left_running
+from airflow_gpu_provider.operators.tasks_after_ensure import check_scale_down_is_to_come, gang_size, work_is_to_come
+from airflow_gpu_provider.operators.training_namespaces import check_namespaces
 from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops

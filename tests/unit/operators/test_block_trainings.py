@@ -14,8 +14,8 @@ from airflow_gpu_provider import EksGpuPool, GpuPodOperator, InstallDevicePlugin
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.ensure_duties import check_namespaces
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
+from airflow_gpu_provider.operators.training_namespaces import check_namespaces
 from tests.sandbox.running import context_of
 from tests.unit.operators.test_ensure import Pool
 

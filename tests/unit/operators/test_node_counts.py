@@ -9,7 +9,8 @@ from airflow.sdk import DAG, BaseOperator, task_group
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor, gpu_nodes
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.node_counts import NodeCounts, gang_size
+from airflow_gpu_provider.operators.node_counts import NodeCounts
+from airflow_gpu_provider.operators.tasks_after_ensure import gang_size
 from airflow_gpu_provider.tasks.pool_operator import block_of
 
 POOL = EksGpuPool(name="gpus", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=4)

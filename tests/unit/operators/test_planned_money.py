@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.operators.ensure_duties import money_lines
+from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.pools.budget import budget_of
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from tests.unit.pools.test_budget import AT, listed, pool

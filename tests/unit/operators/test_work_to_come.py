@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import DAG, BaseOperator, task_group
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, ScaleDownSensor, gpu_nodes
-from airflow_gpu_provider.operators.node_counts import work_is_to_come
+from airflow_gpu_provider.operators.tasks_after_ensure import work_is_to_come
 
 POOL = EksGpuPool(name="gpus", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2)
 

@@ -26,7 +26,7 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import ScaleDownIsOver
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.operators.node_counts import check_scale_down_is_to_come, gang_size, work_is_to_come
+from airflow_gpu_provider.operators.tasks_after_ensure import check_scale_down_is_to_come, gang_size, work_is_to_come
 from airflow_gpu_provider.sensors.former_blocks import blocks_of
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator
 from airflow_gpu_provider.tasks.roles import role_of
