@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
-from airflow_gpu_provider.operators.ensure_arguments import check_give_up_after, check_names, check_no_nodes
-from airflow_gpu_provider.operators.ensure_duties import apply_plan, begin_prefetch, giving_up_on_failure, push_too_dear
-from airflow_gpu_provider.operators.ensured import bring_nothing, finish, kept_until
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.errors import GpuError, NodesNotReady
+from airflow_gpu_provider.operators.ensure_arguments import check_arguments
+from airflow_gpu_provider.operators.ensured import bring_nothing, kept_until, log_nodes, push_too_dear, too_dear_of
 from airflow_gpu_provider.operators.node_counts import NodeCounts
 from airflow_gpu_provider.operators.one_spec import check_one_spec_in_dag
 from airflow_gpu_provider.operators.planned_money import money_lines
+from airflow_gpu_provider.operators.prefetching import begin_prefetch, prefetched
 from airflow_gpu_provider.operators.scale_down_after import check_is_released, is_left_running
 from airflow_gpu_provider.operators.tasks_after_ensure import check_scale_down_is_to_come, gang_size, work_is_to_come
 from airflow_gpu_provider.operators.training_namespaces import check_namespaces
@@ -22,6 +25,7 @@ from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool, of_task
+from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
@@ -155,27 +159,13 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.block_id = block_id
         self.keep = keep
         self.deferrable = deferrable
-        self._check_arguments()
+        check_arguments(self)
+        self.check_counts(gang or 0)
 
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         check_one_spec_in_dag(made.kwargs["task_id"], kwargs.get("gpu_pool"), made.kwargs["dag"])
-
-    def _check_arguments(self) -> None:
-        if self.wait_for not in ("ready", "gpus"):
-            raise PoolSpecError(f"wait_for={self.wait_for!r}.", 'It is "ready" or "gpus".')
-        if self.all_or_nothing and self.at_least is not None:
-            raise PoolSpecError(
-                f"at_least={self.at_least} and all_or_nothing=True exclude each other.",
-                "at_least continues with fewer nodes; all_or_nothing releases them and tries again.",
-            )
-        if self.give_up_after is not None:
-            check_give_up_after(self.give_up_after, self.wait_timeout, self.gpu_pool)
-        check_no_nodes(self)
-        check_max_cost(self.gpu_pool, self.max_cost)
-        check_names(prefetch=self.prefetch, prefetch_secrets=self.prefetch_secrets)
-        self.check_counts(self.gang or 0)
 
     def check_counts(self, gang: Any) -> None:
         """Check the counts that are known when the DAG is parsed, given that tasks want `gang` nodes at once.
@@ -195,7 +185,6 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
-        from airflow_gpu_provider.tasks.run_identity import run_key
 
         if not self.plan_only:
             check_scale_down_is_to_come(self, context["ti"])
@@ -210,7 +199,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
             self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
             self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
-            key = run_key(context, self.gpu_pool.name, self.block_id)
+            key = self._key(context)
             self._call_with_retries(lambda: reconciler.check_one_spec(key))
             plan = self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
         lines = plan.lines()
@@ -225,11 +214,11 @@ class EnsureGpuPoolOperator(PoolOperator):
         over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
-        with giving_up_on_failure(self, lambda: reconciler, key, context):
+        with self._giving_up(lambda: reconciler, context):
             if (max_cost := self._most) is not None:
                 listed = reconciler.platform.list_prices()
                 self._call_with_retries(lambda: reconciler.budget(key, nodes, max_cost, listed))
-            apply_plan(self, reconciler, plan, nodes, over_quota)
+            self._apply(reconciler, plan, nodes, over_quota)
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
@@ -252,6 +241,15 @@ class EnsureGpuPoolOperator(PoolOperator):
             return None
         check_max_cost(self.gpu_pool, most := as_amount(self.max_cost))
         return most
+
+    def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]) -> None:
+        """Bring the groups to the plan; if that fails midway, to a new plan from there."""
+        plans, platform, report = [plan], reconciler.platform, self.log.info
+        self._call_with_retries(
+            lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), report, over_quota)
+        )
+        if any(change.action == "upgrade" for change in plan.changes):
+            self._call_with_retries(lambda: reconciler.upgrade(report))
 
     def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
@@ -291,7 +289,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             return outcome, now, latest
 
         outcome, now, latest = self._call_with_retries(want)
-        begin_prefetch(self, reconciler, key)
+        begin_prefetch(self.prefetch, self.prefetch_secrets, reconciler, key, self.log)
         wait = NodesWait(
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods or not nodes else self.wait_for,
@@ -311,10 +309,10 @@ class EnsureGpuPoolOperator(PoolOperator):
         if progress.error:
             raise progress.error
         if progress.result is not None:
-            return finish(self, lambda: reconciler, dict(progress.result), context)
+            return self._finish(lambda: reconciler, dict(progress.result), context)
         if self.deferrable:
             self._defer(wait, reconciler, group_writer(context), lock_holder(context))
-        return finish(self, lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
+        return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord
@@ -333,23 +331,58 @@ class EnsureGpuPoolOperator(PoolOperator):
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Continue with the trigger's event: return its result, or withdraw the demand and raise its error."""
         if event["status"] == "done":
-            return finish(self, lambda: self._open(context, self.gpu_pool), event["result"], context)
-        with self._giving_up(context):
+            return self._finish(lambda: self._open(context, self.gpu_pool), event["result"], context)
+        with self._giving_up(lambda: self._open(context, self.gpu_pool), context):
             raise GpuError.from_record(event["error"])
 
     def _resume_without_event(self, error: Exception, context: Context) -> Any:
-        with self._giving_up(context):
+        with self._giving_up(lambda: self._open(context, self.gpu_pool), context):
             raise NodesNotReady(
                 f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
                 "See the triggerer's log; the next try starts the wait again.",
                 pool=self.gpu_pool.name,
             ) from error
 
-    def _giving_up(self, context: Context) -> AbstractContextManager[None]:
+    @contextmanager
+    def _giving_up(self, opened: Callable[[], Reconciler], context: Context) -> Iterator[None]:
+        """Withdraw the run's demand when its task fails; a deferral is not a failure.
+
+        An error of the withdrawal is only logged. The candidates that had no machine are pushed to XCom, for the web
+        UI: a failed task returns nothing.
+        """
+        from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
+
+        key = self._key(context)
+        try:
+            yield
+        except TaskDeferred:
+            raise
+        except BaseException as error:
+            self.log.info("Withdrawing this run's demand for nodes.")
+            within = WHEN_KILLED if self._stop.error is not None else None
+            release_quietly(opened, key, log=self.log, within=within)
+            if isinstance(error, GpuError) and (tried := error.details.get("tried")):
+                push(context, "tried", [*tried, *too_dear_of(self.gpu_pool, context)])
+            raise
+
+    def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
+        """Record and log what has come; return the task's result."""
+        from airflow_gpu_provider.cost.ledger import quietly
+
+        result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(self.gpu_pool, context)]}
+        if result["nodes"]:  # some may be gone before scale-down
+            quietly(lambda: opened().record_machines(), self.log.warning)
+            pulls = prefetched(opened, self._key(context), result, self.log) if self.prefetch else []
+            result["timeline"] = [*result["timeline"], *pulls]
+        self._lineage = partial(of_nodes, self.gpu_pool, result["nodes"])
+        log_nodes(self.log, self.gpu_pool, result)
+        record_phases(self, result["timeline"])
+        return {**result, "plan": context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []}
+
+    def _key(self, context: Context) -> DemandKey:
         from airflow_gpu_provider.tasks.run_identity import run_key
 
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        return giving_up_on_failure(self, lambda: self._open(context, self.gpu_pool), key, context)
+        return run_key(context, self.gpu_pool.name, self.block_id)
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.budget import check_max_cost
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template, is_whole
 
 _EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}
@@ -20,6 +21,26 @@ _REFERENCE = re.compile(
     rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@[A-Za-z][\w+.-]*:[0-9A-Fa-f]{{32,}})?", re.ASCII
 )
 _NAMES: Mapping[str, Callable[[str], object]] = {"prefetch": _REFERENCE.fullmatch, "prefetch_secrets": is_dns_subdomain}
+
+
+def check_arguments(ensure: Any) -> None:
+    """Check the arguments of an Ensure, but for its counts of nodes.
+
+    Raises:
+        PoolSpecError: One is none of its values, or two exclude each other.
+    """
+    if ensure.wait_for not in ("ready", "gpus"):
+        raise PoolSpecError(f"wait_for={ensure.wait_for!r}.", 'It is "ready" or "gpus".')
+    if ensure.all_or_nothing and ensure.at_least is not None:
+        raise PoolSpecError(
+            f"at_least={ensure.at_least} and all_or_nothing=True exclude each other.",
+            "at_least continues with fewer nodes; all_or_nothing releases them and tries again.",
+        )
+    if ensure.give_up_after is not None:
+        _check_give_up_after(ensure.give_up_after, ensure.wait_timeout, ensure.gpu_pool)
+    _check_no_nodes(ensure)
+    check_max_cost(ensure.gpu_pool, ensure.max_cost)
+    check_names(prefetch=ensure.prefetch, prefetch_secrets=ensure.prefetch_secrets)
 
 
 def check_names(**arguments: Any) -> None:
@@ -34,7 +55,7 @@ def check_names(**arguments: Any) -> None:
             raise PoolSpecError(f"{argument}={names!r}.", f"It is a list of names, {like}.")
 
 
-def check_no_nodes(ensure: Any) -> None:
+def _check_no_nodes(ensure: Any) -> None:
     """Refuse nodes=0 beside arguments that say something of nodes; raises PoolSpecError, as it does for no bool."""
     if not isinstance(ensure.keep, bool):
         name = getattr(ensure.gpu_pool, "name", None)
@@ -48,7 +69,7 @@ def check_no_nodes(ensure: Any) -> None:
         )
 
 
-def check_give_up_after(give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
+def _check_give_up_after(give_up_after: timedelta, timeout: timedelta, pool: Any) -> None:
     """Refuse a `give_up_after` that is shorter than one attempt, and warn of one that allows no second one.
 
     Raises:

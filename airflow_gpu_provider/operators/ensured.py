@@ -1,22 +1,22 @@
-"""What EnsureGpuPoolOperator tells at its end: which nodes there are, how long they stay, or why there are none."""
+"""What EnsureGpuPoolOperator reports: which nodes there are, how long they stay, or why there are none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.operators.ensure_duties import prefetched, too_dear_of
-from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
+from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.cluster.demand_key import DemandKey
-    from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+    from airflow_gpu_provider.pools.prices import TooDear
     from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+
+_TOO_DEAR = "too_dear"
 
 
 def bring_nothing(log: Any, pool: str) -> dict[str, Any]:
@@ -41,23 +41,23 @@ def kept_until(snapshot: PoolSnapshot, key: DemandKey) -> str:
     )
 
 
-def finish(
-    ensure: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context
-) -> dict[str, Any]:
-    """Record and log what has come; return Ensure's result."""
-    from airflow_gpu_provider.cost.ledger import quietly
+def push_too_dear(found: Sequence[TooDear], at: datetime, context: Context) -> None:
+    """Push the candidates that are not tried for their price to XCom: the task may go on in another process."""
+    from airflow_gpu_provider.scaling.decide.scarce_capacity import not_tried
 
-    result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(ensure, context)]}
-    if result["nodes"]:  # some may be gone before scale-down
-        quietly(lambda: opened().record_machines(), ensure.log.warning)
-        result["timeline"] = [*result["timeline"], *prefetched(ensure, opened, result, context)]
-    ensure._lineage = partial(of_nodes, ensure.gpu_pool, result["nodes"])
-    _log_nodes(ensure.log, ensure.gpu_pool, result)
-    record_phases(ensure, result["timeline"])
-    return {**result, "plan": context["ti"].xcom_pull(task_ids=ensure.task_id, key="plan") or []}
+    if found:
+        push(context, _TOO_DEAR, [not_tried(each, at) for each in found])
 
 
-def _log_nodes(log: Any, pool: GpuPool, result: Mapping[str, Any]) -> None:
+def too_dear_of(pool: GpuPool, context: Context) -> list[Any]:
+    """Return these candidates, as `tried` in a result has them."""
+    if pool.max_price_per_hour is None:
+        return []
+    ti = context["ti"]
+    return list(ti.xcom_pull(task_ids=ti.task_id, key=_TOO_DEAR) or [])
+
+
+def log_nodes(log: Any, pool: GpuPool, result: Mapping[str, Any]) -> None:
     """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
     from airflow_gpu_provider.scaling.decide.scarce_capacity import tried_in_words
 

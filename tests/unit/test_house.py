@@ -22,8 +22,6 @@ LONG_FUNCTIONS = {"block.py gpu_nodes", "cli/__init__.py get_commands", "get_pro
 
 LEAKS, FILES_THAT_LEAK = 7, 3
 
-CIRCLES = ({"operators.ensure", "operators.ensure_duties", "operators.ensured"},)
-
 
 def test_a_file_is_known_by_its_name() -> None:
     """But for each cloud's own: aws/quota.py and google/quota.py are two answers to clouds/quota.py."""
@@ -55,10 +53,5 @@ def test_few_places_ask_which_cloud_a_pool_is() -> None:
     assert len(found) <= FILES_THAT_LEAK, shown
 
 
-def test_no_more_modules_need_each_other() -> None:
-    new = [circle for circle in circles() if not any(circle <= known for known in CIRCLES)]
-    assert new == []
-
-
-def test_a_circle_that_is_gone_is_named_no_more() -> None:
-    assert [known for known in CIRCLES if not any(circle <= known for circle in circles())] == []
+def test_no_modules_need_each_other() -> None:
+    assert circles() == []

@@ -17,7 +17,7 @@ from airflow_gpu_provider.addons.prefetch import manifests, pull_phases, waiting
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.ensure_duties import begin_prefetch
+from airflow_gpu_provider.operators.prefetching import begin_prefetch
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 POOL = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
@@ -135,10 +135,9 @@ def test_a_pod_that_no_kubelet_has_seen_has_pulled_nothing() -> None:
 
 def test_what_is_rendered_to_no_list_costs_a_warning() -> None:
     said: list[str] = []
-    log = SimpleNamespace(warning=lambda form, *args: said.append(form % args))
-    ensure: Any = SimpleNamespace(gpu_pool=POOL, prefetch="train:1", prefetch_secrets=(), log=log)
+    log: Any = SimpleNamespace(warning=lambda form, *args: said.append(form % args))
     nobody: Any = None
-    begin_prefetch(ensure, nobody, KEY)
+    begin_prefetch("train:1", (), nobody, KEY, log)
     assert said[0].startswith("No image is pulled before the trainings do so: prefetch='train:1'.")
 
 
@@ -175,8 +174,6 @@ def test_what_names_images_is_accepted() -> None:
 @pytest.mark.parametrize("rendered", ["train:1, data:1", ["train:1", ""]])
 def test_or_passed_over_with_a_warning_when_its_template_is_rendered(rendered: Any) -> None:
     warning = Mock()
-    ensure = SimpleNamespace(
-        gpu_pool=POOL, prefetch=rendered, prefetch_secrets=(), log=SimpleNamespace(warning=warning)
-    )
-    begin_prefetch(cast(EnsureGpuPoolOperator, ensure), cast(Reconciler, None), KEY)  # nothing is asked of the cluster
+    log: Any = SimpleNamespace(warning=warning)
+    begin_prefetch(rendered, (), cast(Reconciler, None), KEY, log)  # nothing is asked of the cluster
     assert "It is a list of names" in str(warning.call_args.args[1])

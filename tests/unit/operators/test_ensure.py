@@ -253,7 +253,7 @@ def test_without_enough_money_nothing_is_created(ensure: Any, monkeypatch: pytes
 def test_a_pool_that_is_prepared_is_told_with_its_least_size(min_nodes: int, said: str) -> None:
     lines = list[str]()
     log = SimpleNamespace(info=lambda text, *values: lines.append(text % values))
-    ensured._log_nodes(log, replace(POOL, min_nodes=min_nodes), {"nodes": [], "timeline": []})
+    ensured.log_nodes(log, replace(POOL, min_nodes=min_nodes), {"nodes": [], "timeline": []})
     assert [said in line for line in lines] == [True]
 
 

@@ -23,7 +23,6 @@ from openlineage.common.provider.dbt.utils import get_parent_run_metadata
 import airflow_gpu_provider.tasks
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.ensured import finish
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
@@ -95,7 +94,7 @@ def test_ensure_has_the_machines_that_it_has_brought(gpus: int, tmp_path: Path) 
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
     node = {**NODE, "instance_type": "g6.12xlarge", "capacity_type": "SPOT", "gpus": gpus}
     opened = SimpleNamespace(record_machines=lambda: None)
-    finish(operator, lambda: opened, {"nodes": [node], "timeline": []}, {"ti": Ti()})
+    operator._finish(lambda: opened, {"nodes": [node], "timeline": []}, {"ti": Ti()})
     found = emitted(operator, TaskInstanceState.SUCCESS, tmp_path)
     machine = {"node": "ip-10-0-1-7", "machine": "i-0abc", "group": "train-gpu-a", "zone": "us-west-2a"}
     machine |= {"instanceType": "g6.12xlarge", "market": "SPOT", "gpus": 4}
