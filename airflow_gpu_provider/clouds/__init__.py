@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.values import in_seconds
+from airflow_gpu_provider.pools.values import closest, in_seconds
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -52,8 +51,8 @@ def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
     cls, name = _class_of(data), str(data.get("name", ""))
     known = {f.name for f in fields(cls)}
     if unknown := [str(key) for key in data if key not in {*known, "kind", "version"}]:
-        near = {key: get_close_matches(key, known, n=1) for key in unknown}
-        fixes = [f"write {match[0]} for {key}" if match else f"leave {key} out" for key, match in near.items()]
+        near = {key: closest(key, known) for key in unknown}
+        fixes = [f"write {match} for {key}" if match else f"leave {key} out" for key, match in near.items()]
         what = f"Pool {name!r}: {cls.__name__} has no field {', '.join(unknown)}."
         fix = ", and ".join(fixes)
         raise PoolSpecError(what, f"{fix[0].upper()}{fix[1:]}.", pool=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,21 +12,11 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady
 from airflow_gpu_provider.operators.ensure_arguments import check_arguments
-from airflow_gpu_provider.operators.ensured import bring_nothing, kept_until, log_nodes, push_too_dear, too_dear_of
 from airflow_gpu_provider.operators.node_counts import NodeCounts
 from airflow_gpu_provider.operators.one_spec import check_one_spec_in_dag
-from airflow_gpu_provider.operators.planned_money import money_lines
-from airflow_gpu_provider.operators.prefetching import begin_prefetch, prefetched
-from airflow_gpu_provider.operators.scale_down_after import check_is_released, is_left_running
-from airflow_gpu_provider.operators.tasks_after_ensure import check_scale_down_is_to_come, gang_size, work_is_to_come
-from airflow_gpu_provider.operators.training_namespaces import check_namespaces
-from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
-from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool, of_task
-from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
-from airflow_gpu_provider.tasks.xcom import push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -184,7 +174,14 @@ class EnsureGpuPoolOperator(PoolOperator):
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
+        from airflow_gpu_provider.operators.ensured import bring_nothing, push_too_dear
+        from airflow_gpu_provider.operators.scale_down_after import check_is_released
+        from airflow_gpu_provider.operators.tasks_after_ensure import (
+            check_scale_down_is_to_come,
+            gang_size,
+            work_is_to_come,
+        )
+        from airflow_gpu_provider.tasks.xcom import push
 
         if not self.plan_only:
             check_scale_down_is_to_come(self, context["ti"])
@@ -195,22 +192,17 @@ class EnsureGpuPoolOperator(PoolOperator):
             check_is_released(self, nodes=nodes)
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return bring_nothing(self.log, self.gpu_pool.name)
-        with before_first_write(context, is_resumed=self._is_resumed):
-            reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
-            self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
-            self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
-            key = self._key(context)
-            self._call_with_retries(lambda: reconciler.check_one_spec(key))
-            plan = self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
+        reconciler, plan = self._read(nodes, context)
         lines = plan.lines()
-        if self.plan_only and (max_cost := self._most) is not None:
-            lines += money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())
+        if self.plan_only:
+            lines += self._money_lines(reconciler, nodes)
         for line in lines:
             self.log.info(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
         push(context, "plan", lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
+        key = self._key(context)
         over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
@@ -222,6 +214,27 @@ class EnsureGpuPoolOperator(PoolOperator):
             result = self._wait(reconciler, key, counts, over_quota, context)
             self._stop.check()
             return result
+
+    def _read(self, nodes: int, context: Context) -> tuple[Reconciler, Plan]:
+        """Connect to the pool, check what is asked before anything is written, and plan."""
+        from airflow_gpu_provider.operators.training_namespaces import check_namespaces
+        from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
+        from airflow_gpu_provider.tasks.nothing_begun import before_first_write
+
+        with before_first_write(context, is_resumed=self._is_resumed):
+            reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
+            self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+            self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
+            key = self._key(context)
+            self._call_with_retries(lambda: reconciler.check_one_spec(key))
+            return reconciler, self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
+
+    def _money_lines(self, reconciler: Reconciler, nodes: int) -> Iterable[str]:
+        from airflow_gpu_provider.operators.planned_money import money_lines
+
+        if (max_cost := self._most) is None:
+            return ()
+        return money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())
 
     def _plan(self, reconciler: Reconciler, nodes: int, context: Context) -> Plan:
         from airflow_gpu_provider.scaling.decide.scarce_capacity import with_wait
@@ -237,6 +250,8 @@ class EnsureGpuPoolOperator(PoolOperator):
     @property
     def _most(self) -> float | None:
         """The (rendered) max_cost; raises PoolSpecError where it is none."""
+        from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
+
         if self.max_cost is None:
             return None
         check_max_cost(self.gpu_pool, most := as_amount(self.max_cost))
@@ -265,30 +280,15 @@ class EnsureGpuPoolOperator(PoolOperator):
         over_quota: Collection[str],
         context: Context,
     ) -> dict[str, Any]:
+        from airflow_gpu_provider.operators.ensured import kept_until
+        from airflow_gpu_provider.operators.prefetching import begin_prefetch
+        from airflow_gpu_provider.operators.scale_down_after import is_left_running
         from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
         from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
-        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder, run_ends_at
+        from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
 
-        nodes, max_cost = counts.wanted(), self._most
-
-        def want() -> tuple[Outcome, datetime, datetime | None]:
-            now = reconciler.clock.now()
-            latest = run_ends_at(context, reconciler.clock)
-            if not nodes:
-                return reconciler.delete_demand_and_reconcile(key), now, latest
-            until = min(filter(None, (now + self.gpu_pool.demand_lasts(self.give_up_after), latest)))
-            outcome = reconciler.want(
-                key,
-                nodes,
-                until,
-                gang=counts.of_one_zone,
-                over_quota=over_quota,
-                max_cost=max_cost,
-                waits_until=self._waits_until(now, latest),
-            )
-            return outcome, now, latest
-
-        outcome, now, latest = self._call_with_retries(want)
+        nodes = counts.wanted()
+        outcome, now, latest = self._call_with_retries(lambda: self._want(reconciler, key, counts, over_quota, context))
         begin_prefetch(self.prefetch, self.prefetch_secrets, reconciler, key, self.log)
         wait = NodesWait(
             key=key,
@@ -302,7 +302,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             latest=latest,
         )
         progress = wait.step(outcome.snapshot)
-        of_money = budget_lines(outcome.snapshot, key) if max_cost is not None else ()
+        of_money = budget_lines(outcome.snapshot, key) if self.max_cost is not None else ()
         stays = (kept_until(outcome.snapshot, key),) if self.keep and is_left_running(self, nodes=nodes) else ()
         for line in (*outcome.log_lines, *of_money, *stays, *progress.lines):
             self.log.info(line)
@@ -313,6 +313,33 @@ class EnsureGpuPoolOperator(PoolOperator):
         if self.deferrable:
             self._defer(wait, reconciler, group_writer(context), lock_holder(context))
         return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
+
+    def _want(
+        self,
+        reconciler: Reconciler,
+        key: DemandKey,
+        counts: NodeCounts,
+        over_quota: Collection[str],
+        context: Context,
+    ) -> tuple[Outcome, datetime, datetime | None]:
+        """Record the run's demand, and begin to meet it; return also the time, and when the run ends."""
+        from airflow_gpu_provider.tasks.run_identity import run_ends_at
+
+        now = reconciler.clock.now()
+        latest = run_ends_at(context, reconciler.clock)
+        if not (nodes := counts.wanted()):
+            return reconciler.delete_demand_and_reconcile(key), now, latest
+        until = min(filter(None, (now + self.gpu_pool.demand_lasts(self.give_up_after), latest)))
+        outcome = reconciler.want(
+            key,
+            nodes,
+            until,
+            gang=counts.of_one_zone,
+            over_quota=over_quota,
+            max_cost=self._most,
+            waits_until=self._waits_until(now, latest),
+        )
+        return outcome, now, latest
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord
@@ -350,7 +377,9 @@ class EnsureGpuPoolOperator(PoolOperator):
         An error of the withdrawal is only logged. The candidates that had no machine are pushed to XCom, for the web
         UI: a failed task returns nothing.
         """
+        from airflow_gpu_provider.operators.ensured import too_dear_of
         from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
+        from airflow_gpu_provider.tasks.xcom import push
 
         key = self._key(context)
         try:
@@ -368,6 +397,9 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         """Record and log what has come; return the task's result."""
         from airflow_gpu_provider.cost.ledger import quietly
+        from airflow_gpu_provider.operators.ensured import log_nodes, too_dear_of
+        from airflow_gpu_provider.operators.prefetching import prefetched
+        from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases
 
         result = {**result, "tried": [*result.get("tried", ()), *too_dear_of(self.gpu_pool, context)]}
         if result["nodes"]:  # some may be gone before scale-down

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.budget import check_max_cost
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template, is_whole
 
 _EXAMPLES = {"prefetch": "registry.example.com/train:1", "prefetch_secrets": "regcred"}
@@ -39,7 +38,10 @@ def check_arguments(ensure: Any) -> None:
     if ensure.give_up_after is not None:
         _check_give_up_after(ensure.give_up_after, ensure.wait_timeout, ensure.gpu_pool)
     _check_no_nodes(ensure)
-    check_max_cost(ensure.gpu_pool, ensure.max_cost)
+    if ensure.max_cost is not None:
+        from airflow_gpu_provider.pools.budget import check_max_cost
+
+        check_max_cost(ensure.gpu_pool, ensure.max_cost)
     check_names(prefetch=ensure.prefetch, prefetch_secrets=ensure.prefetch_secrets)
 
 

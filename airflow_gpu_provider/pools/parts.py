@@ -6,13 +6,12 @@ the keys and their types; nothing has to be imported to write one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, get_type_hints, is_typeddict
 
-from airflow_gpu_provider.pools.values import are_strings, as_bool, as_tuple, as_whole, is_template
+from airflow_gpu_provider.pools.values import are_strings, as_bool, as_tuple, as_whole, closest, is_template
 
 Convert = Callable[[Callable[[Any], Any], str, Any], Any]
 """Converts a value, by the function and for the name given, or raises the spec's error."""
@@ -76,8 +75,8 @@ def _key_problems(name: str, form: Mapping[str, Any], given: Mapping[Any, Any]) 
         if is_template(key):
             continue
         if key not in form:
-            near = difflib.get_close_matches(str(key), form, n=1)
-            yield f"{name} has no {key!r}", f"Did you mean {near[0]!r}?" if near else f"Give {_one_of(form)}."
+            near = closest(str(key), form)
+            yield f"{name} has no {key!r}", f"Did you mean {near!r}?" if near else f"Give {_one_of(form)}."
         elif not (is_template(value) or _fits(form[key], value)):
             yield f"{name}[{key!r}]={value!r} must be {_WANTED.get(form[key], 'a list of strings')}", _FIX
 

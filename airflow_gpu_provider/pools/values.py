@@ -1,4 +1,4 @@
-"""The values of a spec's fields: templates, their form as JSON, and which of them Kubernetes accepts."""
+"""The values of a spec's fields: templates, their form as JSON, which of them Kubernetes accepts, and like ones."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def is_template(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(is_template(v) for v in value)
     return False
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one; None if none is like it."""
+    from difflib import get_close_matches  # which a file without a mistake need not load
+
+    return next(iter(get_close_matches(name, [*known], n=1)), None)
 
 
 _YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know

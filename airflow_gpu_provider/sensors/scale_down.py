@@ -14,10 +14,7 @@ from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.sensors.release_policy import RELEASE_RETRY_POLICY
 from airflow_gpu_provider.tasks.links import LINKS
 from airflow_gpu_provider.tasks.loops import check_loops
-from airflow_gpu_provider.tasks.nothing_begun import NOTHING_BEGUN, tasks_that_began_nothing
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, duration, given_pool
-from airflow_gpu_provider.tasks.telemetry import of_bill
-from airflow_gpu_provider.tasks.xcom import UNCOLLECTED_SUCCESS, push
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -173,6 +170,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.records import Narrator
         from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS_FOR, Tolerance
+        from airflow_gpu_provider.tasks.xcom import UNCOLLECTED_SUCCESS, push
 
         wait = self._begun_or_new(context)
         narrator = self._narrator = self._narrator or Narrator(self._report, started=wait.started)
@@ -200,6 +198,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _nothing_to_release(self, context: Context, error: GpuError) -> Progress | None:
         """Return the end of a wait for nothing; None if the run may have begun something."""
         from airflow_gpu_provider.scaling.wait.records import Progress
+        from airflow_gpu_provider.tasks.nothing_begun import NOTHING_BEGUN, tasks_that_began_nothing
 
         if self._ensures is None:  # once in a process: they have all ended
             self._ensures = tasks_that_began_nothing(self, context)
@@ -243,6 +242,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         )
 
     def _leave(self, context: Context, bill: Bill) -> dict[str, Any]:
+        from airflow_gpu_provider.tasks.telemetry import of_bill
+        from airflow_gpu_provider.tasks.xcom import push
+
         usage = {**bill.to_json(), "block": self.block_id or None}
         push(context, USAGE, usage)
         self._lineage = partial(of_bill, usage, self.gpu_pool.gpus_per_node)
@@ -269,6 +271,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        from airflow_gpu_provider.tasks.nothing_begun import NOTHING_BEGUN
+
         if result.get(NOTHING_BEGUN):
             return result
         self._report(_released(result))

@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from functools import cache, cached_property, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
-from airflow.providers.common.compat.sdk import redact
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.operator import BaseOperatorMeta
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
@@ -26,8 +25,6 @@ from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.loops import check_loops
 from airflow_gpu_provider.tasks.roles import Role, name_with_role
-from airflow_gpu_provider.tasks.telemetry import count_outcome, of_nothing
-from airflow_gpu_provider.tasks.without_log import without_log
 from airflow_gpu_provider.untrusted import storable
 
 if TYPE_CHECKING:
@@ -197,11 +194,15 @@ class PoolOperator(BaseOperator, metaclass=NamesItsTask):
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Lineage:
         """Return the run facet of its event, where apache-airflow-providers-openlineage emits one."""
+        from airflow_gpu_provider.tasks.telemetry import of_nothing
+
         return self._lineage() if self._lineage else of_nothing()
 
     @contextmanager
     def _ending(self, context: Context) -> Iterator[None]:
         """Count how the task ends, and leave its error in XCom, for notifications and the web UI; heed its timeout."""
+        from airflow_gpu_provider.tasks.telemetry import count_outcome
+
         if self._is_ending:  # execute() of a class calls that of its parent
             yield
             return
@@ -246,6 +247,8 @@ def _leaving_its_error(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 def leave_error(ti: Any, error: GpuError) -> None:
     """Leave a task's error in XCom, as docs/xcom.md has it."""
+    from airflow_gpu_provider.tasks.without_log import without_log
+
     # XCom masks nothing by itself, and an error may quote a line of the training's log.
     sentences = _masked({"what": error.what, "fix": error.fix})
     record = {"task_id": ti.task_id, "map_index": ti.map_index, "type": type(error).__name__, **sentences}
@@ -255,6 +258,8 @@ def leave_error(ti: Any, error: GpuError) -> None:
 
 
 def _masked(sentences: Mapping[str, str]) -> dict[str, str]:
+    from airflow.providers.common.compat.sdk import redact
+
     return {name: str(redact(sentence)) for name, sentence in sentences.items()}
 
 

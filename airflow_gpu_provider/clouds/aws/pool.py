@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +21,11 @@ from airflow_gpu_provider.clouds.aws.rules import (
     reservation_problems,
     volume_problems,
 )
-from airflow_gpu_provider.clouds.aws.user_data import problems as user_data_problems
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.on_nodes import FabricPlugin, NodesToCome, PodFabric
-from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, is_template
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_plain, closest, is_template
 
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d+")  # botocore's partitions: eusc-de-east-1 is AWS's European cloud
 _CONSOLES = {
@@ -403,7 +401,9 @@ class EksGpuPool(GpuPool):
             yield what, "Give one or the other."
         yield from volume_problems(self.disk)
         if self.user_data is not None:
-            yield from user_data_problems(self.user_data, self.ami_type)
+            from airflow_gpu_provider.clouds.aws.user_data import problems
+
+            yield from problems(self.user_data, self.ami_type)
         if self.network is not None:
             yield from efa_problems(self.instance_types, self.ami_type, is_autoscaled=self.is_autoscaled)
 
@@ -459,8 +459,8 @@ class EksGpuPool(GpuPool):
         families = {known.split(".")[0] for known in machine_types.instance_types()}
         if _TYPE.fullmatch(name) and family not in families and GPU_FAMILY.match(family):
             return  # a GPU family newer than the catalogue: EKS will check it
-        close = difflib.get_close_matches(name, machine_types.instance_types(), n=1)
-        hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
+        close = closest(name, machine_types.instance_types())
+        hint = f"Did you mean {close}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
         raise self._error(f"{name!r} is not an EC2 instance type with GPUs", hint)
 
     def _check_autoscaling(self) -> None:

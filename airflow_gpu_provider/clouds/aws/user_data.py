@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from airflow_gpu_provider.parse_errors import kind_of, parsed
+from airflow_gpu_provider.pools.values import closest
 
 UserData = Mapping[str, object] | str | None
 API_VERSION = "node.eks.aws/v1alpha1"
@@ -173,6 +173,6 @@ def _unlike_fields(value: Mapping[str, Any], wanted: Any, known: str, at: str) -
         if key in wanted or str in wanted:
             yield from _unlike(each, wanted.get(key, wanted.get(str)), known, path)
             continue
-        close = get_close_matches(str(key), map(str, wanted), n=1)
-        names = f"Write {close[0]}." if close else f"Known are {', '.join(sorted(wanted))}."
+        close = closest(str(key), map(str, wanted))
+        names = f"Write {close}." if close else f"Known are {', '.join(sorted(wanted))}."
         yield f"user_data: {known} has no {path}", f"{names} A newer field: by a launch_template of your own."

@@ -6,7 +6,6 @@ pools whose nodes come only by ProvisioningRequests, for all pods of a gang at o
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict
 from airflow_gpu_provider.accelerators import GPUS, Gpu
 from airflow_gpu_provider.clouds.google import machine_types
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.values import Taint, is_template
+from airflow_gpu_provider.pools.values import Taint, closest, is_template
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
@@ -122,7 +121,7 @@ def _accelerator_problems(name: str) -> Problems:
     if name in known or machine_types.gpu_of_accelerator(name):
         return
     by_name = {gpu.name: gpu.accelerator for gpu in GPUS.values() if gpu.accelerator in known}
-    close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+    close = by_name.get(name.upper()) or closest(name.lower(), known)
     hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
     yield f"accelerator['type']={name!r} is not a GPU of Google Cloud", hint
 
@@ -133,8 +132,8 @@ def _unknown_problems(name: str, *, is_described: bool) -> Problems:
         return  # newer than the catalogue: GKE will check it
     known = machine_types.gce_machine_types()
     if not family or any(one.startswith(family[1]) for one in known):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
+        close = closest(name, known)
+        hint = f"Did you mean {close}?" if close else _MACHINE_HINT
         yield f"{name!r} is not a machine type of Compute Engine with GPUs", hint
     else:
         yield f"{name} is not in the catalogue", "Give type and count of its GPUs in accelerator."

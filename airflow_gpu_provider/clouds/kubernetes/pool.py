@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from airflow_gpu_provider.accelerators import GpusOfMachine
-from airflow_gpu_provider.clouds.kubernetes.machine_types import gpus_of_type
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.on_nodes import NodesToCome
@@ -127,6 +126,8 @@ class KubernetesGpuPool(GpuPool):
     taints: Sequence[str] = ()
 
     def gpus_of(self, machine_type: str) -> GpusOfMachine | None:
+        from airflow_gpu_provider.clouds.kubernetes.machine_types import gpus_of_type
+
         return gpus_of_type(machine_type)
 
     @property

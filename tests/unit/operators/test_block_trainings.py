@@ -13,6 +13,7 @@ from airflow.sdk import DAG, task
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, InstallDevicePluginOperator, gpu_nodes
 from airflow_gpu_provider.cluster.access_review import check_namespace
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
+from airflow_gpu_provider.operators import tasks_after_ensure
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.operators.training_namespaces import check_namespaces
@@ -99,8 +100,8 @@ def test_ensure_asks_before_it_plans_and_wants_anything(monkeypatch: pytest.Monk
     ensure, pool = ensure_of(nightly(namespace="ml")), Pool()
     pool.api = Api(*NONE_THERE)  # type: ignore[assignment]
     monkeypatch.setattr(EnsureGpuPoolOperator, "_open", lambda self, context, _: pool)
-    monkeypatch.setattr("airflow_gpu_provider.operators.ensure.check_scale_down_is_to_come", lambda *_: None)
-    monkeypatch.setattr("airflow_gpu_provider.operators.ensure.work_is_to_come", lambda *_: True)
+    monkeypatch.setattr(tasks_after_ensure, "check_scale_down_is_to_come", lambda *_: None)
+    monkeypatch.setattr(tasks_after_ensure, "work_is_to_come", lambda *_: True)
     with pytest.raises(ReferenceNotFound):
         ensure.execute(context_of(ensure))
     assert pool.calls == []

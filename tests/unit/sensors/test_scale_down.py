@@ -223,7 +223,7 @@ def test_a_run_that_has_begun_nothing_has_nothing_to_release(
     opens: Any, monkeypatch: pytest.MonkeyPatch, error: GpuError, deferrable: bool
 ) -> None:
     opens(played := Played(*[error] * 1000))
-    monkeypatch.setattr(module, "tasks_that_began_nothing", lambda *_: ["gpus.ensure"])
+    monkeypatch.setattr("airflow_gpu_provider.tasks.nothing_begun.tasks_that_began_nothing", lambda *_: ["gpus.ensure"])
     sensor = a_sensor(deferrable=deferrable)
     lines: list[str] = []
     sensor._report = lines.append  # type: ignore[method-assign]
