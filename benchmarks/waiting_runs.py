@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.lease import LEASES
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait

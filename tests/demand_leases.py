@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_LABELS
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector

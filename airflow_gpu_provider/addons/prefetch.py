@@ -17,7 +17,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.addons.device_plugin import daemon_set
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, PART_OF, read_lease
+from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, PART_OF
+from airflow_gpu_provider.cluster.leases import read_lease
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items, server_side_apply
 from airflow_gpu_provider.pools import GpuPool

@@ -13,7 +13,7 @@ from functools import cache
 from pkgutil import resolve_name
 
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.lease import LEASES
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

@@ -6,6 +6,8 @@ Whether a ComputeClass is healthy, and which of its priorities it does not try n
 cloud.google.com/kubernetes-engine/docs/reference/crds/computeclass. `status.priorityStatuses` is written by GKE 1.36.4
 and newer; its conditions are those of Google's guide to debugging ComputeClasses (the skill gke-compute-classes): a
 suspended priority is not tried until the time in its message.
+
+Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from airflow_gpu_provider.cluster.rest import ApiClient, find
-from airflow_gpu_provider.errors import AutoscalerNotRunning
 from airflow_gpu_provider.untrusted import plain
 
 STATUS_NAMESPACE = "kube-system"
@@ -69,35 +69,6 @@ class AutoscalerStatus:
         )
 
 
-def read_autoscaler_status(api: ApiClient) -> AutoscalerStatus | None:
-    path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
-    found = find(api, path, resource="configmaps")
-    return AutoscalerStatus.parse(found) if found else None
-
-
-def check_running(api: ApiClient, pool_name: str, now: datetime, *, or_else: str = "") -> AutoscalerStatus:
-    """Return the newest report of an autoscaler that is alive; `or_else` is what can be done without one.
-
-    Raises:
-        AutoscalerNotRunning: There is no report, or it is old.
-    """
-    status = read_autoscaler_status(api)
-    if status is not None and status.is_fresh(now):
-        return status
-    report = f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME}"
-    why = f"{report} does not exist"
-    if status is not None:
-        written = f"at {status.updated_at:%Y-%m-%d %H:%M:%SZ}" if status.updated_at else "at an unknown time"
-        why = f"{report} was last written {written}, and a living one writes it every few seconds"
-    raise AutoscalerNotRunning(
-        f"Pool {pool_name}: no cluster-autoscaler reports from the cluster: {why}.",
-        "Install it (InstallClusterAutoscalerOperator), or look at the log of the one that is there, which needs its"
-        f" default --write-status-configmap{f'; {or_else}' if or_else else ''}.",
-        pool=pool_name,
-        config_map=f"{STATUS_NAMESPACE}/{STATUS_NAME}",
-    )
-
-
 def _report(text: str) -> Mapping[str, Any]:
     import yaml
 
@@ -125,7 +96,6 @@ def _time(text: str) -> datetime | None:
 
 # -- ComputeClasses ------------------------------------------------------------------------------------------
 
-_CLASSES = "/apis/cloud.google.com/v1/computeclasses"
 _IN_SOME_ZONES = "ProvisioningConstrained"
 _KEEPS_NODES_AWAY = ("ProvisioningSuspended", _IN_SOME_ZONES, "IpSpaceExhausted", "RuleMisconfigured")
 
@@ -145,30 +115,24 @@ class ComputeClass:
     refused_priorities: tuple[str, ...] = ()
     is_out: bool = False
 
-
-def read_compute_class(api: ApiClient, name: str) -> ComputeClass | None:
-    """Return a ComputeClass; None where the cluster has none of that name, or knows no ComputeClasses."""
-    found = find(api, f"{_CLASSES}/{name}", resource="computeclasses")
-    return _compute_class(found) if found else None
-
-
-def _compute_class(raw: Mapping[str, Any]) -> ComputeClass:
-    spec, status = raw.get("spec") or {}, raw.get("status") or {}
-    health = (each for each in status.get("conditions") or () if each.get("type") == "Health")
-    refused = {
-        str(each.get("identifier")): found
-        for each in status.get("priorityStatuses") or ()
-        if (found := _refusals(each.get("conditions") or ()))
-    }
-    suspended = [name for name, found in refused.items() if found.keys() - {_IN_SOME_ZONES}]
-    return ComputeClass(
-        name=raw["metadata"]["name"],
-        refused=next((_in_words(each) for each in health if each.get("status") == "False"), ""),
-        refused_priorities=tuple(
-            f"priority {name}: {words}" for name, found in refused.items() for words in found.values()
-        ),
-        is_out=bool(suspended) and len(suspended) >= len(spec.get("priorities") or ()),
-    )
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        spec, status = raw.get("spec") or {}, raw.get("status") or {}
+        health = (each for each in status.get("conditions") or () if each.get("type") == "Health")
+        refused = {
+            str(each.get("identifier")): found
+            for each in status.get("priorityStatuses") or ()
+            if (found := _refusals(each.get("conditions") or ()))
+        }
+        suspended = [name for name, found in refused.items() if found.keys() - {_IN_SOME_ZONES}]
+        return cls(
+            name=raw["metadata"]["name"],
+            refused=next((_in_words(each) for each in health if each.get("status") == "False"), ""),
+            refused_priorities=tuple(
+                f"priority {name}: {words}" for name, found in refused.items() for words in found.values()
+            ),
+            is_out=bool(suspended) and len(suspended) >= len(spec.get("priorities") or ()),
+        )
 
 
 def _refusals(conditions: Iterable[Mapping[str, Any]]) -> dict[str, str]:

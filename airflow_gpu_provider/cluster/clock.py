@@ -192,13 +192,3 @@ def _date_of_answer(api: ApiClient) -> str | None:
     if not date:
         log.warning("The Kubernetes API server's responses have no Date header: using this machine's clock.")
     return date
-
-
-def parse_time(text: str | None) -> datetime | None:
-    """Read Kubernetes' RFC 3339 times, with or without fractions."""
-    return datetime.fromisoformat(text) if text else None
-
-
-def format_time(at: datetime) -> str:
-    """Write a time as Kubernetes' MicroTime fields want it."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

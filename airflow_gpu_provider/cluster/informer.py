@@ -25,9 +25,9 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.refusals import ObjectNotFound
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.watched import Resource
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied

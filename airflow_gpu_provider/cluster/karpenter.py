@@ -1,28 +1,21 @@
 """What Karpenter, and EKS Auto Mode after it, keeps in a cluster: NodePools, NodeClaims, and what became of launches.
 
-And why it keeps a machine that nobody uses.
-
 Its own rules are followed: https://karpenter.sh/docs/concepts/scheduling/, and where that is silent the source of
 kubernetes-sigs/karpenter v1.14: pkg/apis/v1 (labels, conditions), pkg/controllers/provisioning/provisioner.go (the
-NodePools that it ignores), pkg/controllers/nodeclaim/lifecycle (what becomes of a launch), pkg/controllers/disruption
-(types.go, emptiness.go, events/events.go: it removes no node whose claim is not initialized, nor one of a NodePool with
-`consolidateAfter: Never`, nor more than the NodePool's budgets allow; the last it says in events only).
+NodePools that it ignores), pkg/controllers/nodeclaim/lifecycle (what becomes of a launch). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
-from airflow_gpu_provider.cluster.nodes import DO_NOT_DISRUPT
-from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
 from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.untrusted import plain
@@ -31,12 +24,6 @@ NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"
 """The API group of Auto Mode's NodeClasses; a Karpenter that somebody installed uses its cloud's own."""
 
-EVENTS = "/api/v1/namespaces/default/events"
-"""Where events about objects without a namespace are, NodePools and NodeClaims among them."""
-
-_EC2_GROUP = "karpenter.k8s.aws"
-_POOLS = "/apis/karpenter.sh/v1/nodepools"
-_CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 # What its catalogue of machines knows (labels.go), beside the clouds' own; any other label has to stand in a NodePool.
 _WELL_KNOWN = (
     "karpenter.sh/capacity-type",
@@ -250,49 +237,19 @@ class Launch:
         """Whether it was for this NodePool: claims are named after theirs, with a random last part."""
         return self.claim.rpartition("-")[0] == node_pool
 
-
-def list_node_pools(api: ApiClient) -> tuple[NodePool, ...] | None:
-    """Return the NodePools; None where the cluster knows no such thing."""
-    try:
-        return tuple(NodePool.parse(raw) for raw in list_items(api, _POOLS, resource="nodepools.karpenter.sh"))
-    except ObjectNotFound:
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> Self | None:
+        """Return the launch that an event reports as over; None for other events."""
+        # Of a claim that is gone operatorpkg's status controller tells without its name (reason Finalized).
+        claim = event["involvedObject"].get("name") or ""
+        reason, message = event.get("reason"), plain(event.get("message") or "")
+        if reason in _FAILURES:
+            why = message.partition(" event: ")[2] or message
+            return cls(claim=claim, at=time_of(event), reason=reason, message=why)
+        # operatorpkg's status controller: "Status condition transitioned, Type: Launched, Status: Unknown -> True, ..."
+        if reason == "Launched" and "-> True" in message:
+            return cls(claim=claim, at=time_of(event))
         return None
-
-
-def brings_bottlerocket(api: ApiClient, node_pool: NodePool) -> bool:
-    """Return True if a NodePool's machines run Bottlerocket, whose NVIDIA images have a device plugin of their own."""
-    if node_pool.node_class_group != _EC2_GROUP:
-        return False
-    path = f"/apis/{_EC2_GROUP}/v1/ec2nodeclasses/{node_pool.node_class}"
-    found = find(api, path, resource="ec2nodeclasses.karpenter.k8s.aws")
-    spec = (found or {}).get("spec") or {}  # a NodePool without its node class brings nothing
-    aliases = [str(term.get("alias") or "") for term in spec.get("amiSelectorTerms") or ()]
-    return spec.get("amiFamily") == "Bottlerocket" or any(alias.startswith("bottlerocket@") for alias in aliases)
-
-
-def list_node_claims(api: ApiClient, selector: Mapping[str, str]) -> tuple[NodeClaim, ...]:
-    """Return the NodeClaims for nodes with these labels, by name."""
-    claims = (NodeClaim.parse(raw) for raw in list_items(api, _CLAIMS, resource="nodeclaims.karpenter.sh"))
-    return tuple(sorted((claim for claim in claims if claim.serves(selector)), key=lambda claim: claim.name))
-
-
-def list_launches(api: ApiClient) -> list[Launch]:
-    """Return the launches that events still tell of (an hour, where nobody has set otherwise), oldest first."""
-    raw = list_items(api, EVENTS, resource="events", fieldSelector="involvedObject.kind=NodeClaim")
-    return sorted(filter(None, map(_launch, raw)), key=lambda each: each.at)
-
-
-def _launch(event: Mapping[str, Any]) -> Launch | None:
-    # Of a claim that is gone operatorpkg's status controller tells without its name (reason Finalized).
-    claim = event["involvedObject"].get("name") or ""
-    reason, message = event.get("reason"), plain(event.get("message") or "")
-    if reason in _FAILURES:
-        why = message.partition(" event: ")[2] or message
-        return Launch(claim=claim, at=time_of(event), reason=reason, message=why)
-    # operatorpkg's status controller: "Status condition transitioned, Type: Launched, Status: Unknown -> True, ..."
-    if reason == "Launched" and "-> True" in message:
-        return Launch(claim=claim, at=time_of(event))
-    return None
 
 
 def _amount(quantity: Any) -> Decimal:
@@ -303,76 +260,3 @@ def _amount(quantity: Any) -> Decimal:
 
 def _has_gpu_category(requirement: Requirement) -> bool:
     return any(is_met(requirement, category) for category in _GPU_CATEGORIES)
-
-
-# -- why a machine stays -------------------------------------------------------------------------------------
-
-Event = Mapping[str, Any]
-
-# How long each holds: as long as it is so, it is said again after two minutes, or fifteen (its pkg/events/recorder.go).
-_HOLD = {"DisruptionBlocked": timedelta(minutes=3), "Unconsolidatable": timedelta(minutes=16)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptMachine:
-    """A machine that stays.
-
-    Attributes:
-        why: In Karpenter's words; empty where it has said nothing.
-        reported_at: When it said so; None for what is so now.
-    """
-
-    claim: str
-    why: str = ""
-    reported_at: datetime | None = None
-
-
-def why_kept(
-    api: ApiClient, machines: Collection[str], now: datetime, annotated: Collection[str] = ()
-) -> dict[str, KeptMachine]:
-    """Return, by the cloud's name for the machine, why each of them stays that has a NodeClaim.
-
-    One whose claim is being deleted does not stay, and is left out. The nodes of those that are `annotated` carry
-    karpenter.sh/do-not-disrupt: Karpenter's event about it comes two minutes late, as the second one about a node.
-    """
-    try:
-        claims = [each for each in list_node_claims(api, {}) if each.machine in machines and not each.deleting]
-    except ObjectNotFound:
-        return {}
-    if not claims:
-        return {}
-    never = {pool.name for pool in list_node_pools(api) or () if not pool.consolidates}
-    events = [event for reason in _HOLD for event in _events(api, reason, now)]
-    return {claim.machine: _kept(claim, never, events, claim.machine in annotated) for claim in claims}
-
-
-def _kept(claim: NodeClaim, never: Collection[str], events: Iterable[Event], is_annotated: bool) -> KeptMachine:
-    pool = claim.labels.get(NODE_POOL_LABEL, "")
-    if claim.lacks is not None:
-        never_goes = f"it removes no node that is not initialized ({claim.lacks})"
-        return KeptMachine(claim=claim.name, why=never_goes if claim.node else str(claim.lacks))
-    if pool in never:
-        return KeptMachine(claim=claim.name, why=f"NodePool {pool} has consolidateAfter: Never")
-    if is_annotated:
-        return KeptMachine(claim=claim.name, why=f"node {claim.node} carries {DO_NOT_DISRUPT}")
-    about = {("NodeClaim", claim.name), ("Node", claim.node), ("NodePool", pool)}
-    newest = max((event for event in events if _about(event) in about), key=time_of, default=None)
-    if newest is None:
-        return KeptMachine(claim=claim.name)
-    return KeptMachine(claim=claim.name, why=_words(newest), reported_at=time_of(newest))
-
-
-def _events(api: ApiClient, reason: str, now: datetime) -> list[dict[str, Any]]:
-    """Return the events of this reason that still hold, but those about disruption for another one than emptiness."""
-    found = list_items(api, EVENTS, resource="events", fieldSelector=f"reason={reason}")
-    hold = (each for each in found if now - time_of(each) <= _HOLD[reason])
-    return [each for each in hold if "disruption reason" not in _words(each) or "reason Empty" in _words(each)]
-
-
-def _about(event: Event) -> tuple[str, str]:
-    about = event.get("involvedObject") or {}
-    return about.get("kind") or "", about.get("name") or ""
-
-
-def _words(event: Event) -> str:
-    return plain(event.get("message") or "")

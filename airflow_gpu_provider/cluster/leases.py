@@ -1,50 +1,27 @@
-"""The Leases in which this package keeps what has to outlive a process: read, written if unchanged, deleted.
+"""Requests about the Leases of this package (`lease`): they are read, written if unchanged, deleted.
 
 By compare-and-swap any Kubernetes object is written as it was read, and read again where somebody else was first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, KIND_LABEL, LEASES, PART_OF
+from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import ApiClient, call, find, list_items
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-
-DEMAND_NAMESPACE = "airflow-gpu-provider"
-"""The namespace of all leases of this package."""
-
-_KIND = "airflow-gpu-provider/kind"
-"""The label that tells demand, locks, usage and the like from one another."""
-
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
-
-PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
-"""The label of all that this package keeps there."""
 
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 """Only prefetches have pods there; who may write DaemonSets there gets no node by that ("Pod Security Standards")."""
 
 
-def lease_manifest(
-    name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a Lease of this package, with `notes` as its annotations."""
-    metadata = {"name": name, "labels": {**PART_OF, _KIND: kind, **labels}}
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {**metadata, "annotations": notes} if notes else metadata,
-        "spec": spec,
-    }
-
-
 def list_leases(api: ApiClient, kind: str, pool_name: str | None = None) -> list[dict[str, Any]]:
-    selector = f"{_KIND}={kind}" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
+    selector = f"{KIND_LABEL}={kind}" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
     return list_items(api, LEASES, resource="leases", labelSelector=selector)
 
 

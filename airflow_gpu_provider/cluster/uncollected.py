@@ -1,16 +1,14 @@
-"""Ended pods whose log and result are still to be read: how they are known, and for how long they hold their nodes."""
+"""Ended pods whose log and result are still to be read: how they are known, and for how long they hold their nodes.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-
-from airflow_gpu_provider.cluster.api_errors import XCOM_SIDECAR
-from airflow_gpu_provider.cluster.rest import ApiClient, call
-from airflow_gpu_provider.errors import GpuError
 
 UNCOLLECTED = "airflow-gpu-provider/uncollected"
 """The annotation of a pod whose log and result are still to be read; taken off when they have been.
@@ -18,12 +16,13 @@ UNCOLLECTED = "airflow-gpu-provider/uncollected"
 Its value is for how many seconds after its end the pod then holds its node, if that is longer than COLLECT_WITHIN.
 """
 
+XCOM_SIDECAR = "airflow-xcom-sidecar"
+"""KubernetesPodOperator's name for the container that keeps a pod's result (`PodDefaults.SIDECAR_CONTAINER_NAME`)."""
+
 COLLECT_WITHIN = timedelta(minutes=10)
 """How long after its end an uncollected pod holds its node, at least: until its task's next try can have begun."""
 
 _SECONDS = re.compile(r"[0-9]{1,7}")
-
-_log = logging.getLogger(__name__)
 
 
 def collect_within(noted: str) -> timedelta:
@@ -40,12 +39,3 @@ def has_succeeded(status: Mapping[str, Any]) -> bool:
 def _exit_code(container: Mapping[str, Any]) -> int | None:
     code: int | None = ((container.get("state") or {}).get("terminated") or {}).get("exitCode")
     return code
-
-
-def mark_collected(api: ApiClient, namespace: str, name: str) -> None:
-    """Let the node of a kept pod go: its log and result are read."""
-    path, body = f"/api/v1/namespaces/{namespace}/pods/{name}", {"metadata": {"annotations": {UNCOLLECTED: None}}}
-    try:
-        call(api, "patch", path, resource="pods", body=body)
-    except GpuError as error:
-        _log.warning("Pod %s holds its node until its collection is given up: %s", name, error)

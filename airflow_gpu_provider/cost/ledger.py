@@ -11,12 +11,14 @@ from typing import Any
 from airflow_gpu_provider.clouds.base import Group, MachineLife, Platform, Report
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node, list_nodes
-from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.pods import list_pods_on
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
-from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, Span, union
+from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import ListPrices

@@ -419,7 +419,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
     """Return how many nodes the pool needs for this run and for those that already want nodes."""
-    from airflow_gpu_provider.scaling.state.demand import list_demand
+    from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 
     now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP as REQUESTS_GROUP
 from airflow_gpu_provider.cluster.provisioning_requests import PLURAL
 from airflow_gpu_provider.cluster.rest import ApiClient

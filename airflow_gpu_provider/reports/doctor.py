@@ -18,8 +18,8 @@ from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plu
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import LaunchFailure
 from airflow_gpu_provider.cluster.access_review import check_namespace
-from airflow_gpu_provider.cluster.autoscaler_status import check_running
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.autoscaler import check_running
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
 from airflow_gpu_provider.errors import (

@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.refusals import ObjectNotFound
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
 from airflow_gpu_provider.cluster.status_conditions import conditions_of
 from airflow_gpu_provider.pools import GpuPool

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.events import ImagePull, PodEvent
 from airflow_gpu_provider.cluster.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.times import format_time
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
@@ -29,7 +29,8 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
 )
 from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, list_gang_jobs
+from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
+from airflow_gpu_provider.scaling.state.gang_requests import list_gang_jobs
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
 from airflow_gpu_provider.untrusted import one_line

@@ -23,7 +23,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.end.other_pools import OtherPools
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.tasks.roles import OF_A_BLOCK, role_of
 
 Blocks = Collection[tuple[str, str]]

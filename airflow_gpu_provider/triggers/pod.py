@@ -14,7 +14,7 @@ from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.lease import LEASES
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cost.ledger import record_pods

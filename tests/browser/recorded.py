@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.times import format_time
 from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.usage import Computed, MachineUse, RunUsage
+from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import HangRow, LeaseRow, MachineRow, PoolStatus

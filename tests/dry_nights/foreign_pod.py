@@ -19,13 +19,14 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.leases import list_leases
+from airflow_gpu_provider.cluster.pod import RUN_LABEL
 from airflow_gpu_provider.cluster.pod_log import lines_of
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError, PodFailed
-from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand, write_demand
 from airflow_gpu_provider.tasks.pool_operator import leave_error
 from airflow_gpu_provider.training.life.collect import parsed
 from airflow_gpu_provider.training.life.diagnosis import diagnosed

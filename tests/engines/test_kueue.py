@@ -17,7 +17,7 @@ from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.training.place.kinds import KINDS, templates_of
 from airflow_gpu_provider.training.place.manifest import named, place_workload, with_queue
 from airflow_gpu_provider.training.place.pod_placement import Placement

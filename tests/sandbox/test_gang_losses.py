@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.training.log.followed_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox

@@ -13,10 +13,10 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds import backoff
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.nodes import list_nodes
-from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, RUN_LABEL, jobs_path
+from airflow_gpu_provider.cluster.pod import GANG_LABEL, JOB_LABEL, RUN_LABEL, jobs_path
+from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
@@ -24,7 +24,7 @@ from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
-from airflow_gpu_provider.scaling.state.gang_jobs import admit, delete_job, list_gang_jobs, suspend
+from airflow_gpu_provider.scaling.state.gang_requests import admit, delete_job, list_gang_jobs, suspend
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

@@ -13,7 +13,7 @@ from airflow_gpu_provider.errors import (
     PodDeadline,
     TaskKilled,
 )
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.gpu_tasks import FOREVER, pod, pods, running_pod

@@ -16,7 +16,8 @@ from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.errors import BadGpu, GpuError, OutOfStock, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.state.demand import DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox

@@ -58,7 +58,7 @@ def api(bare: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def delete(api: Any, path: str) -> None:
-    from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+    from airflow_gpu_provider.cluster.refusals import ObjectNotFound
 
     try:
         call(api, "delete", path, resource="objects")

@@ -10,7 +10,7 @@ from kubernetes import client
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.errors import GpuOutOfMemory, GpuTooSmall
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, lines_of, run

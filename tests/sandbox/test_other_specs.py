@@ -14,7 +14,8 @@ from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
-from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.tasks.run_identity import run_key
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

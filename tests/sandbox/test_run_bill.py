@@ -24,7 +24,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
-from airflow_gpu_provider.scaling.state.demand import list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand, write_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox

@@ -21,7 +21,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run

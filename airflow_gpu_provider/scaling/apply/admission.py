@@ -14,9 +14,9 @@ from datetime import timedelta
 from functools import partial
 
 from airflow_gpu_provider.clouds.backoff import ordinal
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.node import ZONE_LABEL, Node
+from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.scaling.decide.decisions import Decision
@@ -29,7 +29,8 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     usable_nodes,
     waits_for_gpus,
 )
-from airflow_gpu_provider.scaling.state.gang_jobs import GangJob, admit, list_gang_jobs, suspend
+from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
+from airflow_gpu_provider.scaling.state.gang_requests import admit, list_gang_jobs, suspend
 
 WHOLE_WITHIN = timedelta(minutes=2)
 """How long after its admission all of a gang's pods may take to get a node; longer if nodes are added for pods."""

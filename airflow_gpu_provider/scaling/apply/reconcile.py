@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
-from airflow_gpu_provider.cluster.autoscaler_status import read_autoscaler_status
+from airflow_gpu_provider.cluster.autoscaler import read_autoscaler_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter import why_kept
+from airflow_gpu_provider.cluster.karpenter_objects import why_kept
 from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
-from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.pods import delete_pod, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel
 from airflow_gpu_provider.cost.ledger import Ledger
@@ -31,8 +32,9 @@ from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_o
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
-from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
-from airflow_gpu_provider.scaling.state.gang_jobs import delete_job, list_gang_jobs
+from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.gang_requests import delete_job, list_gang_jobs
 from airflow_gpu_provider.scaling.state.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 

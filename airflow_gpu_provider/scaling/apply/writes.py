@@ -9,10 +9,9 @@ from datetime import timedelta
 from typing import TypeVar
 
 from airflow_gpu_provider.clouds.base import Machine, Platform
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.nodes import (
-    Node,
     cordon,
     label_node,
     list_nodes,
@@ -20,14 +19,16 @@ from airflow_gpu_provider.cluster.nodes import (
     read_nodes,
     uncordon,
 )
-from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.pods import list_pods_on
+from airflow_gpu_provider.cluster.refusals import ObjectNotFound
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_overdue
-from airflow_gpu_provider.scaling.state.demand import delete_demand
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 

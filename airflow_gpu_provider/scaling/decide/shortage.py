@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
-from airflow_gpu_provider.cluster.autoscaler_status import check_running
+from airflow_gpu_provider.cluster.autoscaler import check_running
 from airflow_gpu_provider.cluster.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool

@@ -16,9 +16,9 @@ from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter import KeptMachine
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.kept_machines import KeptMachine
+from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.pod import Pod
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used

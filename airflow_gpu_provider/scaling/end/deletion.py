@@ -5,14 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.leases import LEASES, read_lease
+from airflow_gpu_provider.cluster.lease import LEASES
+from airflow_gpu_provider.cluster.leases import read_lease
+from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
-from airflow_gpu_provider.scaling.state.demand import delete_demand, list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 
 

@@ -13,7 +13,8 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.prices import in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand, reason_of
+from airflow_gpu_provider.scaling.state.demand import DemandLease, reason_of
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.untrusted import one_line
 
 NO_REASON = "no reason given"

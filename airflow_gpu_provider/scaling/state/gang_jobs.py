@@ -1,17 +1,14 @@
-"""The gangs of a pool: Jobs that run on several nodes at once, as small records; and the flip of their `suspend`."""
+"""The gangs of a pool as small records: Jobs that run on several nodes at once. Pure."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from airflow_gpu_provider.cluster.clock import format_time, parse_time
-from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
-from airflow_gpu_provider.cluster.pods import GANG_LABEL, RUN_LABEL, gpus_of, jobs_path
-from airflow_gpu_provider.cluster.rest import ApiClient, call, delete, list_items
-from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.cluster.node import ZONE_LABEL
+from airflow_gpu_provider.cluster.pod import GANG_LABEL, RUN_LABEL, gpus_of
+from airflow_gpu_provider.cluster.times import parse_time
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label of a Job that Kueue admits."""
@@ -19,7 +16,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ADMITTED_AT = "airflow-gpu-provider/admitted-at"
 """The annotation of a Job that this package admitted, also once it is suspended again: when it did so last."""
 
-_ZONE_CHOSEN = "airflow-gpu-provider/zone-chosen"  # the annotation that tells our zone from one that the user gave
+ZONE_CHOSEN = "airflow-gpu-provider/zone-chosen"  # the annotation that tells our zone from one that the user gave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ class GangJob:
         pod_spec = spec["template"]["spec"]
         selector = dict(pod_spec.get("nodeSelector") or {})
         zone = selector.get(ZONE_LABEL, "")
-        if _ZONE_CHOSEN in notes:
+        if ZONE_CHOSEN in notes:
             selector.pop(ZONE_LABEL, None)
         size = int(labels[GANG_LABEL])
         ends = [c for c in status.get("conditions") or () if c["type"] in ("Complete", "Failed")]
@@ -94,54 +91,3 @@ class GangJob:
             node_selector=tuple(selector.items()),
             zone=zone,
         )
-
-
-def gangs_of(pool_name: str) -> str:
-    """Select the Jobs of a pool's gangs, and what belongs to them."""
-    return f"{POOL_LABEL}={pool_name},{GANG_LABEL}"
-
-
-def list_gang_jobs(api: ApiClient, pool_name: str, run: str | None = None) -> tuple[GangJob, ...]:
-    """Return the gangs of a pool, in all namespaces, oldest first; what has no size is left out.
-
-    With `run` those of one run: the hash of its DemandKey.
-    """
-    selector = gangs_of(pool_name) + (f",{RUN_LABEL}={run}" if run else "")
-    found = []
-    for raw in list_items(api, "/apis/batch/v1/jobs", resource="jobs", labelSelector=selector):
-        with suppress(ValueError):
-            found.append(GangJob.parse(raw))
-    return tuple(sorted(found, key=lambda job: (job.created_at, job.namespace, job.name)))
-
-
-def admit(api: ApiClient, job: GangJob, zone: str, now: datetime) -> None:
-    """Let the Job that was read create its pods, on nodes of the zone; "" for any.
-
-    Its controller may write its status meanwhile; others leave a suspended Job to who holds the pool's lock.
-    """
-    if job.started_at is not None:
-        # Before 1.36 the placement of a Job that has ever started is fixed as long as it says when (KEP-2926).
-        _patch(api, job, {"status": {"startTime": None}}, part="/status")
-    chosen = zone if zone and dict(job.node_selector).get(ZONE_LABEL) != zone else None
-    notes = {ADMITTED_AT: format_time(now), _ZONE_CHOSEN: "true" if chosen else None}
-    selector = dict(job.node_selector) | ({ZONE_LABEL: zone} if zone else {})
-    placed = {"template": {"spec": {"nodeSelector": {ZONE_LABEL: None} | selector}}}
-    body = {"metadata": {"annotations": notes}, "spec": {"suspend": False, **placed}}
-    _patch(api, job, body)
-
-
-def suspend(api: ApiClient, job: GangJob) -> None:
-    """Have the Job's pods deleted, until it is admitted again; raises ObjectChanged if it is not as it was read."""
-    _patch(api, job, {"metadata": {"resourceVersion": job.resource_version}, "spec": {"suspend": True}})
-
-
-def delete_job(api: ApiClient, namespace: str, name: str, uid: str) -> bool:
-    """Delete this Job and then its pods; False where it is gone, or another has its name."""
-    return delete(api, f"{jobs_path(namespace)}/{name}", resource="jobs", uid=uid, with_dependents=True)
-
-
-def _patch(api: ApiClient, job: GangJob, body: dict[str, Any], *, part: str = "") -> dict[str, Any]:
-    path = f"{jobs_path(job.namespace)}/{job.name}{part}"
-    meta = {"uid": job.uid, **body.get("metadata", {})}
-    resource = f"jobs{part}"
-    return call(api, "patch", path, resource=resource, body={**body, "metadata": meta})

@@ -12,9 +12,11 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESUL
 from kubernetes.client import ApiException, V1Pod
 
 from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
-from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR, from_status
+from airflow_gpu_provider.cluster.api_errors import from_status
 from airflow_gpu_provider.cluster.nodes import instance_type_of, is_node_there, machine_of
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
+from airflow_gpu_provider.cluster.refusals import SIDECAR_SETTINGS
+from airflow_gpu_provider.cluster.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     LOST,
     AdmissionDenied,

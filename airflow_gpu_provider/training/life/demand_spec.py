@@ -12,7 +12,8 @@ from dataclasses import replace
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.decide.other_specs import of_other_specs
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu, list_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodDeadlines, Run
 

@@ -28,7 +28,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
-from airflow_gpu_provider.scaling.state.demand import list_demand
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import ResultUnread
 from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earlier_success

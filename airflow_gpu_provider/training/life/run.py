@@ -21,7 +21,8 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used
-from airflow_gpu_provider.scaling.state.demand import DemandLease, list_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life.asked import Asked

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.clouds.kubernetes.machine_types import fast_network
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE, NodeSize
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool

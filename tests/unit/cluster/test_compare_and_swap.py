@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster import leases
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.leases import update
+from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
 
 
 @pytest.fixture(autouse=True)

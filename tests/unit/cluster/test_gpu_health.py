@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.gpu_evidence import (
 )
 from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.watched import pool_nodes
 from airflow_gpu_provider.errors import BadGpu, PodFailed
 from airflow_gpu_provider.pools import GpuPool

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
+from airflow_gpu_provider.cluster.node import CORDONED_BY, Node
+from airflow_gpu_provider.cluster.nodes import cordon, list_nodes, uncordon
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import INSTANCE_TYPE_LABEL, Node
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL, Node
+from airflow_gpu_provider.cluster.pod import RUN_LABEL
+from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import call, count_items, list_items
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer

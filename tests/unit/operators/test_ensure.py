@@ -152,7 +152,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.end.release_now.time.sleep", lambda seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.decide.shortage.check_autoscaler", lambda *_: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand.list_demand", lambda *_: [])
+    monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand_leases.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 
     def run(pool: Pool, **arguments: Any) -> Any:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, union
+from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, budget_of

@@ -8,8 +8,8 @@ from typing import Any
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.pod import Pod
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 

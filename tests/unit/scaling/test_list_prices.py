@@ -10,7 +10,8 @@ import pytest
 
 from airflow_gpu_provider.cost.amounts import cost_since, price_source
 from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.usage import MachineUse, RunUsage, read_runs
+from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage
+from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, DemandNotExtended, PriceUnknown
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange

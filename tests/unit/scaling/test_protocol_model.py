@@ -30,10 +30,10 @@ from hypothesis.stateful import (
 )
 
 from airflow_gpu_provider.clouds.base import Machine
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.pod import Pod
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.state.demand import write_demand
+from airflow_gpu_provider.scaling.state.demand_leases import write_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actor

@@ -15,8 +15,8 @@ import pytest
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.pods import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress

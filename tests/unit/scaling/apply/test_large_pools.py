@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster import pods as module
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.node import Node
 from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods
 from airflow_gpu_provider.errors import DemandLockLost
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

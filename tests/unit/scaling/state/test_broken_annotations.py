@@ -18,18 +18,20 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.clouds.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.cluster.demand_key import DemandKey
 from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, why_bad
-from airflow_gpu_provider.cluster.leases import LEASES, lease_manifest
-from airflow_gpu_provider.cluster.pods import GANG_LABEL, HANG, Pod
+from airflow_gpu_provider.cluster.lease import LEASES, lease_manifest
+from airflow_gpu_provider.cluster.pod import GANG_LABEL, HANG, Pod
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.ledger import machines_to_bill
+from airflow_gpu_provider.cost.run_usage import MachineUse
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import look
 from airflow_gpu_provider.scaling.end.other_pools import OtherPools
-from airflow_gpu_provider.scaling.state.demand import list_demand
-from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT, list_gang_jobs
+from airflow_gpu_provider.scaling.state.demand_leases import list_demand
+from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
+from airflow_gpu_provider.scaling.state.gang_requests import list_gang_jobs
 from airflow_gpu_provider.scaling.state.lock import SPEC, PoolLock, list_pool_specs, read_memo
 from airflow_gpu_provider.scaling.state.recent_writes import RecentWrites
 from airflow_gpu_provider.sensors.former_blocks import FormerBlocks
@@ -172,7 +174,7 @@ def test_use_can_be_billed_and_written_on(run: str, machines: str) -> None:
     bill(pool(price_per_hour=0.8), KEY, runs, to_bill).to_json()
 
     usage.record_begin(api, KEY, NOW, NOW + timedelta(hours=1))
-    usage.record_machines(api, "train", [usage.MachineUse(id="i-9", launched_at=NOW, seen_until=NOW)])
+    usage.record_machines(api, "train", [MachineUse(id="i-9", launched_at=NOW, seen_until=NOW)])
     usage.record_end(api, KEY, NOW)
     assert not any(each.open for each in usage.read_runs(api, "train"))
     usage.delete_old_usage(api, "train", NOW)

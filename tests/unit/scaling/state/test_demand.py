@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
+from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
+from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
 from tests.demand_leases import NOW, check_that_demand_is_kept, lease, unlocked
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

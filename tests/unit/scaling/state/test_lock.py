@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.lease import LEASES
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost
 from airflow_gpu_provider.scaling.state.lock import PoolLock

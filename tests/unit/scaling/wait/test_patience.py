@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import errors
-from airflow_gpu_provider.cluster import api_errors
+from airflow_gpu_provider.cluster import refusals
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
@@ -41,12 +41,12 @@ def tolerated_for(error: errors.GpuError, *, worked: bool = False) -> float:
         (errors.DemandLockBusy, 1800, 1800),
         (errors.DemandLockLost, 1800, 1800),
         (errors.ResourceQuotaExceeded, 1800, 1800),
-        (api_errors.ObjectChanged, 1800, 1800),
+        (refusals.ObjectChanged, 1800, 1800),
         (errors.CredentialsError, 300, 1800),
         (errors.ConnectionNotFound, 300, 1800),
         (errors.PermissionDenied, 300, 300),
         (errors.RequestRejected, 60, 60),
-        (api_errors.ObjectNotFound, 60, 1800),
+        (refusals.ObjectNotFound, 60, 1800),
         (errors.ReferenceNotFound, 0, 0),
         (errors.ServiceDisabled, 0, 0),
         (errors.ObjectRejected, 0, 0),
@@ -102,7 +102,7 @@ def test_the_table_of_refusals_is_what_the_types_say() -> None:
     assert len(rows) > 9
     for names, says, minutes in rows:
         for name in re.findall(r"`(\w+)`", names):
-            cls: type[errors.GpuError] = getattr(errors, name, None) or getattr(api_errors, name)
+            cls: type[errors.GpuError] = getattr(errors, name, None) or getattr(refusals, name)
             assert cls.tolerated_for == (timedelta(minutes=int(minutes)) if minutes else None), name
             with_access = cls.tolerated_for is None or (cls.retryable and cls.tolerated_for != ZERO)
             assert ("whole wait" in says) == with_access, name

@@ -14,8 +14,8 @@ from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.answers import GroupUpdate, Reserved
 from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
 from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.pod import Pod
 from airflow_gpu_provider.errors import (
     GpuError,
     GpusNotAllocatable,
