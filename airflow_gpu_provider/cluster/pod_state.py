@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 
-from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
@@ -139,7 +138,7 @@ class PodState:
             reason=plain(status.get("reason") or ""),
             message=plain(status.get("message") or ""),
             node=spec.get("nodeName"),
-            created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
+            created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
             foreign_deadline=_foreign_deadline(metadata, spec),

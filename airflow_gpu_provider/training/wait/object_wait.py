@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.pod import RANK_ANNOTATION
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.times import parse_time
@@ -65,7 +64,7 @@ class WorkloadState:
             kind=kind.kind,
             name=metadata["name"],
             uid=metadata["uid"],
-            created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
+            created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
             is_suspended=kind.is_suspended(raw),
             is_deleting="deletionTimestamp" in metadata,
             has_status=bool(status),

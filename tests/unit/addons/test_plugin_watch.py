@@ -93,7 +93,13 @@ def node(gpus: int) -> Change:
 
 
 def pod() -> Change:
-    metadata = {"namespace": "kube-system", "name": "plugin-x", "uid": "p1", "labels": {POOL_LABEL: POOL.name}}
+    metadata = {
+        "namespace": "kube-system",
+        "name": "plugin-x",
+        "uid": "p1",
+        "labels": {POOL_LABEL: POOL.name},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
     raw = {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
     return Change(resource=PODS, kind="present", raw=raw)
 

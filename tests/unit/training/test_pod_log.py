@@ -23,12 +23,19 @@ from tests.unit.training.test_pod_wait import WAIT
 EARLY, LATE = [100, 3, 100_500_000_000], [200, 7, 200_500_000_000]
 
 
+METADATA: dict[str, Any] = {
+    "namespace": WAIT.namespace,
+    "name": WAIT.name,
+    "uid": WAIT.uid,
+    "creationTimestamp": "2026-01-01T00:00:00Z",
+}
+
+
 def seen(annotation: str | None, wanted: dict[str, Any] | None) -> tuple[PodLogs, list[str]]:
     """A pod's streams that have seen the pod, whose containers have not started; and what they said."""
     said: list[str] = []
     logs = PodLogs(cast("AsyncApi", None), WAIT, wanted, lambda level, text, *arguments: said.append(text % arguments))
-    metadata: dict[str, Any] = {"namespace": WAIT.namespace, "name": WAIT.name, "uid": WAIT.uid}
-    raw = {"metadata": metadata | ({"annotations": {POSITIONS: annotation}} if annotation is not None else {})}
+    raw = {"metadata": METADATA | ({"annotations": {POSITIONS: annotation}} if annotation is not None else {})}
     logs.follow(PodState.parse(raw, WAIT.base_container), raw)
     return logs, said
 
@@ -125,7 +132,7 @@ def running(run: int) -> tuple[PodState, dict[str, Any]]:
     state = {"running": {"startedAt": "2026-01-01T00:00:09Z"}}
     status = {"name": "base", "containerID": f"containerd://{run}", "state": state}
     raw = {
-        "metadata": {"namespace": WAIT.namespace, "name": WAIT.name, "uid": WAIT.uid},
+        "metadata": METADATA,
         "status": {"phase": "Running", "containerStatuses": [status]},
     }
     return PodState.parse(raw, WAIT.base_container), raw

@@ -202,7 +202,9 @@ def test_what_acts_on_a_workload_or_may_not_yet_is_not_missed() -> None:
     ]
     assert not any("controller" in line for each in attended for line in WAIT.step(each, at(300)).lines)
     assert [WAIT.step(each, at(300)).error for each in attended] == [None] * len(attended)
-    job = WorkloadState.parse({"metadata": {"name": "train", "uid": "w1"}, "spec": {}}, KINDS["Job"])
+    job = WorkloadState.parse(
+        {"metadata": {"name": "train", "uid": "w1", "creationTimestamp": text(0)}, "spec": {}}, KINDS["Job"]
+    )
     assert replace(WAIT, kind="Job").step(seen(job), at(300)).error is None  # the control plane's own
 
 
