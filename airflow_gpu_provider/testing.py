@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.triggers.record import EVENT_AFTER_SECONDS

@@ -16,8 +16,8 @@ from typing import Any
 from kubernetes import client
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.api.informer import connected
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 from airflow_gpu_provider.training.wait.pod_wait import PodWait
 from airflow_gpu_provider.training.watch import gpu_sampler

@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import Group, Machine, Plan, Platform, Report
-from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.api.clock import Clock
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 

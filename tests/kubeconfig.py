@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 
 
 def access_of(kubeconfig: str | Path) -> ClusterAccess:

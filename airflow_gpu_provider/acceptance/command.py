@@ -13,7 +13,7 @@ from airflow_gpu_provider.acceptance.pools import AcceptanceCost, accepted, pric
 from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
 from airflow_gpu_provider.clouds.base import Report, platform_for
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.testing import as_installation

@@ -17,7 +17,7 @@ from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import AcceptanceCost
 from airflow_gpu_provider.acceptance.steps import NotAsExpected, Record, StepReport, check_nothing_left
 from airflow_gpu_provider.clouds.remains import Listed, remains
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.untrusted import one_line
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.autoscaler import read_autoscaler_status
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.lease import PART_OF
-from airflow_gpu_provider.cluster.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.api.autoscaler import read_autoscaler_status
+from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.model.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.model.lease import PART_OF
 from airflow_gpu_provider.errors import AutoscalerConflict, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 

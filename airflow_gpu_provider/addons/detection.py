@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.karpenter_objects import brings_bottlerocket, list_node_pools
-from airflow_gpu_provider.cluster.lease import PART_OF
-from airflow_gpu_provider.cluster.node import NodeImage
-from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
-from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
+from airflow_gpu_provider.cluster.api.karpenter_objects import brings_bottlerocket, list_node_pools
+from airflow_gpu_provider.cluster.api.rest import ApiClient, label_selector, list_items
+from airflow_gpu_provider.cluster.model.lease import PART_OF
+from airflow_gpu_provider.cluster.model.node import NodeImage
+from airflow_gpu_provider.cluster.model.node_requirements import is_met, untolerated
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool, Taint
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

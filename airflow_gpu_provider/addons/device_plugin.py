@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.lease import PART_OF
+from airflow_gpu_provider.cluster.model.lease import PART_OF
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

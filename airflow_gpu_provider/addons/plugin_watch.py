@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_LABELS
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod_log import lines_of, shown
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.rest import label_selector
-from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
+from airflow_gpu_provider.cluster.api.informer import Change, Feed, troubles_in_words, watching
+from airflow_gpu_provider.cluster.api.rest import label_selector
+from airflow_gpu_provider.cluster.api.watched import Resource, pool_nodes
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod_log import lines_of, shown
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

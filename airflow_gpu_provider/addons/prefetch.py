@@ -17,15 +17,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.addons.device_plugin import daemon_set
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, PART_OF
-from airflow_gpu_provider.cluster.leases import read_lease
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items, server_side_apply
+from airflow_gpu_provider.cluster.api.leases import read_lease
+from airflow_gpu_provider.cluster.api.rest import ApiClient, label_selector, list_items, server_side_apply
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, PART_OF
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import phase
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 
 _PODS = f"/api/v1/namespaces/{DEMAND_NAMESPACE}/pods"
 _FOLDER = "/airflow-gpu-provider"

@@ -38,8 +38,8 @@ from airflow_gpu_provider.cli.tables import (
     sums,
     tell,
 )
-from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.clock import SystemClock
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.operators.ensure import USUAL_WAIT
 from airflow_gpu_provider.operators.planned_money import money_lines

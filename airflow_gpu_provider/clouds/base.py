@@ -10,12 +10,12 @@ from datetime import datetime
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
-from airflow_gpu_provider.cluster.threads import AT_ONCE
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE
 from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.answers import GroupUpdate, Refusals, Reserved
-    from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.cluster.api.access import ClusterAccess
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
     from airflow_gpu_provider.pools.prices import ListPrices, TooDear

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_gpu_provider.clouds.base import Group, GroupChange
-from airflow_gpu_provider.cluster.node_requirements import untolerated
+from airflow_gpu_provider.cluster.model.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
 from airflow_gpu_provider.pools.workload_placement import tolerations_of

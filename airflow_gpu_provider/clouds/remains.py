@@ -13,8 +13,8 @@ from functools import cache
 from pkgutil import resolve_name
 
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.lease import LEASES
-from airflow_gpu_provider.cluster.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -1,5 +1,4 @@
-"""Everything that is said to a Kubernetes API server. Knows no cloud, no operator, no trigger.
+"""A Kubernetes cluster: what is in it as records (`model`), and requests to its API server (`api`).
 
-`access` connects; `rest` and `async_api` make requests; `leases` keeps this package's Leases; `nodes` and `pods` turn
-raw objects into small records; `informer` and `events` watch.
+Knows no cloud, no operator, no trigger.
 """

@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.amounts import UNKNOWN, price_source, sum_known
 from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.clouds.base import Group, MachineLife, Platform, Report
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.nodes import list_nodes
-from airflow_gpu_provider.cluster.pod import Pod
-from airflow_gpu_provider.cluster.pods import list_pods_on
-from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.api.nodes import list_nodes
+from airflow_gpu_provider.cluster.api.pods import list_pods_on
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cost.amounts import UNKNOWN
 from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase
 from airflow_gpu_provider.pools.prices import LIST_PRICE

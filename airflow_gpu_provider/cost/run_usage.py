@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.pools.prices import ListPrices
 
 Span = tuple[datetime, datetime]

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, lease_manifest
-from airflow_gpu_provider.cluster.leases import delete_lease, list_leases, put_lease, read_lease, update
-from airflow_gpu_provider.cluster.pod import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.api.leases import delete_lease, list_leases, put_lease, read_lease, update
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
+from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.packed import packed, unpacked
 from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage, Span
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.clouds.base import Plan
-    from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.apply.writes import Outcome

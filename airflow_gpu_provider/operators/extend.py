@@ -108,7 +108,7 @@ class ExtendGpuPoolOperator(PoolOperator):
             raise PoolSpecError("gpu_pools is empty.", "Name the pools that runs use.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.cluster.times import format_time
+        from airflow_gpu_provider.cluster.model.times import format_time
         from airflow_gpu_provider.scaling.end.extension import Allowance, amount, extend_demand, hours
         from airflow_gpu_provider.scaling.state.demand import reason_of
         from airflow_gpu_provider.tasks.run_identity import run_is_over

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator

@@ -67,8 +67,8 @@ class InstallClusterAutoscalerOperator(PoolOperator):
 
         from airflow_gpu_provider.addons.cluster_autoscaler import FULL_NAME, check_no_other, manifest_for
         from airflow_gpu_provider.clouds.base import platform_for
-        from airflow_gpu_provider.cluster.clock import ServerClock
-        from airflow_gpu_provider.cluster.rest import server_side_apply
+        from airflow_gpu_provider.cluster.api.clock import ServerClock
+        from airflow_gpu_provider.cluster.api.rest import server_side_apply
 
         text = manifest_for(self.gpu_pool, flags=self.flags, image=self.image, role_arn=self.service_account_role_arn)
         api = platform_for(self.gpu_pool).cluster_access().api_client()

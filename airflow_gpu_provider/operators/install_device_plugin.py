@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.addons.device_plugin import DevicePlugin
     from airflow_gpu_provider.addons.plugin_watch import GpusWait
-    from airflow_gpu_provider.cluster.rest import Applied
+    from airflow_gpu_provider.cluster.api.rest import Applied
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.wait.records import Progress
 
@@ -116,7 +116,7 @@ class InstallDevicePluginOperator(PoolOperator):
         """Apply what is missing, and return the result and the cluster's time; may be repeated."""
         from airflow_gpu_provider.addons.detection import look, served_by
         from airflow_gpu_provider.clouds.base import platform_for
-        from airflow_gpu_provider.cluster.clock import ServerClock
+        from airflow_gpu_provider.cluster.api.clock import ServerClock
 
         api = platform_for(self.gpu_pool).cluster_access().api_client()
         plugin = self._plugin()
@@ -141,7 +141,7 @@ class InstallDevicePluginOperator(PoolOperator):
     def _put(self, api: ApiClient, manifest: dict[str, Any]) -> Applied:
         """Apply one object, and the package's own namespace before it where that is missing."""
         from airflow_gpu_provider.addons.device_plugin import namespace_manifests
-        from airflow_gpu_provider.cluster.rest import server_side_apply
+        from airflow_gpu_provider.cluster.api.rest import server_side_apply
 
         try:
             return server_side_apply(api, manifest, dry_run=self.plan_only)

@@ -44,7 +44,7 @@ class GpuPoolStatusOperator(_ReportOperator):
     gpu_role = "status"
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.cluster.threads import in_parallel
+        from airflow_gpu_provider.cluster.api.threads import in_parallel
         from airflow_gpu_provider.reports.status import read_status
 
         def ask(pool: GpuPool) -> PoolStatus | GpuError:
@@ -111,7 +111,7 @@ class GpuPoolDoctorOperator(_ReportOperator):
         self.pod_namespace = pod_namespace
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.cluster.threads import in_parallel
+        from airflow_gpu_provider.cluster.api.threads import in_parallel
         from airflow_gpu_provider.reports.doctor import Finding, examine
 
         def ask(pool: GpuPool) -> tuple[Finding, ...]:

@@ -28,7 +28,7 @@ def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
     Raises:
         ReferenceNotFound, NamespaceTerminating, PermissionDenied: See `check_namespace`.
     """
-    from airflow_gpu_provider.cluster.access_review import check_namespace
+    from airflow_gpu_provider.cluster.api.access_review import check_namespace
 
     warned = set[str]()
     for task, namespace in _named(ensure):

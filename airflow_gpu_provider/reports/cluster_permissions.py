@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
-from airflow_gpu_provider.cluster.access_review import is_allowed
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.provisioning_requests import API_GROUP as REQUESTS_GROUP
-from airflow_gpu_provider.cluster.provisioning_requests import PLURAL
-from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.api.access_review import is_allowed
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.model.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.model.provisioning_requests import API_GROUP as REQUESTS_GROUP
+from airflow_gpu_provider.cluster.model.provisioning_requests import PLURAL
 from airflow_gpu_provider.reports.kueue_queues import API_GROUP, OF_CLUSTER
 
 if TYPE_CHECKING:

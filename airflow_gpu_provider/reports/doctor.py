@@ -17,11 +17,11 @@ from airflow_gpu_provider.addons.device_plugin import CONTAINER, PLUGIN_NAMESPAC
 from airflow_gpu_provider.addons.plugin_watch import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import LaunchFailure
-from airflow_gpu_provider.cluster.access_review import check_namespace
-from airflow_gpu_provider.cluster.autoscaler import check_running
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.cluster.rest import ApiClient, label_selector, list_items
+from airflow_gpu_provider.cluster.api.access_review import check_namespace
+from airflow_gpu_provider.cluster.api.autoscaler import check_running
+from airflow_gpu_provider.cluster.api.rest import ApiClient, label_selector, list_items
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     ConnectionNotFound,

@@ -14,10 +14,10 @@ from typing import Any, Literal, Self
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, list_items
-from airflow_gpu_provider.cluster.status_conditions import conditions_of
+from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
+from airflow_gpu_provider.cluster.model.status_conditions import conditions_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import format_seconds

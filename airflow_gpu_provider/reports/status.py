@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.events import ImagePull, PodEvent
-from airflow_gpu_provider.cluster.rest import ApiClient, list_items
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
+from airflow_gpu_provider.cluster.model.events import ImagePull, PodEvent
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool

@@ -15,8 +15,8 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pods import list_run_pods
+from airflow_gpu_provider.cluster.api.pods import list_run_pods
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

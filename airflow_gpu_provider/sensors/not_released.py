@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.api.clock import SystemClock
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cost.amounts import cost_in_words, cost_since, price_source
 from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased

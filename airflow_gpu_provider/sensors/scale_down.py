@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
-    from airflow_gpu_provider.cluster.demand_key import DemandKey
+    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
     from airflow_gpu_provider.cost.bill import Bill
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -167,7 +167,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _look(self, context: Context) -> Progress | None:
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
-        from airflow_gpu_provider.cluster.clock import SystemClock
+        from airflow_gpu_provider.cluster.api.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.records import Narrator
         from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS_FOR, Tolerance
         from airflow_gpu_provider.tasks.xcom import UNCOLLECTED_SUCCESS, push
@@ -212,7 +212,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return Progress(done=True, result={**empty, NOTHING_BEGUN: True})
 
     def _begun_or_new(self, context: Context) -> ReleaseWait:
-        from airflow_gpu_provider.cluster.clock import SystemClock
+        from airflow_gpu_provider.cluster.api.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
 
         if self._wait is None:

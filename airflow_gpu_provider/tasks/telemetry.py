@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
-    from airflow_gpu_provider.cluster.pod_state import Json
+    from airflow_gpu_provider.cluster.model.pod_state import Json
     from airflow_gpu_provider.pools import GpuPool
 
     Lineage = OperatorLineage[Any, Any]

@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from airflow_gpu_provider.clouds import deserialize_pool
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.lease import LEASES
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import connected
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import LEASES
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_gpu_provider.clouds import deserialize_pool
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.triggers.record import (
     RecordTrigger,
@@ -68,7 +68,7 @@ class _PoolTrigger(RecordTrigger):
 
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
-        from airflow_gpu_provider.cluster.demand_key import DemandKey
+        from airflow_gpu_provider.cluster.model.demand_key import DemandKey
         from airflow_gpu_provider.scaling.apply.reconcile import open_pool
         from airflow_gpu_provider.scaling.end.release_now import release_quietly
 
@@ -106,7 +106,7 @@ class ReleaseTrigger(_PoolTrigger):
     every = 5.0
 
     async def _result(self) -> Mapping[str, Any] | None:
-        from airflow_gpu_provider.cluster.clock import SystemClock
+        from airflow_gpu_provider.cluster.api.clock import SystemClock
         from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
         from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS_FOR
 

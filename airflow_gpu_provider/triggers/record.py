@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.wait.records import handed_back, is_of_later_release
 from airflow_gpu_provider.untrusted import storable

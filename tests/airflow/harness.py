@@ -23,7 +23,7 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS, LogReader, positions_from_record
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError, RunStatus, TaskState, wait_until
 from gpu_sandbox.airflow_home import AirflowHome

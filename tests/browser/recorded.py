@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.errors import GpuError

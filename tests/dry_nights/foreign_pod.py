@@ -17,11 +17,11 @@ from typing import Any, ClassVar, cast
 
 from airflow.triggers.base import TriggerEvent
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.leases import list_leases
-from airflow_gpu_provider.cluster.pod import RUN_LABEL
-from airflow_gpu_provider.cluster.pod_log import lines_of
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.api.leases import list_leases
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod import RUN_LABEL
+from airflow_gpu_provider.cluster.model.pod_log import lines_of
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError, PodFailed

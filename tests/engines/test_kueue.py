@@ -11,8 +11,8 @@ from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.gpu_evidence import BAD_GPU
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.api.rest import call
+from airflow_gpu_provider.cluster.model.gpu_evidence import BAD_GPU
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator

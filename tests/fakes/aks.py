@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from airflow_gpu_provider.clouds.base import Group, GroupChange, Machine, MachineLife, Plan, Platform, Report
 from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.pools import Candidate, GpuPool
 from airflow_gpu_provider.pools.candidates import Market
 

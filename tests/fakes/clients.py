@@ -13,9 +13,9 @@ import aiohttp
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
-from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials, Shown
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
+from airflow_gpu_provider.cluster.api.access import ClusterAccess, Credentials, Shown
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.clock import Clock, ServerTime, SystemClock
 from tests.fakes.api_server import ApiServer, Refused
 from tests.fakes.objects import Raw
 from tests.fakes.watches import Watch

@@ -9,7 +9,7 @@ START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 
 
 class VirtualClock:
-    """Stands where a `cluster.clock.Clock` is expected; it shows START at first."""
+    """Stands where a `cluster.api.clock.Clock` is expected; it shows START at first."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()

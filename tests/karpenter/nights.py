@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EnsureGpuPoolOperator, GpuPodOperator, KubernetesGpuPool, ScaleDownSensor
-from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.operators.gpu_pod import SCHEDULE_TIMEOUT
 from tests.sandbox.running import eventually, line_of, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.cluster.gpu_evidence import BAD_GPU
+from airflow_gpu_provider.cluster.model.gpu_evidence import BAD_GPU
 from airflow_gpu_provider.errors import GpuError
 from gpu_sandbox.karpenter import MachineCloud
 from tests.karpenter.cluster import INSTANCE_TYPE, NEVER, ZONE, Cluster, requirement

@@ -14,7 +14,7 @@ from botocore.loaders import JSONFileLoader, Loader
 from google.auth.crypt import RSASigner
 from kubernetes import client, config
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, OutOfStock, error_types
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait

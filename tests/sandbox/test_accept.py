@@ -17,7 +17,7 @@ from kubernetes import config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.model.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

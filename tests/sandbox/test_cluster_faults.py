@@ -17,8 +17,8 @@ from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox import Sandbox, SandboxProcess

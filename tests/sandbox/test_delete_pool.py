@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import PoolInUse
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run

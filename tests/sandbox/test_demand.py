@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.nodes import list_nodes
-from airflow_gpu_provider.cluster.rest import call, server_side_apply
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.nodes import list_nodes
+from airflow_gpu_provider.cluster.api.rest import call, server_side_apply
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     CredentialsError,

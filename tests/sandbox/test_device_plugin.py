@@ -18,7 +18,7 @@ from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons import plugin_watch
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
 from airflow_gpu_provider.operators import install_device_plugin as device_plugin
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator

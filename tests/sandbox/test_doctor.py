@@ -14,8 +14,8 @@ import yaml
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
+from airflow_gpu_provider.cluster.model.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolNotUsable
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

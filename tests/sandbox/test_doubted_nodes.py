@@ -9,8 +9,8 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import GpuPodOperator, KubernetesGpuPool
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.cluster.api.nodes import list_nodes
+from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import BadGpu
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

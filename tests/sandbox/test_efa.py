@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.clouds.aws import vpc_cni
 from airflow_gpu_provider.clouds.aws.spec import CLUSTER_TAG, GROUP_TAG, POOL_TAG
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from gpu_sandbox.sandbox import Sandbox
 from tests.airflow.chaos.clouds import Eks, Made

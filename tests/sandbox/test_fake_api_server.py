@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi, Expired
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call, count_items, delete, list_items
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import CloudError, ObjectRejected, ReferenceNotFound
 from gpu_sandbox.control_plane import ControlPlane
 from tests.fakes.api_server import ApiServer

@@ -17,7 +17,7 @@ from kubernetes import client
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS
 from airflow_gpu_provider.errors import (
     PodPreempted,
 )

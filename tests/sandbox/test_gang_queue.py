@@ -13,11 +13,11 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds import backoff
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.nodes import list_nodes
-from airflow_gpu_provider.cluster.pod import GANG_LABEL, JOB_LABEL, RUN_LABEL, jobs_path
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.api.nodes import list_nodes
+from airflow_gpu_provider.cluster.api.rest import call, list_items
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, RUN_LABEL, jobs_path
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

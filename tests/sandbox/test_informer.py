@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.informer import Change, Feed, connected, watching
-from airflow_gpu_provider.cluster.watched import pod_events, pods
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi, Expired
+from airflow_gpu_provider.cluster.api.informer import Change, Feed, connected, watching
+from airflow_gpu_provider.cluster.api.watched import pod_events, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, PermissionDenied
 from gpu_sandbox.control_plane import ControlPlane
 from tests.kubeconfig import access_of

@@ -18,8 +18,8 @@ import yaml
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items, object_path, server_side_apply
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call, list_items, object_path, server_side_apply
+from airflow_gpu_provider.cluster.model.autoscaler_status import LAST_UPDATED, STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.errors import AutoscalerConflict, AutoscalerNotRunning
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_cluster_autoscaler import InstallClusterAutoscalerOperator
@@ -58,7 +58,7 @@ def api(bare: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def delete(api: Any, path: str) -> None:
-    from airflow_gpu_provider.cluster.refusals import ObjectNotFound
+    from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 
     try:
         call(api, "delete", path, resource="objects")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator

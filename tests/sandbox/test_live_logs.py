@@ -21,7 +21,7 @@ from structlog.contextvars import bound_contextvars, get_contextvars, merge_cont
 from structlog.stdlib import PositionalArgumentsFormatter
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS, LogReader, positions_from_record
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.training.log import followed_log as pod_log
 from airflow_gpu_provider.training.log import trigger_log

@@ -19,7 +19,7 @@ from airflow_gpu_provider.clouds.aws.autoscaling import SUSPENDED_TAG, SWITCH
 from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
 from airflow_gpu_provider.clouds.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
 from airflow_gpu_provider.clouds.base import Group, Plan, platform_for
-from airflow_gpu_provider.cluster.access import Credentials
+from airflow_gpu_provider.cluster.api.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

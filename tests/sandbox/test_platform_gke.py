@@ -21,7 +21,7 @@ from airflow_gpu_provider.clouds.base import Group, Machine, Plan
 from airflow_gpu_provider.clouds.google.external_platform import ExternalGkePlatform
 from airflow_gpu_provider.clouds.google.owned_platform import OwnedGkePlatform
 from airflow_gpu_provider.clouds.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
-from airflow_gpu_provider.cluster.access import Credentials
+from airflow_gpu_provider.cluster.api.access import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

@@ -10,8 +10,8 @@ from kubernetes import client
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons.prefetch import manifests, pulls
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor

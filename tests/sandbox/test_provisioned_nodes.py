@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import GpuPodOperator, KubernetesGpuPool, ScaleDownSensor
-from airflow_gpu_provider.cluster.gpu_evidence import label_for
+from airflow_gpu_provider.cluster.model.gpu_evidence import label_for
 from airflow_gpu_provider.errors import BadGpu, PodPreempted, PoolNotReleased
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.karpenter_objects import install_karpenter, node_pool, uninstall_karpenter

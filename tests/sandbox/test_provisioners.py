@@ -25,7 +25,7 @@ from airflow_gpu_provider import (
     gpu_nodes,
 )
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     AutoscalerNotRunning,

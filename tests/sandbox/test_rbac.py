@@ -20,8 +20,8 @@ from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call, object_path, server_side_apply
+from airflow_gpu_provider.cluster.api.rest import call, object_path, server_side_apply
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import config
 
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
 from gpu_sandbox.managed_cluster import Platform
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import aws_identity, documented_roles

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.access_review import check_namespace
+from airflow_gpu_provider.cluster.api.access_review import check_namespace
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     ClusterUnreachable,

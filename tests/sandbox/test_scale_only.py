@@ -20,9 +20,9 @@ from kubernetes import client, config
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.clouds.aws.autoscaling import SWITCH
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.rest import server_side_apply
+from airflow_gpu_provider.cluster.api.rest import server_side_apply
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
     AutoscalingDisabled,

@@ -13,8 +13,8 @@ from kubernetes.config import new_client_from_config
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.api.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

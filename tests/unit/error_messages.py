@@ -15,7 +15,7 @@ from google.api_core.exceptions import Forbidden
 
 from airflow_gpu_provider import EksGpuPool, errors
 from airflow_gpu_provider.clouds.google.errors import mapped_errors
-from airflow_gpu_provider.cluster.refusals import refusal
+from airflow_gpu_provider.cluster.model.refusals import refusal
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.life.diagnosis import diagnosed
 from airflow_gpu_provider.training.wait.end import CORRECT_PROGRAM

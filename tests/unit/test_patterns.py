@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 import airflow_gpu_provider
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pod_log import LONGEST_LINE
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_log import LONGEST_LINE
 from airflow_gpu_provider.training.life.diagnosis import last_word
 from airflow_gpu_provider.training.wait.log_end import last_error
 from airflow_gpu_provider.training.wait.pull import why_not_pulled

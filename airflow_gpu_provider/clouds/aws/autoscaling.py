@@ -12,11 +12,11 @@ from typing import Any
 from airflow_gpu_provider.clouds.answers import has_code, message_of
 from airflow_gpu_provider.clouds.aws.clients import AwsService
 from airflow_gpu_provider.clouds.aws.group_state import OVER, ending_cause, is_launching, machine_state, machines
-from airflow_gpu_provider.cluster.lease import lease_manifest
-from airflow_gpu_provider.cluster.leases import create_lease, delete_lease, list_leases
-from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.cluster.threads import in_parallel
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.api.leases import create_lease, delete_lease, list_leases
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.api.threads import in_parallel
+from airflow_gpu_provider.cluster.model.lease import lease_manifest
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import NotParsed, read

@@ -22,9 +22,9 @@ from botocore.signers import RequestSigner
 
 from airflow_gpu_provider.clouds.aws.errors import mapped_errors
 from airflow_gpu_provider.clouds.from_connection import FromConnection, check_header_text, with_readable_extra
-from airflow_gpu_provider.cluster.clock import ahead
-from airflow_gpu_provider.cluster.connection_errors import unlogged
-from airflow_gpu_provider.cluster.threads import AT_ONCE
+from airflow_gpu_provider.cluster.api.clock import ahead
+from airflow_gpu_provider.cluster.api.connection_errors import unlogged
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.parse_errors import problem_of
 

@@ -25,8 +25,8 @@ from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.quota import quota_code
 from airflow_gpu_provider.clouds.aws.spec import issues
 from airflow_gpu_provider.clouds.base import Group, GroupStatus
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.pools import Candidate
 

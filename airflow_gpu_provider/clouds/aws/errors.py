@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from botocore import exceptions as boto
 
-from airflow_gpu_provider.cluster.connection_errors import failure_in_words
+from airflow_gpu_provider.cluster.api.connection_errors import failure_in_words
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

@@ -25,7 +25,7 @@ from airflow_gpu_provider.clouds.aws.spec import (
 from airflow_gpu_provider.clouds.aws.template_data import differences, mark, template_name
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.clouds.group_checks import Difference
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolDrift, PoolSpecError
 
 _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"

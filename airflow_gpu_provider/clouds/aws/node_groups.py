@@ -22,7 +22,7 @@ from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.aws.refused_groups import WRONG, RefusedGroups
 from airflow_gpu_provider.clouds.aws.spec import GONE_SOON, POOL_TAG, UPDATE_TAG, GroupSpec
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,

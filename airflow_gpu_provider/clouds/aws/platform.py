@@ -21,14 +21,14 @@ from airflow_gpu_provider.clouds.aws.reservations import read
 from airflow_gpu_provider.clouds.base import Group, Machine, MachineEnd, MachineLife, Plan
 from airflow_gpu_provider.clouds.cloud_platform import CloudPlatform
 from airflow_gpu_provider.clouds.quota import Verdict
-from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
+from airflow_gpu_provider.cluster.api.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.aws.autoscaling import SuspensionMarks
-    from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.cluster.api.access import ClusterAccess
 
 _FILTER_VALUES = 200
 """How many values a filter of EC2 may have."""

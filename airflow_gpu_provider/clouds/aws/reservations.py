@@ -15,7 +15,7 @@ from typing import Any, Self
 from airflow_gpu_provider.clouds.answers import Reserved, has_code
 from airflow_gpu_provider.clouds.aws.clients import AwsService
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.pools.candidates import Market
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_gpu_provider.clouds.aws.instance_types import Fabric
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.rest import list_items
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterUnreachable,

@@ -24,8 +24,8 @@ from airflow_gpu_provider.clouds.google.instance_groups import (
 from airflow_gpu_provider.clouds.google.node_pools import NodePools, Operations
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import issues
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.pools import Candidate
 

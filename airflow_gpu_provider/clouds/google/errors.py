@@ -14,7 +14,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
 from airflow_gpu_provider.clouds.google.launch_errors import is_out_of_stock, names_nothing, of_reservation
-from airflow_gpu_provider.cluster.connection_errors import failure_in_words, unlogged
+from airflow_gpu_provider.cluster.api.connection_errors import failure_in_words, unlogged
 from airflow_gpu_provider.errors import (
     CloudError,
     CredentialsError,

@@ -17,7 +17,7 @@ from airflow_gpu_provider.clouds.base import LaunchFailure, Machine, MachineLife
 from airflow_gpu_provider.clouds.google.clients import Rest
 from airflow_gpu_provider.clouds.google.errors import error_of_operation, is_over_quota, quota_name
 from airflow_gpu_provider.clouds.google.launch_errors import kind_of
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError
 
 _CREATES = ("CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING")

@@ -20,7 +20,7 @@ from airflow_gpu_provider.clouds.google.platform import GkePlatform
 from airflow_gpu_provider.clouds.google.pool import PREEMPTIBLE, GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.clouds.group_checks import Offers, by_reason, compare_offers, ordered
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.pools import Candidate
 

@@ -21,13 +21,13 @@ from airflow_gpu_provider.clouds.google.instance_groups import lives, name_of, n
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.google.quota import judge, read_quotas
 from airflow_gpu_provider.clouds.quota import Verdict
-from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
+from airflow_gpu_provider.cluster.api.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.cluster.api.access import ClusterAccess
 
 
 class GkePlatform(CloudPlatform[GkeGpuPool]):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from airflow_gpu_provider.clouds.from_connection import FromConnection, check_header_text, extras_of
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.errors import CredentialsError, GpuError
 from airflow_gpu_provider.parse_errors import kind_of, parsed, path_in_words, problem_of
 from airflow_gpu_provider.untrusted import NotParsed

@@ -10,10 +10,10 @@ from typing import Any
 from airflow_gpu_provider.clouds.base import Group, GroupChange, Machine, Plan, Platform, Report
 from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
 from airflow_gpu_provider.clouds.kubernetes.pool import KubernetesGpuPool
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.nodes import list_nodes, write_node
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -16,14 +16,14 @@ from airflow_gpu_provider.clouds import ec2_launches
 from airflow_gpu_provider.clouds.base import FailureKind, Group, LaunchFailure, Machine, MachineState, Plan, Report
 from airflow_gpu_provider.clouds.kubernetes.platform import ExternalMachinesPlatform
 from airflow_gpu_provider.clouds.kubernetes.pool import COMPUTE_CLASS, COMPUTE_CLASS_LABEL, PROVISIONERS
-from airflow_gpu_provider.cluster.autoscaler import check_running, read_compute_class
-from airflow_gpu_provider.cluster.autoscaler_status import ComputeClass
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.karpenter import NO_CAPACITY, Launch, NodeClaim, NodePool
-from airflow_gpu_provider.cluster.karpenter_objects import list_launches, list_node_claims, list_node_pools
-from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL, ZONE_LABEL, Node
-from airflow_gpu_provider.cluster.nodes import list_nodes
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
+from airflow_gpu_provider.cluster.api.autoscaler import check_running, read_compute_class
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.api.karpenter_objects import list_launches, list_node_claims, list_node_pools
+from airflow_gpu_provider.cluster.api.nodes import list_nodes
+from airflow_gpu_provider.cluster.model.autoscaler_status import ComputeClass
+from airflow_gpu_provider.cluster.model.karpenter import NO_CAPACITY, Launch, NodeClaim, NodePool
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, ZONE_LABEL, Node
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.pools.candidates import Candidate, Market
 

@@ -11,15 +11,15 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
-from airflow_gpu_provider.cluster.autoscaler import read_autoscaler_status
-from airflow_gpu_provider.cluster.clock import Clock, ServerClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.karpenter_objects import why_kept
-from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
-from airflow_gpu_provider.cluster.pod import Pod
-from airflow_gpu_provider.cluster.pods import delete_pod, list_pods_on, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel
+from airflow_gpu_provider.cluster.api.autoscaler import read_autoscaler_status
+from airflow_gpu_provider.cluster.api.clock import Clock, ServerClock
+from airflow_gpu_provider.cluster.api.karpenter_objects import why_kept
+from airflow_gpu_provider.cluster.api.nodes import list_nodes, list_unlabelled_nodes
+from airflow_gpu_provider.cluster.api.pods import delete_pod, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE, all_in_parallel
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

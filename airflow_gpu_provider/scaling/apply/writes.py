@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from airflow_gpu_provider.clouds.base import Machine, Platform
-from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.nodes import (
+from airflow_gpu_provider.cluster.api.clock import Clock
+from airflow_gpu_provider.cluster.api.nodes import (
     cordon,
     label_node,
     list_nodes,
@@ -19,11 +18,12 @@ from airflow_gpu_provider.cluster.nodes import (
     read_nodes,
     uncordon,
 )
-from airflow_gpu_provider.cluster.pod import Pod
-from airflow_gpu_provider.cluster.pods import list_pods_on
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.cluster.api.pods import list_pods_on
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.decide.decisions import Decision

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from airflow_gpu_provider.clouds.backoff import passed_over
 from airflow_gpu_provider.clouds.base import COMING
-from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.base import Group, Machine
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements

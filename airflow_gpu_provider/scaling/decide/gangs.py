@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.node import ZONE_LABEL, Node
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.node import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (

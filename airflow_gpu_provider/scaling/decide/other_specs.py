@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease

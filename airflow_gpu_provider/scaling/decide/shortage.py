@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
-from airflow_gpu_provider.cluster.autoscaler import check_running
-from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.api.autoscaler import check_running
+from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide import scarce_capacity
@@ -78,7 +78,7 @@ def no_capacity(
 
 
 # In Karpenter's words: EC2's own for a launch that it refuses (its CreateFleet); nodeclaim/lifecycle/registration.go;
-# cluster/karpenter.py for what it reads from a NodePool.
+# cluster/model/karpenter.py for what it reads from a NodePool.
 _FIXES = (
     (r"Unauthorized|AccessDenied|[Nn]ot authorized|PERMISSION_DENIED|[Ff]orbidden", "Give {who} that permission"),
     (

@@ -14,11 +14,11 @@ from typing import Literal, Self
 
 from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.clouds.quota import without_room
-from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.kept_machines import KeptMachine
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.lease import LEASES
-from airflow_gpu_provider.cluster.leases import read_lease
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.api.leases import read_lease
+from airflow_gpu_provider.cluster.api.rest import call
+from airflow_gpu_provider.cluster.model.lease import LEASES
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

@@ -14,8 +14,8 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pod import Pod
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

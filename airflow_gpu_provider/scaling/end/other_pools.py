@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from airflow_gpu_provider.cluster.rest import ApiClient
+from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.lock import list_pool_specs
 from airflow_gpu_provider.untrusted import NotParsed, one_line

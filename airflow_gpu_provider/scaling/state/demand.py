@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, lease_manifest
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from airflow_gpu_provider.clouds import deserialize_pool
-from airflow_gpu_provider.cluster.clock import Clock, SystemClock
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, lease_manifest
-from airflow_gpu_provider.cluster.leases import list_leases, put_lease, read_lease
-from airflow_gpu_provider.cluster.refusals import ObjectChanged
-from airflow_gpu_provider.cluster.rest import ApiClient
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.api.clock import Clock, SystemClock
+from airflow_gpu_provider.cluster.api.leases import list_leases, put_lease, read_lease
+from airflow_gpu_provider.cluster.api.rest import ApiClient
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

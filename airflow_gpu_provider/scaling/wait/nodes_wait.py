@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.clouds.group_checks import by_reason
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes

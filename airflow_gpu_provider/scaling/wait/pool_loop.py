@@ -19,11 +19,11 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.cluster.informer import Change, watching
-from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.clock import SystemClock
+from airflow_gpu_provider.cluster.api.informer import Change, watching
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.api.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP, Reconciler, open_pool

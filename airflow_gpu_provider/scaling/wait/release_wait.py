@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.clouds.answers import GroupUpdate
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome

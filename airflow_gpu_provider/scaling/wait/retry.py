@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Self, TypeVar
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.errors import ClusterNotFound, ConnectionNotFound, CredentialsError, GpuError, PodFailed
 from airflow_gpu_provider.scaling.wait.records import Narrator, Record
 

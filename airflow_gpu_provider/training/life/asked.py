@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
-from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED
+from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
+from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

@@ -11,12 +11,12 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
 from kubernetes.client import ApiException, V1Pod
 
-from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
-from airflow_gpu_provider.cluster.api_errors import from_status
-from airflow_gpu_provider.cluster.nodes import instance_type_of, is_node_there, machine_of
-from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
-from airflow_gpu_provider.cluster.refusals import SIDECAR_SETTINGS
-from airflow_gpu_provider.cluster.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.api.access_review import verbs_missing_for_exec
+from airflow_gpu_provider.cluster.api.api_errors import from_status
+from airflow_gpu_provider.cluster.api.nodes import instance_type_of, is_node_there, machine_of
+from airflow_gpu_provider.cluster.model.pod_state import ContainerState, Json, PodState
+from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS
+from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     LOST,
     AdmissionDenied,

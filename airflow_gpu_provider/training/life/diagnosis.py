@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.clouds.base import MachineEnd, Platform
-from airflow_gpu_provider.cluster.nodes import machine_of
-from airflow_gpu_provider.cluster.pod_log import lines_of, shown
-from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.cluster.api.nodes import machine_of
+from airflow_gpu_provider.cluster.api.threads import in_parallel
+from airflow_gpu_provider.cluster.model.pod_log import lines_of, shown
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import (
     BadGpu,
     DriverMissing,

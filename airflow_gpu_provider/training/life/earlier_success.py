@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.model.pod_state import OWNER_ANNOTATION
 from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 from airflow_gpu_provider.training.life.host import Host
 from airflow_gpu_provider.training.life.ownership import Ownership

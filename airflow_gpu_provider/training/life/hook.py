@@ -12,10 +12,10 @@ from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.clouds.base import Platform, platform_for
 from airflow_gpu_provider.clouds.from_connection import extras_of
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.gpu_health import GpuHealth
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.api.gpu_health import GpuHealth
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import ConnectionNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.store import CarefulPodManager, TaskPods

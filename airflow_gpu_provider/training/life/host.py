@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol
 
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import AttemptRecord, Run
 from airflow_gpu_provider.training.life.task_attempt import AttemptHost, TaskAttempt

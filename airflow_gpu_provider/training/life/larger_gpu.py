@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL
 from airflow_gpu_provider.errors import GpuError, GpuOutOfMemory, GpuTooSmall, PodFailed
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of

@@ -15,8 +15,8 @@ from typing import Generic, cast
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient
 
-from airflow_gpu_provider.cluster.access_review import check_namespace
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.api.access_review import check_namespace
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone

@@ -15,8 +15,8 @@ from typing import NoReturn
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
     LOST,
     GpuError,

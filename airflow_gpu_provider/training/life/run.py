@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from kubernetes.client import ApiClient
 
-from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.api.clock import Clock
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used

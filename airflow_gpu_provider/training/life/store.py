@@ -18,14 +18,14 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import ApiClient, V1Pod
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.nodes import read_node
-from airflow_gpu_provider.cluster.pod import GANG_LABEL, STUCK_AFTER
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.pods import mark_collected
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound, ThirdObjectChanged
-from airflow_gpu_provider.cluster.rest import call, delete, list_items
-from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED
+from airflow_gpu_provider.cluster.api.clock import Clock
+from airflow_gpu_provider.cluster.api.nodes import read_node
+from airflow_gpu_provider.cluster.api.pods import mark_collected
+from airflow_gpu_provider.cluster.api.rest import call, delete, list_items
+from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, STUCK_AFTER
+from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound, ThirdObjectChanged
+from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
 from airflow_gpu_provider.training.life.ownership import Ownership

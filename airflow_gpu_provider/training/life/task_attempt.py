@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from kubernetes.client import ApiClient, V1Pod
 
-from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.times import parse_time
+from airflow_gpu_provider.cluster.api.informer import connected
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodResultLost
 from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.records import Narrator

@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 from airflow.sdk.log import amask_secret
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import (
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.pod_log import (
     POSITIONS,
     LogReader,
     log_line,
@@ -32,7 +32,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     positions_to_record,
     shown,
 )
-from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
+from airflow_gpu_provider.cluster.model.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver, secrets_of, supervisor_log
 from airflow_gpu_provider.training.wait.attempt_wait import Silence

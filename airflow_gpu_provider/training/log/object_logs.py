@@ -22,10 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.clouds.kubernetes.machine_types import fast_network
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.training.log.followed_log import PodLogs, WriteLine
 from airflow_gpu_provider.training.log.trigger_log import Log, PositionSaver

@@ -16,8 +16,9 @@ from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.pod_log import (
+from airflow_gpu_provider.cluster.api.api_errors import mapped
+from airflow_gpu_provider.cluster.api.rest import TIMEOUT
+from airflow_gpu_provider.cluster.model.pod_log import (
     LineSplitter,
     LogReader,
     lines_of,
@@ -26,8 +27,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     positions_to_record,
     printed,
 )
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.rest import TIMEOUT
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.log.followed_log import REPEATED, ROTATED, WriteLine

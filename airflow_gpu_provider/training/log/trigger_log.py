@@ -33,9 +33,9 @@ from weakref import WeakKeyDictionary
 from airflow.providers.common.compat.sdk import redact
 from airflow.sdk.log import amask_secret
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 
 _READ_EACH_TIME = 4096

@@ -11,8 +11,8 @@ from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
+from airflow_gpu_provider.cluster.api.api_errors import mapped
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template

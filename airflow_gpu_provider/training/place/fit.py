@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE, NodeSize
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template

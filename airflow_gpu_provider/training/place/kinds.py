@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.untrusted import plain
 

@@ -17,9 +17,9 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.node import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
-from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
+from airflow_gpu_provider.cluster.model.node import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.node_requirements import Requirement
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.on_nodes import PodFabric

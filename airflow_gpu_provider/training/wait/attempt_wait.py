@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import ClassVar, Self
 
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, PodPreempted
 from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.scaling.decide.shortage import NoCapacity

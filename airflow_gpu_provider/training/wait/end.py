@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pod_state import ContainerState, Disruption, PodState
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_state import ContainerState, Disruption, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuError,

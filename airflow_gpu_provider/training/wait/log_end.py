@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from airflow_gpu_provider.cluster.pod_log import shown
+from airflow_gpu_provider.cluster.model.pod_log import shown
 
 _NEAR = 15
 """How many lines from the end an error counts that is in no traceback: programs print a few more before they exit."""

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.node_requirements import untolerated
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.events import PodEvent, short_scheduling_message, size_in_words
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.node_requirements import untolerated
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuError,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
-from airflow_gpu_provider.cluster.refusals import SIDECAR_SETTINGS
-from airflow_gpu_provider.cluster.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_state import ContainerState, PodState
+from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS
+from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import PodImageError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import format_seconds

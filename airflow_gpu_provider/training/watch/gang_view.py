@@ -7,15 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import Feed
-from airflow_gpu_provider.cluster.watched import (
-    Resource,
-    gang_events,
-    gang_pods,
-    gangs,
-    job_events,
-)
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, gang_events, gang_pods, gangs, job_events
 from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates

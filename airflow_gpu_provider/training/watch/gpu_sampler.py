@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi, OutputTooLong
-from airflow_gpu_provider.cluster.pod import HANG, HangNote, gpus_of
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi, OutputTooLong
+from airflow_gpu_provider.cluster.model.pod import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
@@ -31,7 +31,7 @@ from airflow_gpu_provider.training.wait.gpu_use import (
 )
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.pod_state import Json, PodState
+    from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 
 
 class HangMark:

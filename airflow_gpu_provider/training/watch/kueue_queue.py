@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.backoff import ordinal
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.provisioning_requests import Cause, ProvisioningRequest
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
-from airflow_gpu_provider.cluster.times import parse_time
-from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, provisioning_requests
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import Resource, kueue_workloads, provisioning_requests
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.provisioning_requests import Cause, ProvisioningRequest
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
+from airflow_gpu_provider.cluster.model.status_conditions import Condition, conditions_of
+from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     GpuError,

@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import (
-    Resource,
-    all_job_events,
-    all_pod_events,
-    workload_pods,
-    workloads,
-)
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, all_job_events, all_pod_events, workload_pods, workloads
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import Progress

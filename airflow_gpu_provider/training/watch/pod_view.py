@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, pod_events, pods
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import LOST, GpuError, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.cluster.gpu_evidence import avoided_by
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.node_requirements import is_met
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, pool_nodes
+from airflow_gpu_provider.cluster.model.gpu_evidence import avoided_by
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.node_requirements import is_met
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import size_of

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import NODES, Resource
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import Change, Feed, troubles_in_words
+from airflow_gpu_provider.cluster.api.watched import NODES, Resource
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates

@@ -8,12 +8,12 @@ from datetime import datetime
 from functools import partial
 
 from airflow_gpu_provider.clouds.base import platform_for
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import watching
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.watched import pool_nodes
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import watching
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.api.watched import pool_nodes
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import LOST
 from airflow_gpu_provider.pools import GpuPool

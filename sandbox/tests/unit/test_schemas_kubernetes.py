@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.rest import USER_AGENT
+from airflow_gpu_provider.cluster.api.rest import USER_AGENT
 from gpu_sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
 from gpu_sandbox.schemas.kubernetes import judged_log
 

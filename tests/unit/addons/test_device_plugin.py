@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, PluginSnapshot, has_failed
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from tests.unit.training.test_pod_end import START, pod, running, waiting
 from tests.unit.training.test_pod_placement import a_pool

@@ -12,8 +12,8 @@ import pytest
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.addons import plugin_watch as module
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, plugin_pods, watch_plugin
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAllocatable, PermissionDenied
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Progress

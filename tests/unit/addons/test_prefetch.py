@@ -14,7 +14,7 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons.prefetch import manifests, pull_phases, waiting_program
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.prefetching import begin_prefetch

@@ -12,7 +12,7 @@ from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.clouds import remains as of_cluster
 from airflow_gpu_provider.clouds.aws import remains as of_aws
 from airflow_gpu_provider.clouds.remains import Listed, remains
-from airflow_gpu_provider.cluster.lease import LEASES
+from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.errors import ClusterNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer

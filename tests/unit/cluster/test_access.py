@@ -13,8 +13,8 @@ from kubernetes.client import CoreV1Api
 from urllib3.util import ssl_
 
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
 

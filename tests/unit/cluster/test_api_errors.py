@@ -9,10 +9,10 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ReadTimeoutError
 
-from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.async_api import resource_of
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound, refusal
-from airflow_gpu_provider.cluster.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.api.api_errors import mapped
+from airflow_gpu_provider.cluster.api.async_api import resource_of
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound, refusal
+from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,

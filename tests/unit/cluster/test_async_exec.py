@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import LONGEST_OUTPUT, AsyncApi, OutputTooLong
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import LONGEST_OUTPUT, AsyncApi, OutputTooLong
 from airflow_gpu_provider.errors import ClusterUnreachable
 
 POD = "api/v1/namespaces/ml/pods/train-x"

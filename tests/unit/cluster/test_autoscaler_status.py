@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.autoscaler_status import FRESH, LAST_UPDATED, AutoscalerStatus
+from airflow_gpu_provider.cluster.model.autoscaler_status import FRESH, LAST_UPDATED, AutoscalerStatus
 
 WRITTEN = "2026-03-01 02:00:00.182741904 +0000 UTC"
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

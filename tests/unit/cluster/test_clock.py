@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client.exceptions import ApiException
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock, ahead
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.clock import ServerClock, SystemClock, ahead
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -218,7 +218,7 @@ def a_server(ahead_by: timedelta) -> Iterator[str]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is also taken that a busy machine was long in giving."""
-    monkeypatch.setattr("airflow_gpu_provider.cluster.clock._SLOW", 60.0)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.api.clock._SLOW", 60.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster import leases
-from airflow_gpu_provider.cluster.leases import update
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api import leases
+from airflow_gpu_provider.cluster.api.leases import update
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 
 
 @pytest.fixture(autouse=True)

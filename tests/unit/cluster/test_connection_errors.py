@@ -17,9 +17,9 @@ from botocore.config import Config
 
 from airflow_gpu_provider.clouds.aws.errors import mapped_errors as aws_errors
 from airflow_gpu_provider.clouds.google.errors import mapped_errors as google_errors
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.connection_errors import failure_in_words, unlogged
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.connection_errors import failure_in_words, unlogged
+from airflow_gpu_provider.cluster.api.rest import list_items
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable
 
 PATH = "api/v1/namespaces/ml/pods?limit=500"

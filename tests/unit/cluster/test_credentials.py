@@ -16,9 +16,9 @@ from aiohttp.test_utils import TestServer
 from kubernetes.client import ApiException, CoreV1Api
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, Credentials
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.api.access import TOKEN_MAX_AGE, ClusterAccess, Credentials
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.rest import call
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 
 PODS = "api/v1/namespaces/ml/pods"
@@ -62,7 +62,7 @@ def connection() -> Connection:
 
 def test_a_token_is_made_again_when_it_is_old(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("airflow_gpu_provider.cluster.access.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("airflow_gpu_provider.cluster.api.access.time.monotonic", lambda: now[0])
     credentials = Credentials(connection.access())
     assert [credentials.get().token, credentials.get().token] == ["old-1", "old-1"]
     now[0] = TOKEN_MAX_AGE + 1

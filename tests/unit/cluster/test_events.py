@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.events import ImagePull, PodEvent, seconds_of, short_scheduling_message
+from airflow_gpu_provider.cluster.model.events import ImagePull, PodEvent, seconds_of, short_scheduling_message
 
 
 def event(reason: str, message: str, type: str = "Normal", **more: Any) -> PodEvent:

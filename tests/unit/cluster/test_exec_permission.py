@@ -15,9 +15,9 @@ from kubernetes.client import ApiException
 from kubernetes.stream import stream
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
-from airflow_gpu_provider.cluster.api_errors import mapped
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access_review import verbs_missing_for_exec
+from airflow_gpu_provider.cluster.api.api_errors import mapped
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.hook import PoolHook

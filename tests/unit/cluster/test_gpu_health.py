@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster import gpu_health
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gpu_evidence import (
+from airflow_gpu_provider.cluster.api import gpu_health
+from airflow_gpu_provider.cluster.api.gpu_health import GpuHealth
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import pool_nodes
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.gpu_evidence import (
     BAD_GPU,
     MOST_WITNESSES,
     Evidence,
@@ -22,10 +25,7 @@ from airflow_gpu_provider.cluster.gpu_evidence import (
     label_for,
     why_bad,
 )
-from airflow_gpu_provider.cluster.gpu_health import GpuHealth
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.watched import pool_nodes
+from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import BadGpu, PodFailed
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.watch.surroundings import NodesSeen

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.gpu_evidence import labels_of, why_bad
-from airflow_gpu_provider.cluster.node import Node
+from airflow_gpu_provider.cluster.model.gpu_evidence import labels_of, why_bad
+from airflow_gpu_provider.cluster.model.node import Node
 
 
 def a_node(*conditions: dict[str, str], taints: tuple[dict[str, str], ...] = (), **metadata: Any) -> dict[str, Any]:

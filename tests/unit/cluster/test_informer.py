@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pods
+from airflow_gpu_provider.cluster.api import informer
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, kueue_workloads, pods
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer, Request

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.karpenter import Launch, NodeClaim, NodePool
+from airflow_gpu_provider.cluster.model.karpenter import Launch, NodeClaim, NodePool
 from airflow_gpu_provider.pools import Taint
 
 READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.node import NodeImage
+from airflow_gpu_provider.cluster.model.node import NodeImage
 
 GKE = {"cloud.google.com/gke-nodepool": "train-a"}
 FULL, MAJOR = "nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.major"

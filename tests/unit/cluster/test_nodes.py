@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.node import CORDONED_BY, Node
-from airflow_gpu_provider.cluster.nodes import cordon, list_nodes, uncordon
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.api.nodes import cordon, list_nodes, uncordon
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.model.node import CORDONED_BY, Node
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

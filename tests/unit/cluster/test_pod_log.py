@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.pod_log import (
+from airflow_gpu_provider.cluster.model.pod_log import (
     LONGEST_LINE,
     LineSplitter,
     LogPosition,

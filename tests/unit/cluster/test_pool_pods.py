@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL, Node
-from airflow_gpu_provider.cluster.pod import RUN_LABEL
-from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.rest import call, count_items, list_items
+from airflow_gpu_provider.cluster.api.pods import list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.api.rest import call, count_items, list_items
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, Node
+from airflow_gpu_provider.cluster.model.pod import RUN_LABEL
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
@@ -35,8 +35,8 @@ def a_pod(api: Any, name: str, **fields: Any) -> None:
 def test_the_pool_s_pods_are_those_on_its_nodes_and_those_that_wait_for_it(
     api: Any, few_nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.cluster.pods._FEW_NODES", few_nodes)
-    monkeypatch.setattr("airflow_gpu_provider.cluster.rest._PAGE", 2)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.api.pods._FEW_NODES", few_nodes)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.api.rest._PAGE", 2)
     a_pod(api, "bound", nodeName=NODE.name)
     a_pod(api, "waiting", nodeSelector=OF_POOL)
     a_pod(api, "elsewhere", nodeSelector={POOL_LABEL: "another"})

@@ -20,9 +20,9 @@ import pytest
 
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.training.life.hook import PoolHook
 from gpu_sandbox.pki import CertificateAuthority, KeyPair

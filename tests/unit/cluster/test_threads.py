@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.threads import in_thread
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, bill, shares
 from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
 from tests.unit.scaling.pools import NOW, key, pool

@@ -11,7 +11,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, InstallDevicePluginOperator, gpu_nodes
-from airflow_gpu_provider.cluster.access_review import check_namespace
+from airflow_gpu_provider.cluster.api.access_review import check_namespace
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 from airflow_gpu_provider.operators import tasks_after_ensure
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator

@@ -16,7 +16,7 @@ from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.clouds.base import GroupChange, Machine
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.errors import (
     BudgetExceeded,
     CloudError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended, PoolSpecError
 from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator

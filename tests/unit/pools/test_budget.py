@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
 from airflow_gpu_provider.pools.budget import Budget, as_amount, budget_of, check_max_cost, dearest
 from airflow_gpu_provider.pools.prices import ListPrices

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.cost.bill import PHASES, Bill
 from airflow_gpu_provider.errors import (
     CloudError,

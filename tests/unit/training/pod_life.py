@@ -12,8 +12,8 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import ApiClient, ApiException, V1ObjectMeta, V1Pod, V1PodSpec
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ThirdObjectChanged, refusal
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ThirdObjectChanged, refusal
 from airflow_gpu_provider.training.life import store as subject
 from airflow_gpu_provider.training.life.store import create_once
 

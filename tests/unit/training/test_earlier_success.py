@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client import V1EnvVar
 
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED
+from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
 from airflow_gpu_provider.errors import PodFailed, PodPreempted
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.informer import Change
+from airflow_gpu_provider.cluster.api.informer import Change
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.training.watch.surroundings import NEW

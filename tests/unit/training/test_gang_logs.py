@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS
 from airflow_gpu_provider.training.log.object_logs import ObjectLogs, _newer, shown_as
 from airflow_gpu_provider.training.watch.gang_view import OneGang
 from tests.unit.training.test_gang_wait import RUNS, WAIT

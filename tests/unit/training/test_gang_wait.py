@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
+from airflow_gpu_provider.cluster.api import informer
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import gang_pods, gangs, pool_nodes
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.watched import gangs, kueue_workloads, pods
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import gangs, kueue_workloads, pods
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     GpuError,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.watched import provisioning_requests
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import provisioning_requests
 from airflow_gpu_provider.errors import GpuError, OutOfStock, PermissionDenied, PoolSpecError, QuotaExceeded
 from airflow_gpu_provider.training.watch.kueue_queue import KueueQueue
 from tests.unit.clouds.google.test_gke_pool import FLEX_START, pool

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.scaling.state.demand import DemandLease

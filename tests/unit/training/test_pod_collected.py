@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes.client import ApiException, V1Pod
 
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuHung, PodDeadline, PodFailed, PodPreempted, PodResultLost
 from airflow_gpu_provider.scaling.wait.records import phase
 from airflow_gpu_provider.scaling.wait.retry import Setbacks

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.training.life.run import PodDeadlines
 from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World

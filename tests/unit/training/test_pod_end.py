@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.training.wait.end import certain_at, end_of, end_of_gone
 

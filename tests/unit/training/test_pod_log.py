@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import POSITIONS, lines_of, shown
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS, lines_of, shown
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.get_provider_info import get_provider_info
 from airflow_gpu_provider.training.log import followed_log
 from airflow_gpu_provider.training.log.followed_log import STREAMS, PodLogs

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client import CoreV1Api
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.training.log.followed_log import _bunches
 from airflow_gpu_provider.training.log.task_log import last_lines, logged_containers
 

@@ -10,7 +10,7 @@ from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.workload_placement import placement

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client import ApiException
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted, PodResultInvalid, PodResultLost
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.collect import ResultUnread, parsed, unread

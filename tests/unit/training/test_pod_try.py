@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
     PodDeadline,

@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import V1Container
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodPreempted
 from airflow_gpu_provider.training.life.run import Preemptions
 from airflow_gpu_provider.training.log import task_log

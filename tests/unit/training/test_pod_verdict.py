@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.cluster.times import format_time
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod_state import PodState
+from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuHung,

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.informer import Change, Feed
-from airflow_gpu_provider.cluster.node import CORDONED_BY
-from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods, pool_nodes
+from airflow_gpu_provider.cluster.api.informer import Change, Feed
+from airflow_gpu_provider.cluster.api.watched import Resource, pod_events, pods, pool_nodes
+from airflow_gpu_provider.cluster.model.node import CORDONED_BY
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     CredentialsError,

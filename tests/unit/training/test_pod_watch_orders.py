@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster import informer, watched
-from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api import informer, watched
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool
-from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.errors import ConnectionNotFound, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.hook import PoolHook

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.model.events import PodEvent
+from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import PodDeadline, PodImageError
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot
 from airflow_gpu_provider.training.wait.pull import cannot_start, why_not_pulled

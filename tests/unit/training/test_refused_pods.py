@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.informer import Change
-from airflow_gpu_provider.cluster.watched import job_events, pod_events
+from airflow_gpu_provider.cluster.api.informer import Change
+from airflow_gpu_provider.cluster.api.watched import job_events, pod_events
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     ClusterUnreachable,

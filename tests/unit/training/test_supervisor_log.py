@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.pod_log import POSITIONS
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.training.log import followed_log as pod_log
 from airflow_gpu_provider.training.log import trigger_log

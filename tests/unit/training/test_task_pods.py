@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.model.pod_state import OWNER_ANNOTATION
 from airflow_gpu_provider.training.life import store
 from airflow_gpu_provider.training.life.store import TaskPods, may_still_run
 from tests.unit.training.pod_life import Life

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.api import informer
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
+from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress

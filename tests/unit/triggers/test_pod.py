@@ -13,9 +13,9 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api import informer
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.scaling.wait.retry import Setbacks

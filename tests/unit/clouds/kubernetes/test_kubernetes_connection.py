@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from airflow_gpu_provider.clouds.kubernetes.kubernetes_connection import access_from_connection
-from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials
+from airflow_gpu_provider.cluster.api.access import ClusterAccess, Credentials
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from gpu_sandbox.pki import CertificateAuthority
 

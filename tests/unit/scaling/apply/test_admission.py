@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.pod import GANG_LABEL, RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
+from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, RUN_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster import pods as module
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods
+from airflow_gpu_provider.cluster.api import pods as module
+from airflow_gpu_provider.cluster.api.pods import list_pods_on, list_pool_pods
+from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import DemandLockLost
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.writes import RELEASE_FOR

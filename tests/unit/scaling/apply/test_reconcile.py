@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow_gpu_provider.cluster.nodes import cordon, list_nodes
+from airflow_gpu_provider.cluster.api.nodes import cordon, list_nodes
 from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes
 from tests.unit.scaling.model.night import Night, machines
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster.threads import THREADS
+from airflow_gpu_provider.cluster.api.threads import THREADS
 from airflow_gpu_provider.errors import DemandLockBusy
 from airflow_gpu_provider.scaling.apply.reconcile import PATIENCE_IN_A_LOOP
 from airflow_gpu_provider.scaling.state.lock import PoolLock

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.autoscaler_status import FRESH, AutoscalerStatus
+from airflow_gpu_provider.cluster.model.autoscaler_status import FRESH, AutoscalerStatus
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.shortage import reported_by_autoscaler

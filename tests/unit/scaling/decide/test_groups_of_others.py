@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.scaling.decide.decisions import decide

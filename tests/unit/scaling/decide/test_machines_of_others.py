@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.clouds.base import LaunchFailure
-from airflow_gpu_provider.cluster.kept_machines import KeptMachine
+from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods, reported_by_autoscaler

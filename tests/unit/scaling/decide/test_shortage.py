@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
+from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling.decide.scarce_capacity import tried
 from airflow_gpu_provider.scaling.decide.shortage import how_to_have_more, missing_for_pods, reported_by_autoscaler

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import LEASES, lease_manifest
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import LEASES, lease_manifest
 from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.node import AUTOSCALER_TAINT
+from airflow_gpu_provider.cluster.model.node import AUTOSCALER_TAINT
 from tests.fakes.objects import Raw
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import LEASES
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import LEASES
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import FRESH

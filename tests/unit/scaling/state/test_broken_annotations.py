@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.clouds.aws.autoscaling import LeaseMarks
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, why_bad
-from airflow_gpu_provider.cluster.lease import LEASES, lease_manifest
-from airflow_gpu_provider.cluster.pod import GANG_LABEL, HANG, Pod
+from airflow_gpu_provider.cluster.api.gpu_health import BAD_GPU, why_bad
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import LEASES, lease_manifest
+from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, HANG, Pod
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.ledger import machines_to_bill

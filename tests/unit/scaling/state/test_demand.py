@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, LEASES
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
@@ -102,7 +102,7 @@ def test_equal_ids_of_two_installations_and_two_blocks_of_a_run_are_demand_of_th
 
 
 def test_long_lists_are_read_to_the_end(api: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.cluster.rest._PAGE", 2)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.api.rest._PAGE", 2)
     leases = [lease(pool, f"run-{n}") for n in range(5)]
     for each in leases:
         write_demand(api, each, check=unlocked)

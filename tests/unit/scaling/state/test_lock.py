@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.lease import LEASES
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from tests.fakes.api_server import ApiServer

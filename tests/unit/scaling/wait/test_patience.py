@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import errors
-from airflow_gpu_provider.cluster import refusals
+from airflow_gpu_provider.cluster.model import refusals
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.status_conditions import Condition, conditions_of
 
 PLURAL = "provisioningrequests"
 API_GROUP = "autoscaling.x-k8s.io"

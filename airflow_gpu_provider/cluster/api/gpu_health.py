@@ -13,9 +13,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.gpu_evidence import (
+from airflow_gpu_provider.cluster.api.clock import ServerClock
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.gpu_evidence import (
     BAD_GPU,
     HOSTNAME,
     Evidence,
@@ -26,10 +27,9 @@ from airflow_gpu_provider.cluster.gpu_evidence import (
     labels_of,
     why_bad,
 )
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.node_requirements import Requirement
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.node_requirements import Requirement
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import AdmissionDenied, BadGpu, GpuError, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.events import time_of
-from airflow_gpu_provider.cluster.karpenter import NODE_POOL_LABEL, NodeClaim
-from airflow_gpu_provider.cluster.node import DO_NOT_DISRUPT
+from airflow_gpu_provider.cluster.model.events import time_of
+from airflow_gpu_provider.cluster.model.karpenter import NODE_POOL_LABEL, NodeClaim
+from airflow_gpu_provider.cluster.model.node import DO_NOT_DISRUPT
 from airflow_gpu_provider.untrusted import plain
 
 Event = Mapping[str, Any]

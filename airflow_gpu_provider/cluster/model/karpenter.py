@@ -14,9 +14,9 @@ from decimal import Decimal
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.events import time_of
-from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
-from airflow_gpu_provider.cluster.status_conditions import Condition, conditions_of
+from airflow_gpu_provider.cluster.model.events import time_of
+from airflow_gpu_provider.cluster.model.node_requirements import Requirement, is_met
+from airflow_gpu_provider.cluster.model.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.untrusted import plain
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Protocol
 
-from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.rest import TIMEOUT, ApiClient, as_json
+from airflow_gpu_provider.cluster.api.api_errors import mapped
+from airflow_gpu_provider.cluster.api.rest import TIMEOUT, ApiClient, as_json
 from airflow_gpu_provider.errors import ClusterUnreachable
 
 log = logging.getLogger(__name__)

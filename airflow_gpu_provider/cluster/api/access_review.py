@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from airflow_gpu_provider.cluster.rest import ApiClient, call
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
-from airflow_gpu_provider.cluster.lease import DEMAND_NAMESPACE, KIND_LABEL, LEASES, PART_OF
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, find, list_items
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, find, list_items
+from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, KIND_LABEL, LEASES, PART_OF
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE, AutoscalerStatus, ComputeClass
-from airflow_gpu_provider.cluster.rest import ApiClient, find
+from airflow_gpu_provider.cluster.api.rest import ApiClient, find
+from airflow_gpu_provider.cluster.model.autoscaler_status import (
+    STATUS_NAME,
+    STATUS_NAMESPACE,
+    AutoscalerStatus,
+    ComputeClass,
+)
 from airflow_gpu_provider.errors import AutoscalerNotRunning
 
 _CLASSES = "/apis/cloud.google.com/v1/computeclasses"

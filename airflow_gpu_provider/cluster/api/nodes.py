@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from airflow_gpu_provider.cluster.leases import update
-from airflow_gpu_provider.cluster.node import CORDONED_BY, Node
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.api.leases import update
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.model.node import CORDONED_BY, Node
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.values import Taint

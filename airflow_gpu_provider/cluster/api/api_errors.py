@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.connection_errors import failure_in_words
-from airflow_gpu_provider.cluster.refusals import refusal
+from airflow_gpu_provider.cluster.api.connection_errors import failure_in_words
+from airflow_gpu_provider.cluster.model.refusals import refusal
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     GpuError,

@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.demand_key import DemandKey
-from airflow_gpu_provider.cluster.node import INSTANCE_TYPE_LABEL
-from airflow_gpu_provider.cluster.node_requirements import values_named
-from airflow_gpu_provider.cluster.times import format_time, parse_time
-from airflow_gpu_provider.cluster.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
+from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.node_requirements import values_named
+from airflow_gpu_provider.cluster.model.times import format_time, parse_time
+from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.gpu_evidence import Witness, doubt, why_bad
-from airflow_gpu_provider.cluster.times import parse_time
+from airflow_gpu_provider.cluster.model.gpu_evidence import Witness, doubt, why_bad
+from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.pools.values import Taint
 from airflow_gpu_provider.untrusted import plain
 

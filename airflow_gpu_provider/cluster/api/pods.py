@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from airflow_gpu_provider.cluster.node import Node
-from airflow_gpu_provider.cluster.pod import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
-from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
-from airflow_gpu_provider.cluster.uncollected import UNCOLLECTED
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
 from airflow_gpu_provider.errors import GpuError
 
 _PODS = "/api/v1/pods"

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.cluster.api_errors import mapped
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api.api_errors import mapped
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient as ApiClient

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from airflow_gpu_provider.cluster.karpenter import Launch, NodeClaim, NodePool
-from airflow_gpu_provider.cluster.kept_machines import HOLD, KeptMachine, is_still_true, kept_machine
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.rest import ApiClient, find, list_items
+from airflow_gpu_provider.cluster.api.rest import ApiClient, find, list_items
+from airflow_gpu_provider.cluster.model.karpenter import Launch, NodeClaim, NodePool
+from airflow_gpu_provider.cluster.model.kept_machines import HOLD, KeptMachine, is_still_true, kept_machine
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 
 EVENTS = "/api/v1/namespaces/default/events"
 """Where events about objects without a namespace are, NodePools and NodeClaims among them."""

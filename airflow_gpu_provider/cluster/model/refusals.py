@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from airflow_gpu_provider.cluster.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from airflow_gpu_provider.cluster.connection_errors import unlogged
-from airflow_gpu_provider.cluster.threads import AT_ONCE
+from airflow_gpu_provider.cluster.api.connection_errors import unlogged
+from airflow_gpu_provider.cluster.api.threads import AT_ONCE
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, ApiException, Configuration
@@ -235,7 +235,7 @@ class _Requests:
     def __init__(self, credentials: Credentials, *, for_exec: bool) -> None:
         from kubernetes.client import Configuration
 
-        from airflow_gpu_provider.cluster.rest import USER_AGENT
+        from airflow_gpu_provider.cluster.api.rest import USER_AGENT
 
         self._credentials = credentials
         self._files = _ExecFiles() if for_exec else None
@@ -261,7 +261,7 @@ class _Requests:
     ) -> Any:
         from kubernetes.client.exceptions import ApiException
 
-        from airflow_gpu_provider.cluster.rest import TIMEOUT, query_of
+        from airflow_gpu_provider.cluster.api.rest import TIMEOUT, query_of
 
         query = [*(kwargs.pop("query_params", query) or ()), *query_of(method).items()]
         args = resource_path, method, path_params, query, *args

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.watched import Resource
+from airflow_gpu_provider.cluster.api.access import ClusterAccess
+from airflow_gpu_provider.cluster.api.async_api import AsyncApi, Expired
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.api.watched import Resource
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 
 PAGE = "500"

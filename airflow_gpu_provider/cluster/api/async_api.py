@@ -18,12 +18,12 @@ from typing import Any
 
 import aiohttp
 
-from airflow_gpu_provider.cluster.access import ClusterAccess, Credentials, Shown
-from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
-from airflow_gpu_provider.cluster.pod_log import LineSplitter
-from airflow_gpu_provider.cluster.refusals import ObjectChanged, refusal
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
-from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.api.access import ClusterAccess, Credentials, Shown
+from airflow_gpu_provider.cluster.api.clock import Clock, ServerTime, SystemClock
+from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, STRICT, USER_AGENT
+from airflow_gpu_provider.cluster.api.threads import in_thread
+from airflow_gpu_provider.cluster.model.pod_log import LineSplitter
+from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, refusal
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
 READ_TIMEOUT = 30.0

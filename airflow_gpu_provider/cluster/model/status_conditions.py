@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_gpu_provider.cluster.pod_state import Json
-from airflow_gpu_provider.cluster.times import parse_time
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
 
