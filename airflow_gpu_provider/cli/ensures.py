@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import named, serialized_tasks
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.operators.scale_down_after import WAYS_OUT, not_released, starts_machines
 from airflow_gpu_provider.pools.values import is_template

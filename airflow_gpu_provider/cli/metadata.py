@@ -27,7 +27,7 @@ from airflow.utils.state import State
 from jinja2 import StrictUndefined, UndefinedError
 from sqlalchemy import select
 
-from airflow_gpu_provider.clouds import deserialize_pool, pool_as_written
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool, pool_as_written
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.parse_errors import parsed, problem_of

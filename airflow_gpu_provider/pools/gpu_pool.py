@@ -15,9 +15,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.allowed import Allowed
 from airflow_gpu_provider.pools.candidates import MARKETS, Market, Preferences
@@ -43,6 +42,9 @@ from airflow_gpu_provider.pools.values import (
     to_json,
     type_problems,
 )
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.accelerators import GpusOfMachine, NodeSize
 
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
@@ -134,7 +136,7 @@ class GpuPool(ABC):
     # -- JSON ------------------------------------------------------------------------------------------------
 
     def serialize(self) -> dict[str, Any]:
-        """Return the spec as JSON values; `clouds.deserialize_pool` reads it back."""
+        """Return the spec as JSON values; `clouds.pool_kinds.deserialize_pool` reads it back."""
         values = {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
         return {"kind": self.kind, "version": _VERSION, **values}
 

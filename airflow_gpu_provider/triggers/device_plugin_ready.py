@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from airflow_gpu_provider.addons.plugin_watch import GpusWait, watch_plugin
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.scaling.wait.records import Narrator, TriggerRecord
 from airflow_gpu_provider.scaling.wait.retry import persistently
 from airflow_gpu_provider.triggers.record import RecordTrigger

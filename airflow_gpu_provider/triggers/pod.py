@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.informer import connected
 from airflow_gpu_provider.cluster.api.threads import in_thread

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.scaling.wait.records import TriggerRecord
 from airflow_gpu_provider.triggers.record import (

@@ -258,7 +258,7 @@ import json, signal, sys
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.clouds.aws.platform import EksPlatform
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from tests.sandbox.running import run
 operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=deserialize_pool(json.loads(sys.argv[1])), deferrable=False)
 signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from airflow_gpu_provider import clouds
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds import pool_kinds
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
@@ -44,7 +44,7 @@ def azure(
     install(tmp_path, "company-aks", "aks = tests.fakes.aks:AksGpuPool")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    clouds._installed.cache_clear()
+    pool_kinds._installed.cache_clear()
 
     def joins(vm: Vm) -> None:
         gpu_sandbox.agent.add_node(
@@ -56,7 +56,7 @@ def azure(
     yield azure
     for vm in [vm for vm in azure.vms if vm.deleted_at is None]:
         azure.delete(vm.node)
-    clouds._installed.cache_clear()
+    pool_kinds._installed.cache_clear()
 
 
 def test_a_night(azure: Azure, gpu_sandbox: Sandbox) -> None:
@@ -96,7 +96,7 @@ def test_the_janitor_ends_what_nobody_wants(azure: Azure) -> None:
 
 READS = """
 import json, sys
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 print(deserialize_pool(json.load(sys.stdin)).kind)
 """
 

@@ -54,13 +54,14 @@ print(*sorted({"aiohttp", "airflow_gpu_provider.training"} & sys.modules.keys())
 
 KINDS = """
 from airflow.sdk import DAG
-from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, clouds
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator
+from airflow_gpu_provider.clouds import pool_kinds
 with DAG("nightly"):
     pool = EksGpuPool(name="a", cluster_name="c", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
     EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool)
-assert clouds.deserialize_pool(pool.serialize()) == pool
+assert pool_kinds.deserialize_pool(pool.serialize()) == pool
 try:
-    clouds.deserialize_pool({"kind": "aks"})
+    pool_kinds.deserialize_pool({"kind": "aks"})
 except Exception as error:
     print(error)
 """

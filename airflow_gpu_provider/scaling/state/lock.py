@@ -17,7 +17,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.cluster.api.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.api.leases import list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.api.rest import ApiClient

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, clouds, placement
-from airflow_gpu_provider.clouds import deserialize_pool, pool_as_written
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, placement
+from airflow_gpu_provider.clouds import pool_kinds
 from airflow_gpu_provider.clouds.base import platform_for
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool, pool_as_written
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.training.wait.pull import remedies
 from tests.fakes.aks import AksGpuPool, AksPlatform, install
@@ -23,9 +24,9 @@ ENTRY = "aks = tests.fakes.aks:AksGpuPool"
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for packages, on the path of a process that has read no entry points yet."""
     monkeypatch.syspath_prepend(tmp_path)
-    clouds._installed.cache_clear()
+    pool_kinds._installed.cache_clear()
     yield tmp_path
-    clouds._installed.cache_clear()
+    pool_kinds._installed.cache_clear()
 
 
 USES: dict[str, tuple[Callable[[], object], object]] = {

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GkeGpuPool
-from airflow_gpu_provider.clouds import deserialize_pool, pool_as_written
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool, pool_as_written
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.parts import forms_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, money, price_lines, too_dear, too_dear_lines

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.clouds.aws.user_data import as_text, from_text
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
 from tests.unit.clouds.aws.test_eks_pool import pool
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import GkeGpuPool
-from airflow_gpu_provider.clouds import deserialize_pool
 from airflow_gpu_provider.clouds.google import machine_types
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.pools.workload_placement import idle_gpus_warning, placement

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool, placement
-from airflow_gpu_provider.clouds import deserialize_pool
+from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
 
 
