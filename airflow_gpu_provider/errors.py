@@ -257,6 +257,10 @@ class OutOfStock(GpuError):
     """No zone, instance type and capacity type of the pool had capacity in time, or a queue has given up on it."""
 
 
+NoCapacity = OutOfStock | QuotaExceeded
+"""Why the cloud gives no machine now."""
+
+
 class NodesNotReady(GpuError):
     """Machines run, but their nodes did not join the cluster, or did not become Ready, in time."""
 

@@ -6,11 +6,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
-from airflow_gpu_provider.cluster.api.threads import AT_ONCE
 from airflow_gpu_provider.pools.prices import too_dear_lines
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 """Takes one line for the task's log."""
+
+SHOWN_AFTER = timedelta(seconds=30)
+"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
 
 MachineState = Literal["requested", "pending", "running", "terminating"]
 FailureKind = Literal["out_of_stock", "quota", "refused", "other"]
@@ -245,10 +247,11 @@ class Platform(ABC):
     `airflow_gpu_provider.errors`, never a cloud SDK's own.
 
     Attributes:
-        releases_at_once: How many machines `release` removes in about the time of one.
+        releases_at_once: How many machines `release` removes in about the time of one. Default None: as many as
+            requests are made at a time.
     """
 
-    releases_at_once: int = AT_ONCE
+    releases_at_once: int | None = None
 
     @abstractmethod
     def cluster_access(self) -> ClusterAccess:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.pools import Candidate, GpuPool
 
@@ -137,8 +136,3 @@ def pass_over(
     short = [candidate for candidate in candidates if room[candidate.group] < enough]
     lines = dict.fromkeys(f"{candidate.machine} is not tried: {words(candidate)}" for candidate in short)
     return Verdict(over_quota=frozenset(candidate.group for candidate in short), notes=tuple(lines))
-
-
-def without_room(groups: Iterable[Group], over_quota: Collection[str]) -> tuple[Group, ...]:
-    """Return the groups; those that a quota keeps from growing with their live machines as their limit."""
-    return tuple(replace(group, max_size=len(group.live)) if group.name in over_quota else group for group in groups)

@@ -218,12 +218,11 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _read(self, nodes: int, context: Context) -> tuple[Reconciler, Plan]:
         """Connect to the pool, check what is asked before anything is written, and plan."""
         from airflow_gpu_provider.operators.training_namespaces import check_namespaces
-        from airflow_gpu_provider.scaling.decide.shortage import check_autoscaler
         from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 
         with before_first_write(context, is_resumed=self._is_resumed):
             reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
-            self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+            self._call_with_retries(reconciler.check_autoscaler)
             self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
             key = self._key(context)
             self._call_with_retries(lambda: reconciler.check_one_spec(key))

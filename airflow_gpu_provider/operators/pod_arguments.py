@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
+from airflow_gpu_provider.cluster.model.quantity import amount
 from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
 from airflow_gpu_provider.pools.gpu_pool import GpuPool
 from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, given_pool, seconds_of
 from airflow_gpu_provider.training.place.checkpoint import check_volume_outlives_pod
-from airflow_gpu_provider.training.place.fit import amount
 from airflow_gpu_provider.training.place.pod_placement import check_given, check_gpus, check_shm
 
 if TYPE_CHECKING:

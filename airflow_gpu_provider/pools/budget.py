@@ -20,10 +20,6 @@ from airflow_gpu_provider.untrusted import loads, one_line
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools.gpu_pool import GpuPool
 
-
-WARN_AT = 0.8
-"""The share of the money for work at whose use the task's log warns."""
-
 _FOREVER = timedelta(days=3650)
 _WORK = timedelta(minutes=1)
 _BOOT_AND_WORK = timedelta(minutes=4)

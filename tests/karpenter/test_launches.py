@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import GpuError, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity, missing_for_pods
+from airflow_gpu_provider.errors import GpuError, NoCapacity, OutOfStock, PodDeadline, PodUnschedulable, QuotaExceeded
+from airflow_gpu_provider.scaling.decide.shortage import missing_for_pods
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from gpu_sandbox.karpenter import MachineCloud, Offering, Refusal
 from tests.karpenter.cluster import NEVER, Cluster

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.aws.owned_platform import OwnedEksPlatform
-from airflow_gpu_provider.clouds.quota import without_room
 from airflow_gpu_provider.errors import PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.scaling.decide.snapshot import without_room
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.aws_account import CLUSTER, LAUNCH, TIMINGS, Account
 from tests.sandbox.running import run

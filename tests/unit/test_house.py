@@ -10,7 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.unit.house.circles import circles
+from tests.unit.house.closure import closure
 from tests.unit.house.cloud_leaks import leaks
 from tests.unit.house.source import trees
 
@@ -21,6 +24,9 @@ LONG_FUNCTIONS = {"block.py gpu_nodes", "cli/__init__.py get_commands", "get_pro
 """Of these, arguments and tables are what is long."""
 
 LEAKS, FILES_THAT_LEAK = 7, 3
+
+REACHES = {"scaling.decide.decisions": 24, "training.wait.pod_wait": 19, "notifications.gpu_night": 19, "cost.bill": 18}
+"""How many modules each of these loads in the end, at most: they are arithmetic, or words."""
 
 
 def test_a_file_is_known_by_its_name() -> None:
@@ -51,6 +57,12 @@ def test_few_places_ask_which_cloud_a_pool_is() -> None:
     shown = "\n".join(f"{path}:{line} {kind}: {text}" for path in found for line, kind, text in sorted(found[path]))
     assert sum(map(len, found.values())) <= LEAKS, shown
     assert len(found) <= FILES_THAT_LEAK, shown
+
+
+@pytest.mark.parametrize("module", REACHES)
+def test_what_only_calculates_loads_little(module: str) -> None:
+    reached = closure(module)
+    assert len(reached) <= REACHES[module], "\n".join(sorted(reached))
 
 
 def test_no_modules_need_each_other() -> None:

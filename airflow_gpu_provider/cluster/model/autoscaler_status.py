@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.untrusted import plain
 
 STATUS_NAMESPACE = "kube-system"
@@ -116,7 +117,7 @@ class ComputeClass:
     is_out: bool = False
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
+    def parse(cls, raw: Json) -> Self:
         spec, status = raw.get("spec") or {}, raw.get("status") or {}
         health = (each for each in status.get("conditions") or () if each.get("type") == "Health")
         refused = {

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.model.events import time_of
 from airflow_gpu_provider.cluster.model.node_requirements import Requirement, is_met
+from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.quantity import amount
 from airflow_gpu_provider.cluster.model.status_conditions import Condition, conditions_of
 from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.untrusted import plain
@@ -118,14 +119,14 @@ class NodePool:
         full = (
             f"{name}: {self.in_use.get(name, 0)} of {limit}"
             for name, limit in self.limits.items()
-            if _amount(self.in_use.get(name, 0)) >= _amount(limit)
+            if amount(self.in_use.get(name, 0)) >= amount(limit)
         )
         return ", ".join(full)
 
     @property
     def gpus_allowed(self) -> int | None:
         """How many GPUs all its machines together may have; None where no limit says it."""
-        return int(_amount(self.limits[GPU_RESOURCE])) if GPU_RESOURCE in self.limits else None
+        return int(amount(self.limits[GPU_RESOURCE])) if GPU_RESOURCE in self.limits else None
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -238,7 +239,7 @@ class Launch:
         return self.claim.rpartition("-")[0] == node_pool
 
     @classmethod
-    def of_event(cls, event: Mapping[str, Any]) -> Self | None:
+    def of_event(cls, event: Json) -> Self | None:
         """Return the launch that an event reports as over; None for other events."""
         # Of a claim that is gone operatorpkg's status controller tells without its name (reason Finalized).
         claim = event["involvedObject"].get("name") or ""
@@ -250,12 +251,6 @@ class Launch:
         if reason == "Launched" and "-> True" in message:
             return cls(claim=claim, at=time_of(event))
         return None
-
-
-def _amount(quantity: Any) -> Decimal:
-    from kubernetes.utils.quantity import parse_quantity  # loads the whole client, which this module does not
-
-    return Decimal(parse_quantity(quantity))
 
 
 def _has_gpu_category(requirement: Requirement) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.pools import Taint
+if TYPE_CHECKING:
+    from airflow_gpu_provider.pools import Taint
 
 # Gte and Lte are Karpenter's own (pkg/apis/crds/karpenter.sh_nodepools.yaml).
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.cluster.model.node_requirements import values_named
 from airflow_gpu_provider.cluster.model.times import format_time, parse_time
 from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
@@ -145,6 +145,11 @@ class Pod:
     def finished(self) -> bool:
         """Whether none of its containers will run again."""
         return self.phase in _FINISHED
+
+    @property
+    def zone(self) -> str | None:
+        """The zone that its node selector names; None where it names none."""
+        return dict(self.node_selector).get(ZONE_LABEL)
 
     def selects(self, selector: Mapping[str, str]) -> bool:
         """Whether it runs on nodes of the pool with this selector (`GpuPool.node_selector`), and on no others."""

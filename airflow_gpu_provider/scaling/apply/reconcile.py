@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
-from airflow_gpu_provider.cluster.api.autoscaler import read_autoscaler_status
+from airflow_gpu_provider.cluster.api.autoscaler import check_running, read_autoscaler_status
 from airflow_gpu_provider.cluster.api.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.api.karpenter_objects import why_kept
 from airflow_gpu_provider.cluster.api.nodes import list_nodes, list_unlabelled_nodes
@@ -31,6 +31,7 @@ from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left
 from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_other_specs
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
+from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
@@ -233,6 +234,11 @@ class Reconciler:
             self.pool, key, (lease for lease in list_demand(self.api, self.pool.name) if lease.live(now))
         ):
             check_one_spec(self.pool, key, live_leases(self.snapshot()))
+
+    def check_autoscaler(self) -> None:
+        """Raise AutoscalerNotRunning where cluster-autoscaler is to add the pool's nodes, and is not alive."""
+        if self.pool.needs_cluster_autoscaler:
+            check_running(self.api, self.pool.name, self.clock.now(), or_else=WITHOUT_AUTOSCALER)
 
     def extend(self, keys: Collection[DemandKey], longer: Callable[[DemandLease], DemandLease]) -> Outcome:
         """Extend demand, its switch first; demand that is gone or over is not written.

@@ -235,7 +235,7 @@ class Writes:
         if machines:
             self.lock.check()
         gone = 0
-        for few in batches(machines, self.platform.releases_at_once):
+        for few in batches(machines, self.platform.releases_at_once or AT_ONCE):
             if self.clock.monotonic() - looked_at >= FRESH.total_seconds():
                 break
             busy = self.platform.release(few)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import passed_over
-from airflow_gpu_provider.clouds.base import COMING
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.clouds.base import COMING, SHOWN_AFTER
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
@@ -18,7 +18,9 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     supply,
     wanted_by,
 )
-from airflow_gpu_provider.scaling.state.recent_writes import SHOWN_AFTER
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.model.pod import Pod
 
 _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.node import ZONE_LABEL, Node
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
@@ -27,6 +27,9 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     unleased_wanted,
 )
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.model.node import Node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +225,7 @@ def _own_zones(snapshot: PoolSnapshot, share: _Share) -> Counter[str]:
     """Return the zones in which the run's pods are, or are about to be."""
     zones = {node.name: node.zone for node in snapshot.nodes}
     mine = [pod for pod in snapshot.pods if pod.run == share.run and not pod.finished]
-    found = (zones.get(pod.node) if pod.node else dict(pod.node_selector).get(ZONE_LABEL) for pod in mine)
+    found = (zones.get(pod.node) if pod.node else pod.zone for pod in mine)
     return Counter(zone for zone in found if zone is not None)
 
 

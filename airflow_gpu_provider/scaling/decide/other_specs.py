@@ -6,12 +6,15 @@ Pure. A Lease that does not record it allows what the pool does; a pod that wait
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.model.pod import Pod
 
 
 def of_other_specs(pool: GpuPool, key: DemandKey, live: Iterable[DemandLease]) -> list[DemandLease]:

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
-from airflow_gpu_provider.cluster.api.autoscaler import check_running
-from airflow_gpu_provider.cluster.api.rest import ApiClient
-from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
+from airflow_gpu_provider.errors import GroupFailed, NoCapacity, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
@@ -24,13 +22,6 @@ Karpenter's AWS provider leaves out what was out of stock for 3 minutes (pkg/cac
 
 WITHOUT_AUTOSCALER = 'or let this package scale: scaling="direct"'
 """What to do without an autoscaler."""
-
-
-def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
-    """Check that cluster-autoscaler is alive, if it adds the pool's nodes."""
-    if not pool.needs_cluster_autoscaler:
-        return
-    check_running(api, pool.name, now, or_else=WITHOUT_AUTOSCALER)
 
 
 def groups_are_ready(snapshot: PoolSnapshot) -> bool:
@@ -52,9 +43,6 @@ def _autoscaler_lines(snapshot: PoolSnapshot) -> Iterator[str]:
     for group in snapshot.groups:
         if group.autoscaler_name in status.backoff:
             yield f"cluster-autoscaler does not try {group.candidate} for now: {status.backoff[group.autoscaler_name]}"
-
-
-NoCapacity = OutOfStock | QuotaExceeded
 
 
 def no_capacity(

@@ -7,24 +7,25 @@ whether they may be released; the rest is arithmetic over leases and pods: who w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from airflow_gpu_provider.clouds.base import Group, Machine
-from airflow_gpu_provider.clouds.quota import without_room
-from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
-from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import Pod
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
 from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, is_one_of
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
+    from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
+    from airflow_gpu_provider.cluster.model.node import Node
+    from airflow_gpu_provider.cluster.model.pod import Pod
 
 QUOTA_HOLDS = timedelta(minutes=30)
 """For how long a run's check of quotas counts: the time of one attempt. After that the cloud is asked by a launch."""
@@ -89,6 +90,11 @@ class PoolSnapshot:
         if len(wanted_for) != 1 or not any(group.when_idle == "remove" for group in self.groups):
             return self
         return replace(self, nodes=tuple(node.as_seen_by(*wanted_for) for node in self.nodes))
+
+
+def without_room(groups: Iterable[Group], full: Collection[str]) -> tuple[Group, ...]:
+    """Return the groups; those that something keeps from growing with their live machines as their limit."""
+    return tuple(replace(group, max_size=len(group.live)) if group.name in full else group for group in groups)
 
 
 # -- demand --------------------------------------------------------------------------------------------------

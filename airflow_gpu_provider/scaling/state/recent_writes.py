@@ -15,12 +15,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from airflow_gpu_provider.clouds.base import Group, Machine
+from airflow_gpu_provider.clouds.base import SHOWN_AFTER, Group, Machine
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.untrusted import NotParsed, loads, read
-
-SHOWN_AFTER = timedelta(seconds=30)
-"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
 
 _SIZES = range(100_000)
 

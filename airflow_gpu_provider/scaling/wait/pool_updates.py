@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.errors import DemandLockBusy, GpuError
+from airflow_gpu_provider.errors import DemandLockBusy, GpuError, NoCapacity
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.shortage import (
-    NoCapacity,
     how_to_have_more,
     missing_for_pods,
     reported_by_autoscaler,

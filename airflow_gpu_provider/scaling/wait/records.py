@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuError
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Report
     from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 
 

@@ -19,7 +19,6 @@ from airflow_gpu_provider.cluster.api.informer import connected
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodResultLost
-from airflow_gpu_provider.pools.budget import WARN_AT
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
 from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec
@@ -36,7 +35,7 @@ from airflow_gpu_provider.training.life.store import (
     newest_of_try,
 )
 from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
-from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
+from airflow_gpu_provider.training.wait.attempt_wait import WARN_AT, AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
 from airflow_gpu_provider.training.watch.gpu_sampler import GpuSampler, sampled_time

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Hashable, Mapping
-from functools import lru_cache
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE, NodeSize
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.quantity import amount
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.training.place.kinds import TRAINER, Manifest, PodTemplate, templates_of
 
-_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkKMGTPE]?i?)")
-_FACTORS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3}
-_FACTORS |= {unit: 1e3**power for power, unit in enumerate("MGTPE", start=2)}
-_FACTORS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", start=1)}
 _NAMED = 5
 
 _TAKEN = re.compile(
@@ -111,21 +107,6 @@ def not_on_any(selector: Mapping[str, str], nodes: Collection[Node]) -> str:
         return ""
     nowhere = {k: v for k, v in selector.items() if all(node.labels.get(k) != v for node in nodes)}
     return ", ".join(f"{k}={v}" for k, v in sorted((nowhere or selector).items()))
-
-
-@lru_cache(maxsize=1024)  # a thousand waiting pods check the same nodes
-def amount(quantity: Hashable) -> float:
-    """Return a Kubernetes quantity ("500m", "16Gi", 2) as a number.
-
-    Parsed by hand, since the client's own parser imports the whole client, which blocks a triggerer for a second.
-
-    Raises:
-        ValueError: It is not a quantity.
-    """
-    match = _QUANTITY.fullmatch(str(quantity).strip())
-    if match is None or match[2] not in _FACTORS:
-        raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
-    return float(match[1]) * _FACTORS[match[2]]
 
 
 _RESOURCES = ("cpu", "memory", GPU_RESOURCE)

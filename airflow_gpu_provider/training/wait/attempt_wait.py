@@ -13,12 +13,13 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, PodPreempted
-from airflow_gpu_provider.pools.budget import WARN_AT
-from airflow_gpu_provider.scaling.decide.shortage import NoCapacity
+from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, NoCapacity, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Rank
+
+WARN_AT = 0.8
+"""The share of the money for work at whose use the task's log warns."""
 
 RAISE_HANG_TIMEOUT = "Raise hang_timeout if it may be silent for so long."
 

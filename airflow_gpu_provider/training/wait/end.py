@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.model.events import PodEvent
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, Disruption, PodState
+from airflow_gpu_provider.cluster.model.quantity import amount
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuError,
@@ -23,7 +24,6 @@ from airflow_gpu_provider.errors import (
     PodOutOfMemory,
     PodPreempted,
 )
-from airflow_gpu_provider.training.place.fit import amount
 from airflow_gpu_provider.training.wait.program_signs import RAISE_MEMORY
 
 EVICTED = "Evicted"

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.model.events import PodEvent, short_scheduling_message, size_in_words
-from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.node_requirements import untolerated
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import (
@@ -41,6 +40,9 @@ from airflow_gpu_provider.training.wait.end import (
 )
 from airflow_gpu_provider.training.wait.pull import cannot_start, final_at
 from airflow_gpu_provider.training.wait.start_advice import how_to_start
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.model.node import Node
 
 UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node counts as dead."""

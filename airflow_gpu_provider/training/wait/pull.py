@@ -13,16 +13,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.cluster.model.events import PodEvent
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, PodState
 from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS
 from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import PodImageError
-from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.untrusted import LONGEST_TEXT
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.pools import GpuPool
 
 Why = Literal["no name", "absent", "refused", "unsigned", "node", "passing"]
 

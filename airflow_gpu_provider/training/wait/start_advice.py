@@ -11,15 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.api.informer import Change
-from airflow_gpu_provider.cluster.api.watched import Resource
 from airflow_gpu_provider.cluster.model.events import PodEvent, time_of
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, Json, PodState
 from airflow_gpu_provider.cluster.model.refusals import refusal_by_words
 from airflow_gpu_provider.errors import GpuError, ReferenceNotFound
 from airflow_gpu_provider.training.wait.pull import FIX, PULL_FAILED, why_not_pulled
 from airflow_gpu_provider.training.wait.signs import advice_on
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.api.informer import Change
+    from airflow_gpu_provider.cluster.api.watched import Resource
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.clouds.base import Group, Machine
-from airflow_gpu_provider.clouds.quota import pass_over, without_room
+from airflow_gpu_provider.clouds.quota import pass_over
 from airflow_gpu_provider.pools import Candidate
 
 SPOT, ON_DEMAND = (
@@ -20,13 +19,3 @@ def test_where_one_has_room_for_all_the_others_are_passed_over_and_said_once() -
 
 def test_where_none_has_room_for_all_those_with_some_are_used_together() -> None:
     assert pass_over([SPOT, ON_DEMAND], 2, {"spot": 1, "on_demand": 1}, str).over_quota == frozenset()
-
-
-def test_a_group_over_quota_is_limited_to_its_live_machines() -> None:
-    machines = (
-        Machine(id="i1", group="spot", state="running"),
-        Machine(id="i2", group="spot", state="terminating"),
-    )
-    group = Group(name="spot", candidate=SPOT, status="active", desired=2, max_size=5, machines=machines)
-    other = Group(name="on_demand", candidate=ON_DEMAND, status="active", desired=0, max_size=5)
-    assert [each.max_size for each in without_room((group, other), {"spot"})] == [1, 5]

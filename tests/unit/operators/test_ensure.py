@@ -134,6 +134,9 @@ class Pool:
     def record_machines(self) -> None:
         self._call("record_machines")
 
+    def check_autoscaler(self) -> None:
+        pass
+
     def delete_demand_and_reconcile(self, key: Any) -> Any:
         self._call("delete_demand_and_reconcile")
         found = snapshot(*(self._left.pop(0) if self._left else ()))
@@ -151,7 +154,6 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.end.release_now.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.decide.shortage.check_autoscaler", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.state.demand_leases.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 

@@ -13,8 +13,9 @@ from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.clouds.aws.machine_types import eks_node_size
 from airflow_gpu_provider.clouds.google.machine_types import gke_node_size
 from airflow_gpu_provider.cluster.model.node import Node
+from airflow_gpu_provider.cluster.model.quantity import amount
 from airflow_gpu_provider.errors import PodUnschedulable
-from airflow_gpu_provider.training.place.fit import amount, check_fits, requests_of, size_of, waits_for_other_pods
+from airflow_gpu_provider.training.place.fit import check_fits, requests_of, size_of, waits_for_other_pods
 
 GIB = 2**30
 SMALL = NodeSize(cpus=4, memory=16 * GIB, gpus=1)

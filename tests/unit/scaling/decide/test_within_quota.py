@@ -6,12 +6,19 @@ from datetime import timedelta
 
 import pytest
 
+from airflow_gpu_provider.clouds.base import Group, Machine
+from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.snapshot import QUOTA_HOLDS
+from airflow_gpu_provider.scaling.decide.snapshot import QUOTA_HOLDS, without_room
 from airflow_gpu_provider.scaling.state.demand import QuotaCheck
 from tests.unit.scaling.pools import EARLIER, NOW, A, B, C, lease, snapshot
 
 ALL = {A, B, C}
+
+SPOT, ON_DEMAND = (
+    Candidate(group=market.lower(), zone="us-west-2a", instance_type="g6.xlarge", market=market)
+    for market in ("SPOT", "ON_DEMAND")
+)
 
 
 def checked(*names: str, at: timedelta = timedelta()) -> QuotaCheck:
@@ -41,3 +48,13 @@ def test_a_group_grows_where_one_who_wants_nodes_has_seen_quota_for_it(
 def test_what_a_run_saw_that_is_over_keeps_nothing_from_growing() -> None:
     over = lease("over", until=EARLIER, over_quota=checked(A, B, C))
     assert decide(snapshot(leases=(lease(), over)).within_quota()).grow
+
+
+def test_a_group_over_quota_is_limited_to_its_live_machines() -> None:
+    machines = (
+        Machine(id="i1", group="spot", state="running"),
+        Machine(id="i2", group="spot", state="terminating"),
+    )
+    group = Group(name="spot", candidate=SPOT, status="active", desired=2, max_size=5, machines=machines)
+    other = Group(name="on_demand", candidate=ON_DEMAND, status="active", desired=0, max_size=5)
+    assert [each.max_size for each in without_room((group, other), {"spot"})] == [1, 5]
