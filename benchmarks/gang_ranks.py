@@ -10,7 +10,7 @@ from typing import Any
 
 from kubernetes import client
 
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from benchmarks.figure import Figure
 from benchmarks.played_pods import PlayedPods

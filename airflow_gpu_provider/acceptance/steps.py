@@ -23,7 +23,7 @@ from airflow_gpu_provider.acceptance.pools import with_impossible_first
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.clouds.remains import Listed, remains
 from airflow_gpu_provider.cluster.api.rest import call, list_items
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
 from airflow_gpu_provider.errors import GpuError, TaskKilled
 from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator

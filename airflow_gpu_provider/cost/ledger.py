@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.api.pods import list_pods_on
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import Bill, bill, shares
 from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union

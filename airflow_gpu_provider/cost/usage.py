@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.api.leases import delete_lease, list_leases, p
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.cost.packed import packed, unpacked
 from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage, Span

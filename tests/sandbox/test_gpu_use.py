@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.cluster.model.pod import HangNote
+from airflow_gpu_provider.cluster.model.pool_pod import HangNote
 from airflow_gpu_provider.cost.bill import computed_share
 from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle

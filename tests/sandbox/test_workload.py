@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.api.pods import list_run_pods
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
 from airflow_gpu_provider.errors import ObjectRejected, PodDeadline, PodFailed, PodPreempted, TaskKilled
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
 from airflow_gpu_provider.errors import GpuError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from airflow_gpu_provider.cluster.api.rest import label_selector
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL, jobs_path
 from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL, jobs_path
 from airflow_gpu_provider.cluster.model.provisioning_requests import API_GROUP, PLURAL
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 

@@ -16,7 +16,7 @@ from functools import partial
 from airflow_gpu_provider.clouds.backoff import ordinal
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL, Node
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.scaling.decide.decisions import Decision

@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.api.pods import delete_pod, list_pods_on, list
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, all_in_parallel
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

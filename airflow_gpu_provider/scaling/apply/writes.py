@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.api.pods import list_pods_on
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate

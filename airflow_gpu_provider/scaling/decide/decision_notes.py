@@ -20,7 +20,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.model.pod import Pod
+    from airflow_gpu_provider.cluster.model.pool_pod import Pod
 
 _CAME_ALONE = "its run wants several nodes of one zone, and not all of them are there"
 

@@ -14,7 +14,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.model.pod import Pod
+    from airflow_gpu_provider.cluster.model.pool_pod import Pod
 
 
 def of_other_specs(pool: GpuPool, key: DemandKey, live: Iterable[DemandLease]) -> list[DemandLease]:

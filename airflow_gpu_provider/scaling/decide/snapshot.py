@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
     from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
     from airflow_gpu_provider.cluster.model.node import Node
-    from airflow_gpu_provider.cluster.model.pod import Pod
+    from airflow_gpu_provider.cluster.model.pool_pod import Pod
 
 QUOTA_HOLDS = timedelta(minutes=30)
 """For how long a run's check of quotas counts: the time of one attempt. After that the cloud is asked by a launch."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, RUN_LABEL, gpus_of
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, gpus_of
 from airflow_gpu_provider.cluster.model.times import parse_time
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, delete, list_items
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, RUN_LABEL, jobs_path
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, jobs_path
 from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT, ZONE_CHOSEN, GangJob

@@ -22,8 +22,8 @@ from airflow_gpu_provider.cluster.api.clock import Clock
 from airflow_gpu_provider.cluster.api.nodes import read_node
 from airflow_gpu_provider.cluster.api.pods import mark_collected
 from airflow_gpu_provider.cluster.api.rest import call, delete, list_items
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, STUCK_AFTER
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, STUCK_AFTER
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound, ThirdObjectChanged
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
 from airflow_gpu_provider.cost.ledger import record_pods

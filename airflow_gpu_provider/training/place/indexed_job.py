@@ -13,8 +13,8 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 

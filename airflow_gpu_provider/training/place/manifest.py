@@ -19,8 +19,8 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider.cluster.model.pod import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.pool_pod import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.parse_errors import parsed
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

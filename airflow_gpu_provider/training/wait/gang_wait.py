@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.cluster.model.events import short_scheduling_message, size_in_words
-from airflow_gpu_provider.cluster.model.pod import JOB_LABEL
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.pool_pod import JOB_LABEL
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.model.pod import RANK_ANNOTATION
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.pool_pod import RANK_ANNOTATION
 from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT

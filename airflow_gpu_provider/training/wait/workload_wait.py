@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.model.pod import WORKLOAD_LABEL
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.model.pool_pod import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, ControllerNotRunning, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind

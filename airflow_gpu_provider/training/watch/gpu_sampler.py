@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi, OutputTooLong
-from airflow_gpu_provider.cluster.model.pod import HANG, HangNote, gpus_of
+from airflow_gpu_provider.cluster.model.pool_pod import HANG, HangNote, gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
 from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.cost.run_usage import Computed
 from airflow_gpu_provider.cost.usage import read_runs

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cost.run_usage import MachineUse
 from airflow_gpu_provider.cost.usage import read_machines, read_runs, record_begin, record_machines, record_pods
 from tests.fakes.api_server import ApiServer

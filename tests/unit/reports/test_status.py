@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.clouds.base import Machine
-from airflow_gpu_provider.cluster.model.pod import HangNote
+from airflow_gpu_provider.cluster.model.pool_pod import HangNote
 from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.reports.status import pool_status

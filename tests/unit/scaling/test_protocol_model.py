@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 
 from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.state.demand_leases import write_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster.model.pod import HangNote
 from airflow_gpu_provider.cluster.model.pod_state import PodState
+from airflow_gpu_provider.cluster.model.pool_pod import HangNote
 from airflow_gpu_provider.errors import GangHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import Silence

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from airflow_gpu_provider.cluster.api.async_api import OutputTooLong
-from airflow_gpu_provider.cluster.model.pod import HANG, HangNote
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.model.pool_pod import HANG, HangNote
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuHung, GpuIdle, PermissionDenied
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import Silence

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.model.pod import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
+from airflow_gpu_provider.cluster.model.pool_pod import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.place.fit import nodes_needed

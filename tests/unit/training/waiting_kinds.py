@@ -15,8 +15,8 @@ import pytest
 from airflow_gpu_provider.cluster.api import informer
 from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, WORKLOAD_LABEL
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL

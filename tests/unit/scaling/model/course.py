@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.cluster.model.pod import Pod
+from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actor

@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.api.clock import ServerClock
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.node import Node
-from airflow_gpu_provider.cluster.model.pod import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

@@ -19,7 +19,7 @@ from airflow_gpu_provider.clouds.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.cluster.api.gpu_health import BAD_GPU, why_bad
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES, lease_manifest
-from airflow_gpu_provider.cluster.model.pod import GANG_LABEL, HANG, Pod
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, HANG, Pod
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.cost.bill import bill
 from airflow_gpu_provider.cost.ledger import machines_to_bill
