@@ -12,6 +12,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.api.karpenter_objects import brings_bottlerocket, list_node_pools
 from airflow_gpu_provider.cluster.api.rest import ApiClient, label_selector, list_items
+from airflow_gpu_provider.cluster.model.devices import offered
 from airflow_gpu_provider.cluster.model.lease import PART_OF
 from airflow_gpu_provider.cluster.model.node import NodeImage
 from airflow_gpu_provider.cluster.model.node_requirements import is_met, untolerated
@@ -283,8 +284,7 @@ def _with_discovery(labels: Mapping[str, str], discovery: bool) -> dict[str, str
 
 
 def _have_gpus(nodes: list[dict[str, Any]]) -> bool:
-    gpus = [int((node["status"].get("allocatable") or {}).get(GPU_RESOURCE, 0)) for node in nodes]
-    return bool(gpus) and all(gpus)
+    return bool(nodes) and all(offered(node).allocatable for node in nodes)
 
 
 # -- whether a pod's node selector, affinity and tolerations let it onto a node that may not exist yet -------------

@@ -65,5 +65,11 @@ def test_what_only_calculates_loads_little(module: str) -> None:
     assert len(reached) <= REACHES[module], "\n".join(sorted(reached))
 
 
+def test_gpus_are_counted_in_one_place() -> None:
+    """But for the arguments of a task, which are the client's models."""
+    found = {path for path, tree in trees().items() if "get(GPU_RESOURCE" in ast.unparse(tree)}
+    assert found == {"cluster/model/devices.py", "training/place/pod_placement.py"}
+
+
 def test_no_modules_need_each_other() -> None:
     assert circles() == []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
-from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.cluster.model.devices import offered
 from airflow_gpu_provider.cluster.model.gpu_evidence import Witness, doubt, why_bad
 from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.pools.values import Taint
@@ -203,6 +203,7 @@ class Node:
         conditions = {c["type"]: c for c in status.get("conditions") or ()}
         ready = conditions.get("Ready", {})
         is_ready = ready.get("status") == "True"
+        gpus = offered(raw)
         words = plain(ready.get("message") or ready.get("reason") or "the kubelet has not reported yet")
         return cls(
             name=meta["name"],
@@ -210,8 +211,8 @@ class Node:
             machine=(spec.get("providerID") or "").rpartition("/")[2] or meta["name"],
             ready=is_ready,
             ready_changed_at=parse_time(ready.get("lastTransitionTime")) or created_at,
-            gpus=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
-            gpu_capacity=int((status.get("capacity") or {}).get(GPU_RESOURCE, 0)),
+            gpus=gpus.allocatable,
+            gpu_capacity=gpus.capacity,
             labels=labels,
             allocatable=status.get("allocatable") or {},
             cordoned=bool(spec.get("unschedulable")),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from airflow_gpu_provider.accelerators import GPU_RESOURCE
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.cluster.model.devices import asked
 from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.cluster.model.node_requirements import values_named
 from airflow_gpu_provider.cluster.model.times import format_time, parse_time
@@ -211,7 +211,7 @@ class Pod:
             uid=meta.get("uid", ""),
             node=spec.get("nodeName") or None,
             phase=phase,
-            gpus=gpus_of(spec),
+            gpus=asked(spec),
             daemon=_is_daemon(meta, annotations),
             node_selector=tuple((spec.get("nodeSelector") or {}).items()),
             machine_types=values_named(spec, INSTANCE_TYPE_LABEL),
@@ -253,18 +253,6 @@ def _owner(raw: dict[str, Any]) -> DemandKey | None:
     except (KeyError, TypeError):
         return None
     return key if raw["metadata"]["labels"].get(RUN_LABEL) == key.hash else None
-
-
-def gpus_of(spec: dict[str, Any]) -> int:
-    """Return how many nvidia.com/gpu a pod with this spec asks for."""
-
-    def limit(container: dict[str, Any]) -> int:
-        return int(((container.get("resources") or {}).get("limits") or {}).get(GPU_RESOURCE, 0))
-
-    first = spec.get("initContainers") or ()
-    sidecars = sum(limit(c) for c in first if c.get("restartPolicy") == "Always")
-    running = sidecars + sum(limit(c) for c in spec.get("containers") or ())
-    return max(running, *(limit(c) for c in first), 0) if first else running
 
 
 def _is_daemon(meta: dict[str, Any], annotations: dict[str, str]) -> bool:

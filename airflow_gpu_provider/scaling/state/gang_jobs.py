@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
+from airflow_gpu_provider.cluster.model.devices import asked
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, gpus_of
+from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL
 from airflow_gpu_provider.cluster.model.times import parse_time
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -78,7 +79,7 @@ class GangJob:
             resource_version=meta.get("resourceVersion", ""),
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
             size=size,
-            gpus=gpus_of(pod_spec),
+            gpus=asked(pod_spec),
             run=labels.get(RUN_LABEL),
             suspended=bool(spec.get("suspend")),
             queued_elsewhere=QUEUE_LABEL in labels,

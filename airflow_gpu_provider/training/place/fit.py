@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE, NodeSize
+from airflow_gpu_provider.cluster.model import devices
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cluster.model.quantity import amount
@@ -245,7 +246,7 @@ def gpus_of(each: PodTemplate) -> int | None:
 
 def limit_of(container: Manifest) -> int | None:
     """Return the GPUs that a container requests; None if they are an expression that is not rendered yet."""
-    asked = ((container.get("resources") or {}).get("limits") or {}).get(GPU_RESOURCE, 0)
+    asked = devices.limit_of(container)
     if is_template(asked):
         return None
     try:

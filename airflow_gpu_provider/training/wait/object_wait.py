@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
-from airflow_gpu_provider.accelerators import GPU_RESOURCE
+from airflow_gpu_provider.cluster.model.devices import limit_of
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.model.pool_pod import RANK_ANNOTATION
 from airflow_gpu_provider.cluster.model.times import parse_time
@@ -90,8 +90,7 @@ def main_container(pod: Json) -> str:
     names = [each["name"] for each in containers]
     if named in names:
         return str(named)
-    limits = {each["name"]: (each.get("resources") or {}).get("limits") or {} for each in containers}
-    with_gpus = [name for name in names if GPU_RESOURCE in limits[name]]
+    with_gpus = [each["name"] for each in containers if limit_of(each)]
     return str((with_gpus or names or [""])[0])
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Self
 import aiohttp
 
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi, OutputTooLong
-from airflow_gpu_provider.cluster.model.pool_pod import HANG, HangNote, gpus_of
+from airflow_gpu_provider.cluster.model.devices import asked
+from airflow_gpu_provider.cluster.model.pool_pod import HANG, HangNote
 from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Silence
@@ -310,7 +311,7 @@ class GpuSampler:
 
 def _has_gpus(pod: Json, container: str) -> bool:
     named = [each for each in (pod.get("spec") or {}).get("containers") or () if each["name"] == container]
-    return gpus_of({"containers": named}) > 0
+    return asked({"containers": named}) > 0
 
 
 def _refuses(error: GpuError) -> bool:
