@@ -41,7 +41,7 @@ from airflow_gpu_provider.reports.status import slow_pulls
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
-from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural, supply
+from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 
 LATELY = timedelta(days=1)
@@ -284,7 +284,7 @@ class _Doctor:
                     how_to_launch(self._pool, last),
                 )
         who = {group.name: group.provisioner for group in self._seen.groups}
-        for each in supply(self._seen):
+        for each in self._seen.supply:
             if each.lacks_for_long(self._seen.now):
                 quiet = False
                 message = f"{each}: {who[each.machine.group]}: {each.machine.lacks}"

@@ -23,7 +23,6 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
     plural,
-    supply,
     wanted_by,
     wanted_nodes,
 )
@@ -154,7 +153,7 @@ class PoolStatus:
 
 
 def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:
-    machines = supply(snapshot)
+    machines = snapshot.supply
     rows = tuple(_machine_row(snapshot, each) for each in machines if each.is_there)
     states = Counter(row.state for row in rows)
     gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)

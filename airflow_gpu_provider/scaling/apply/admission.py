@@ -24,8 +24,6 @@ from airflow_gpu_provider.scaling.decide.gangs import gang_placements, zones_in_
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
     PoolSnapshot,
-    live_leases,
-    supply,
     usable_nodes,
     waits_for_gpus,
 )
@@ -58,7 +56,7 @@ class Admission:
 def admission(snapshot: PoolSnapshot, jobs: Iterable[GangJob], leaving: Collection[str] = ()) -> Admission:
     """Return what to do about the pool's gangs now; `leaving` are nodes about to be cordoned or removed."""
     there = sorted((job for job in jobs if not job.over), key=lambda job: (job.created_at, job.namespace, job.name))
-    runs = {lease.key.hash for lease in live_leases(snapshot)}
+    runs = {lease.key.hash for lease in snapshot.live_leases}
     admitted = [job for job in there if not job.suspended]
     waiting = [job for job in there if job.suspended and not job.queued_elsewhere]
     queue = [job for job in waiting if job.run in runs]
@@ -90,7 +88,7 @@ def _zone_for(snapshot: PoolSnapshot, job: GangJob, room: _Room) -> str | None:
     zones = [zone for zone in free if room.holds(job, zone)]
     if zones:
         own = [
-            seat.zone for key, seat in gang_placements(snapshot, supply(snapshot)).by_key.items() if key.hash == job.run
+            seat.zone for key, seat in gang_placements(snapshot, snapshot.supply).by_key.items() if key.hash == job.run
         ]
         return min(zones, key=lambda zone: (zone not in own, -free[zone], zone))
     return "" if snapshot.pool.nodes_come_with_pods and not room.is_awaited else None

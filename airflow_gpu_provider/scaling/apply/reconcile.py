@@ -32,7 +32,7 @@ from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_o
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand
 from airflow_gpu_provider.scaling.state.gang_requests import delete_job, list_gang_jobs
@@ -178,7 +178,7 @@ class Reconciler:
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
-            check_one_spec(self.pool, key, live_leases(before))
+            check_one_spec(self.pool, key, before.live_leases)
             seen = None if over_quota is None else QuotaCheck(at=before.now, groups=tuple(sorted(over_quota)))
             prices = None if listed is None else replace(listed, at=before.now)
             lease = replace(_lease(before, key, nodes, until, prices, budget), gang=gang, over_quota=seen)
@@ -233,7 +233,7 @@ class Reconciler:
         if of_other_specs(
             self.pool, key, (lease for lease in list_demand(self.api, self.pool.name) if lease.live(now))
         ):
-            check_one_spec(self.pool, key, live_leases(self.snapshot()))
+            check_one_spec(self.pool, key, self.snapshot().live_leases)
 
     def check_autoscaler(self) -> None:
         """Raise AutoscalerNotRunning where cluster-autoscaler is to add the pool's nodes, and is not alive."""

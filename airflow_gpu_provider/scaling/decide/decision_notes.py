@@ -14,8 +14,6 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     SLOW,
     MachineStatus,
     PoolSnapshot,
-    live_leases,
-    supply,
     wanted_by,
 )
 
@@ -67,8 +65,8 @@ def notes(
 
 def _why_others_come(snapshot: PoolSnapshot) -> str:
     """Return why a machine goes that counts, though no fewer are wanted than there are."""
-    larger = [each for lease in live_leases(snapshot) for each in lease.larger]
-    there = {each.machine.id: each.node.instance_type for each in supply(snapshot) if each.node}
+    larger = [each for lease in snapshot.live_leases for each in lease.larger]
+    there = {each.machine.id: each.node.instance_type for each in snapshot.supply if each.node}
     lacking = [each for each in larger if [*there.values()].count(each.instance_type) < each.nodes]
     if not lacking:
         return _CAME_ALONE
@@ -77,7 +75,7 @@ def _why_others_come(snapshot: PoolSnapshot) -> str:
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
     """Return True if groups created by a live run's Ensure would be visible by now."""
-    return any(snapshot.now - lease.created_at > SHOWN_AFTER for lease in live_leases(snapshot))
+    return any(snapshot.now - lease.created_at > SHOWN_AFTER for lease in snapshot.live_leases)
 
 
 def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) -> Iterator[str]:

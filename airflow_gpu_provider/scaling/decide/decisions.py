@@ -23,8 +23,6 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
     pending_nodes,
-    supply,
-    types_in_demand,
     wanted_nodes,
     wanted_until,
 )
@@ -74,7 +72,7 @@ class Decision:
 
 
 def decide(snapshot: PoolSnapshot) -> Decision:
-    machines = supply(snapshot)
+    machines = snapshot.supply
     gangs = gang_placements(snapshot, machines)
     placed, grow, shrink = _sizes(snapshot, machines, gangs)
     to_go = _release(snapshot, machines, gangs, grow)
@@ -112,7 +110,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
 def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
     """Return the machines that no run wants any more, and that their provisioner is to remove."""
     groups = {group.name for group in snapshot.groups if group.provisioner}
-    machines = supply(snapshot)
+    machines = snapshot.supply
     empty = [each for each in machines if each.machine.group in groups and not each.holders]
     idle = sorted((each for each in empty if each.counts), key=_release_order)
     surplus = sum(each.counts for each in machines) - wanted_nodes(snapshot)
@@ -147,7 +145,7 @@ def _sizes(
     if snapshot.pool.is_autoscaled:
         return {}, {}, ()
     missing = _missing(snapshot, machines, gangs)
-    types = types_in_demand(snapshot)
+    types = snapshot.types_in_demand
     groups = [group for group in snapshot.groups if is_one_of(types, group.candidate.instance_type)]
     placed = place_machines(groups, missing, snapshot.now, gangs.placed, gangs.near)
     return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
@@ -21,9 +22,6 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     MachineStatus,
     PoolSnapshot,
     can_grow,
-    live_leases,
-    supply,
-    types_in_demand,
     unleased_wanted,
 )
 from airflow_gpu_provider.scaling.state.demand import DemandLease
@@ -68,7 +66,7 @@ class GangPlacements:
         """How many nodes the pool should have now."""
         return self.nodes + self.anywhere
 
-    @property
+    @cached_property
     def kept(self) -> frozenset[str]:
         return _ids(self.by_key.values())
 
@@ -88,7 +86,7 @@ def gang_placements(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...])
     near = Counter[str]()
     older, gang_nodes, placed = unleased_wanted(snapshot), 0, Counter[str]()
     anywhere = older
-    for lease in live_leases(snapshot):
+    for lease in snapshot.live_leases:
         shares = [] if snapshot.pool.is_autoscaled else [*_shares(lease)]
         others = lease.nodes - sum(share.size for share in shares)
         anywhere += others
@@ -154,11 +152,11 @@ def usable_by_zone(snapshot: PoolSnapshot, lease: DemandLease, nodes: Iterable[N
     This excludes the nodes of older gangs, and those that other runs' pods use, unless the pool cannot have more: then
     runs wait for each other.
     """
-    machines, names = supply(snapshot), {node.name for node in nodes}
+    machines, names = snapshot.supply, {node.name for node in nodes}
     usable = [each for each in machines if each.node and each.node.name in names]
     if not _must_share(snapshot, lease):
         found = gang_placements(snapshot, machines).by_key
-        before = [each.key for each in live_leases(snapshot)]
+        before = [each.key for each in snapshot.live_leases]
         older = [found[key] for key in before[: before.index(lease.key)] if key in found]
         usable = _free(usable, _gang_share(lease, lease.gang), _ids(older))
     counts = Counter(zone_of(each, snapshot.groups) for each in usable)
@@ -178,7 +176,7 @@ def zone_of(each: MachineStatus, groups: Iterable[Group]) -> str:
 
 
 def _must_share(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
-    live = live_leases(snapshot)
+    live = snapshot.live_leases
     older = sum(each.nodes for each in live[: live.index(lease)]) + unleased_wanted(snapshot)
     return not can_grow(snapshot) or older + gang_of(lease) > snapshot.pool.max_nodes
 
@@ -241,7 +239,7 @@ def _growing(
         there, by_group, _, asked = option
         return asked if sum(by_group.values()) <= room else len(there)
 
-    over, types = passed_over(snapshot.groups, snapshot.now), types_in_demand(snapshot)
+    over, types = passed_over(snapshot.groups, snapshot.now), snapshot.types_in_demand
     can_come = [
         group
         for group in snapshot.groups

@@ -18,7 +18,7 @@ from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place_machines
-from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, supply, wanted_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, wanted_nodes
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 _LEAST_RUNTIME = 0.75
@@ -45,7 +45,7 @@ def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -
     """
     if any(group.launching or group.status in COMING for group in snapshot.groups):
         return False
-    machines = supply(snapshot)
+    machines = snapshot.supply
     if any(each.state == "coming" for each in machines):
         return False
     over = backoff.passed_over(snapshot.groups, snapshot.now)
@@ -261,7 +261,7 @@ def until_it_begins(snapshot: PoolSnapshot, lease: DemandLease, by: datetime | N
     opens_at = group.reserved.opens_at if group and group.reserved else None
     if opens_at is None:
         return lease
-    if sum(each.counts for each in supply(snapshot)) >= wanted_nodes(snapshot):
+    if sum(each.counts for each in snapshot.supply) >= wanted_nodes(snapshot):
         return lease
     resume_at = max(opens_at, snapshot.now)
     return replace(lease, nodes=0, resume_at=resume_at, until=lease.until + (resume_at - snapshot.now))

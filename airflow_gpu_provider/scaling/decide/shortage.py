@@ -12,7 +12,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import Tried
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply, wanted_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
 
 _RECENT = timedelta(minutes=10)
 """A launch of a provisioner's that failed before explains no wait of now: it would have tried again.
@@ -129,7 +129,7 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
 
     None if all wanted machines exist, or one is being launched.
     """
-    machines = [each for each in supply(snapshot) if each.is_there]
+    machines = [each for each in snapshot.supply if each.is_there]
     wanted, there = wanted_nodes(snapshot), sum(each.counts for each in machines)
     if there >= wanted or any(each.state == "coming" for each in machines):
         return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
 
 from airflow_gpu_provider.clouds.base import Group, Machine
@@ -55,6 +56,48 @@ class PoolSnapshot:
     autoscaler: AutoscalerStatus | None = None
     kept: Mapping[str, KeptMachine] = field(default_factory=dict)
 
+    @cached_property
+    def live_leases(self) -> tuple[DemandLease, ...]:
+        """The demand that counts now, oldest first."""
+        live = (lease for lease in self.leases if lease.live(self.now) and not _is_left(self, lease))
+        return tuple(sorted(live, key=lambda lease: (lease.created_at, lease.key.hash)))
+
+    @cached_property
+    def supply(self) -> tuple[MachineStatus, ...]:
+        """The pool's live machines, group by group."""
+        nodes = {node.machine: node for node in self.nodes}
+        pods: dict[str, list[Pod]] = {}
+        for pod in self.pods:
+            if pod.node and pod.holds_node(self.now):
+                pods.setdefault(pod.node, []).append(pod)
+        found, types = [], self.types_in_demand
+        for group in self.groups:
+            is_ending = group.reserved is not None and group.reserved.has_ended
+            for machine in group.live:
+                node = nodes.get(machine.id)
+                on_node = pods.get(node.name, ()) if node else ()
+                overdue = tuple(pod for pod in on_node if is_overdue(self, pod))
+                found.append(
+                    MachineStatus(
+                        machine=machine,
+                        node=node,
+                        state=_state(self.now, machine, node),
+                        holders=tuple(pod for pod in on_node if pod not in overdue),
+                        overdue=overdue,
+                        is_ending=is_ending,
+                        is_of_other_type=not is_one_of(
+                            types, node.instance_type if node else group.candidate.instance_type
+                        ),
+                    )
+                )
+        return tuple(found)
+
+    @cached_property
+    def types_in_demand(self) -> frozenset[str]:
+        """The machine types that serve what is wanted; empty: any does."""
+        waiting = (pod for pod in _unleased_gpu_pods(self) if not pod.node)
+        return allowed_types(self.pool, self.live_leases, waiting)
+
     @property
     def prices(self) -> PriceRecord:
         """What the pool's machines cost, as far as its spec or its demand says."""
@@ -85,7 +128,7 @@ class PoolSnapshot:
 
         Its next try gets another machine, then. What others want nodes for stays: their pods can run there.
         """
-        wanted_for = {lease.key.writer for lease in live_leases(self)}
+        wanted_for = {lease.key.writer for lease in self.live_leases}
         wanted_for |= {pod.owner.writer if pod.owner else "" for pod in _unleased_gpu_pods(self)}
         if len(wanted_for) != 1 or not any(group.when_idle == "remove" for group in self.groups):
             return self
@@ -98,12 +141,6 @@ def without_room(groups: Iterable[Group], full: Collection[str]) -> tuple[Group,
 
 
 # -- demand --------------------------------------------------------------------------------------------------
-
-
-def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
-    """Return the demand that counts now, oldest first."""
-    live = (lease for lease in snapshot.leases if lease.live(snapshot.now) and not _is_left(snapshot, lease))
-    return tuple(sorted(live, key=lambda lease: (lease.created_at, lease.key.hash)))
 
 
 def _is_left(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
@@ -120,7 +157,7 @@ def _is_left(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
 
 def wanted_nodes(snapshot: PoolSnapshot) -> int:
     """Return how many nodes the pool should have now: the demand, within min_nodes and max_nodes."""
-    leased = sum(lease.nodes for lease in live_leases(snapshot))
+    leased = sum(lease.nodes for lease in snapshot.live_leases)
     asked = leased + unleased_wanted(snapshot)
     return min(snapshot.pool.max_nodes, max(snapshot.pool.min_nodes, asked))
 
@@ -131,7 +168,7 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
     Leases are served oldest first, in addition to the nodes on which GPU pods without a lease run; max_nodes is enough
     for all, because then pods wait for each other.
     """
-    live = live_leases(snapshot)
+    live = snapshot.live_leases
     place = live.index(own_lease(snapshot, key))
     up_to_here = sum(lease.nodes for lease in live[: place + 1])
     return min(_most(snapshot, live[place]), up_to_here + _unleased_nodes(snapshot))
@@ -139,7 +176,7 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
 def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
     """Return the run's live lease; raises NodesNotReady if it has none (any more)."""
-    for lease in live_leases(snapshot):
+    for lease in snapshot.live_leases:
         if lease.key == key:
             return lease
     raise NodesNotReady(
@@ -195,7 +232,7 @@ def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
     same whenever it has passed at a snapshot.
     """
     by_pods = (_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot))
-    return max((*(lease.until for lease in live_leases(snapshot)), *by_pods), default=None)
+    return max((*(lease.until for lease in snapshot.live_leases), *by_pods), default=None)
 
 
 def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
@@ -209,7 +246,7 @@ def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
 
 def wanted_by(snapshot: PoolSnapshot) -> str:
     """Return which runs and pods want nodes, as text."""
-    who = [f"{lease.key} ({plural(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
+    who = [f"{lease.key} ({plural(lease.nodes, 'node')})" for lease in snapshot.live_leases]
     who += [f"pod {pod}" for pod in _unleased_gpu_pods(snapshot)]
     if snapshot.pool.min_nodes:
         who.append(f"min_nodes={snapshot.pool.min_nodes}")
@@ -347,45 +384,9 @@ class MachineStatus:
         return f"{name} of {self.machine.group}"
 
 
-def supply(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
-    """Return the pool's live machines, group by group."""
-    nodes = {node.machine: node for node in snapshot.nodes}
-    pods: dict[str, list[Pod]] = {}
-    for pod in snapshot.pods:
-        if pod.node and pod.holds_node(snapshot.now):
-            pods.setdefault(pod.node, []).append(pod)
-    found, types = [], types_in_demand(snapshot)
-    for group in snapshot.groups:
-        is_ending = group.reserved is not None and group.reserved.has_ended
-        for machine in group.live:
-            node = nodes.get(machine.id)
-            on_node = pods.get(node.name, ()) if node else ()
-            overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
-            found.append(
-                MachineStatus(
-                    machine=machine,
-                    node=node,
-                    state=_state(snapshot.now, machine, node),
-                    holders=tuple(pod for pod in on_node if pod not in overdue),
-                    overdue=overdue,
-                    is_ending=is_ending,
-                    is_of_other_type=not is_one_of(
-                        types, node.instance_type if node else group.candidate.instance_type
-                    ),
-                )
-            )
-    return tuple(found)
-
-
-def types_in_demand(snapshot: PoolSnapshot) -> frozenset[str]:
-    """Return the machine types that serve what is wanted; empty: any does."""
-    waiting = (pod for pod in _unleased_gpu_pods(snapshot) if not pod.node)
-    return allowed_types(snapshot.pool, live_leases(snapshot), waiting)
-
-
 def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
     """Return the nodes that new pods can run on and whose machines stay."""
-    return tuple(each.node for each in supply(snapshot) if each.node and each.node.usable and each.counts)
+    return tuple(each.node for each in snapshot.supply if each.node and each.node.usable and each.counts)
 
 
 def _state(now: datetime, machine: Machine, node: Node | None) -> State:

@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNot
 from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, live_leases
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 
@@ -64,4 +64,4 @@ def delete_pool_records(reconciler: Reconciler, report: Report) -> None:
 def _users(snapshot: PoolSnapshot) -> list[str]:
     pods = (pod for pod in snapshot.pods if not pod.daemon)
     held = [f"pod {pod}" for pod in pods if pod.holds_node(snapshot.now) or (pod.node is None and not pod.finished)]
-    return [*(f"the run {lease.key}" for lease in live_leases(snapshot)), *held]
+    return [*(f"the run {lease.key}" for lease in snapshot.live_leases), *held]

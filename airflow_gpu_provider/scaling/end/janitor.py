@@ -22,7 +22,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
 from airflow_gpu_provider.scaling.decide.decisions import decide
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.end.other_pools import OtherPools
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -267,7 +267,7 @@ def unwanted(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover
     """
     decision = decide(without)
     pool = snapshot.pool.name
-    by_id = {each.machine.id: each for each in supply(without)}
+    by_id = {each.machine.id: each for each in without.supply}
     for machine in (*decision.release, *decision.later):
         each = by_id[machine.id]
         cost = cost_since(snapshot.price_of(machine.group), each.since, snapshot.now)

@@ -262,7 +262,7 @@ class NodesWait(Record):
 
 
 def _group_lines(snapshot: PoolSnapshot) -> list[str]:
-    lines = []
+    lines, joined = [], {node.machine for node in snapshot.nodes}
     for group in snapshot.groups:
         if group.status == "creating":
             lines.append(f"node group {group.name} is being created")
@@ -273,7 +273,7 @@ def _group_lines(snapshot: PoolSnapshot) -> list[str]:
         lines += [
             f"machine {machine.id} of {group.name} is {'starting' if machine.state == 'pending' else 'running'}"
             for machine in group.live
-            if machine.id not in {node.machine for node in snapshot.nodes}
+            if machine.id not in joined
         ]
     return lines
 

@@ -15,7 +15,7 @@ from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, switch_time
 from airflow_gpu_provider.scaling.decide.placement import place_machines
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply, wanted_nodes
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, wanted_nodes
 from tests.unit.scaling.pools import (
     EARLIER,
     LATER,
@@ -172,9 +172,9 @@ def test_an_autoscaler_s_sizes_are_left_to_it_and_no_pod_loses_its_node(state: P
     decision = decide(theirs)
     assert (decision.grow, decision.shrink) == ({}, ())
     gone = {each.id for each in decision.release}
-    left = [each for each in supply(theirs) if each.counts and each.machine.id not in gone]
-    assert all(each.machine.id not in gone for each in supply(theirs) if each.holders or each.state == "taken")
-    there = sum(each.counts for each in supply(theirs))
+    left = [each for each in theirs.supply if each.counts and each.machine.id not in gone]
+    assert all(each.machine.id not in gone for each in theirs.supply if each.holders or each.state == "taken")
+    there = sum(each.counts for each in theirs.supply)
     assert len(left) >= min(there, wanted_nodes(theirs))
 
 
@@ -209,8 +209,8 @@ def test_no_machine_of_a_group_that_is_updated_is_released(state: PoolSnapshot) 
 @given(snapshots())
 def test_no_more_is_released_than_is_not_wanted(state: PoolSnapshot) -> None:
     released = {each.id for each in decide(state).release}
-    left = [each for each in supply(state) if each.counts and each.machine.id not in released]
-    counted = sum(each.counts for each in supply(state))
+    left = [each for each in state.supply if each.counts and each.machine.id not in released]
+    counted = sum(each.counts for each in state.supply)
     assert len(left) >= min(counted, wanted_nodes(state))
 
 
@@ -250,7 +250,7 @@ def test_where_nobody_wants_anything_no_switch_is_moved_before_the_end_of_a_pod(
     assume(switch_time(state) is None)
     decision = decide(state)
     for group in state.groups:
-        mine = [each for each in supply(state) if each.machine.group == group.name]
+        mine = [each for each in state.supply if each.machine.group == group.name]
         at = decision.switch.get(group.name)
         if at is None or at == group.switch_at or group.name in decision.grow:
             continue

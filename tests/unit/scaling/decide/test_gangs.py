@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.errors import OutOfStock, PoolSpecError
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements
-from airflow_gpu_provider.scaling.decide.snapshot import MachineStatus, PoolSnapshot, supply
+from airflow_gpu_provider.scaling.decide.snapshot import MachineStatus, PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_decision_properties import carried_out, snapshots
@@ -258,7 +258,7 @@ def with_gangs(draw: Any) -> PoolSnapshot:
 
 @given(with_gangs())
 def test_no_gang_has_nodes_of_two_zones(state: PoolSnapshot) -> None:
-    machines = supply(state)
+    machines = state.supply
     found = gang_placements(state, machines)
     sizes = {each.key: each.gang for each in state.leases}
     for owner, seat in found.by_key.items():
@@ -279,7 +279,7 @@ def staying_for_runs(state: PoolSnapshot, grown: Mapping[str, int], machines: Se
     runs = {each.key.hash for each in state.leases if each.live(state.now)}
     serving = [each for each in machines if each.counts and (not each.holders or _runs_of(each) & runs)]
     created = {group.name for group in state.groups if group.status != "creating"}
-    kept = gang_placements(state, supply(state)).kept
+    kept = gang_placements(state, state.supply).kept
     serving = [each for each in serving if each.machine.group in created or each.machine.id in kept]
     by_group = Counter(each.machine.group for each in serving)
     sizes = {group.name: group.desired for group in state.groups if group.name not in grown}
@@ -292,7 +292,7 @@ def _runs_of(machine: MachineStatus) -> set[str | None]:
 
 @given(with_gangs())
 def test_never_more_than_wanted_with_gangs(state: PoolSnapshot) -> None:
-    machines = supply(state)
+    machines = state.supply
     found = gang_placements(state, machines)
     assert found.wanted <= state.pool.max_nodes
     assert found.wanted <= max(state.pool.min_nodes, sum(each.nodes for each in state.leases) + len(state.pods))

@@ -14,7 +14,7 @@ from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements
 from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of
-from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, supply
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
 from tests.unit.scaling.decide.test_decision_properties import carried_out
 from tests.unit.scaling.pools import EARLIER, NOW, SWITCH, A, B, dry, key, lease, machine, node, pod, pool, snapshot
@@ -159,7 +159,7 @@ def drawn(draw: Any) -> PoolSnapshot:
 
 @given(drawn())
 def test_never_more_than_wanted_and_each_part_of_its_type(state: PoolSnapshot) -> None:
-    machines = supply(state)
+    machines = state.supply
     found = gang_placements(state, machines)
     assert found.wanted <= max(state.pool.max_nodes, 0)
     types = {

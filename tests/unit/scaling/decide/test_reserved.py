@@ -16,7 +16,6 @@ from airflow_gpu_provider.clouds.base import Group, Plan
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.scarce_capacity import awaited, tried, until_it_begins, with_wait
-from airflow_gpu_provider.scaling.decide.snapshot import supply
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
 from tests.unit.scaling.decide.test_scarce_capacity import Night
 from tests.unit.scaling.pools import LATER, NOW, SWITCH, A, B, dry, lease, machine, pod, pool, snapshot
@@ -243,7 +242,7 @@ def test_a_run_that_outlasts_its_block_is_told() -> None:
 def test_a_machine_that_is_to_be_empty_serves_nobody_and_another_comes_elsewhere() -> None:
     over = {"reserved": ends(NOW, "it ends"), "max_size": 0}
     seen = snapshot(machine(1), leases=(lease(),), pods=(pod("train", on=1, run="run"),), train_a_g6_xlarge=over)
-    (status,) = supply(seen)
+    (status,) = seen.supply
     assert (status.is_ending, status.counts, status.state) == (True, False, "usable")
     decision = decide(seen)
     assert (decision.grow, decision.release) == ({B: 1}, ())
@@ -302,7 +301,7 @@ def test_a_run_has_its_node_from_the_block_or_from_elsewhere_and_never_too_late(
         night.pass_time()
         if not night.leases["run"].live(night.now):
             break
-        there = supply(night.snapshot())
+        there = night.snapshot().supply
         if night.now > empty_at + MINUTE:
             assert not night.zones[A].machines
             assert sum(each.counts for each in there) == 1
