@@ -322,13 +322,14 @@ class EnsureGpuPoolOperator(PoolOperator):
         context: Context,
     ) -> tuple[Outcome, datetime, datetime | None]:
         """Record the run's demand, and begin to meet it; return also the time, and when the run ends."""
+        from airflow_gpu_provider.scaling.deadlines import demand_until
         from airflow_gpu_provider.tasks.run_identity import run_ends_at
 
         now = reconciler.clock.now()
         latest = run_ends_at(context, reconciler.clock)
         if not (nodes := counts.wanted()):
             return reconciler.delete_demand_and_reconcile(key), now, latest
-        until = min(filter(None, (now + self.gpu_pool.demand_lasts(self.give_up_after), latest)))
+        until = demand_until(self.gpu_pool, now, give_up_after=self.give_up_after, run_ends_at=latest)
         outcome = reconciler.want(
             key,
             nodes,

@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
 _PROPOSED = f"{INSTALLATION_VARIABLE}_proposed"
 _PROPOSALS_WRITTEN_IN = 1.0
-_TIMED_OUT_WITHIN = timedelta(minutes=1)
 
 
 def installation_id() -> str:
@@ -96,14 +95,13 @@ def run_key(context: Any, pool_name: str, block_id: str = "") -> DemandKey:
 
 
 def run_ends_by(context: Any) -> datetime | None:
-    """Return when dagrun_timeout has ended the current run, whatever it does then; None where the DAG has none.
+    """Return when dagrun_timeout has ended the current run, whatever it does then; None where the DAG has none."""
+    from airflow_gpu_provider.scaling import deadlines
 
-    The scheduler counts from the run's start, and then skips what has not ended, teardowns too; it is given a minute.
-    """
     dag, dag_run = context.get("dag"), context.get("dag_run")
     timeout = getattr(dag, "dagrun_timeout", None)
     started = getattr(dag_run, "start_date", None)
-    return started + timeout + _TIMED_OUT_WITHIN if timeout and started else None
+    return deadlines.run_ends_by(started, timeout) if timeout and started else None
 
 
 def run_ends_at(context: Any, clock: Clock) -> datetime | None:

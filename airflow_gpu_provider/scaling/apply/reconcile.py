@@ -27,6 +27,7 @@ from airflow_gpu_provider.pools.budget import Budget, budget_of
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
+from airflow_gpu_provider.scaling.deadlines import within_budget
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_other_specs
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
@@ -225,7 +226,7 @@ class Reconciler:
         if lease.budget is None or lease.extended or not lease.nodes:
             return lease
         found = self.budget(lease.key, lease.nodes, lease.budget.limit, self.platform.list_prices())
-        return replace(lease, budget=found, until=min(lease.until, found.stops_by))
+        return replace(lease, budget=found, until=within_budget(lease.until, found))
 
     def check_one_spec(self, key: DemandKey) -> None:
         """Raise PoolDrift where `want` would; the pool is read only if there may be a reason."""
@@ -442,7 +443,7 @@ def _lease(
     created_at = old.created_at if old else before.now
     if budget is not None:
         budget = budget.begun_at(created_at)
-        until = min(until, budget.stops_by)
+    until = within_budget(until, budget)
     groups = tuple(group.name for group in before.groups if not group.owned)
     made = DemandLease(
         key=key,

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
-from airflow_gpu_provider.pools.switch import SWITCH_MARGIN, SWITCH_SLACK
+from airflow_gpu_provider.pools.switch import SWITCH_SLACK
+from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
@@ -118,21 +119,9 @@ def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
 
 
 def switch_time(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the cloud has to scale the pool to zero by itself; None if nothing is wanted.
-
-    A whole minute, because clouds have no finer resolution.
-    """
+    """Return when the cloud has to scale the pool to zero by itself; None if nothing is wanted."""
     until = wanted_until(snapshot)
-    return None if until is None else _switch_after(until)
-
-
-def _switch_after(until: datetime) -> datetime:
-    return _next_minute(until + SWITCH_MARGIN)
-
-
-def _next_minute(at: datetime) -> datetime:
-    minute = at.replace(second=0, microsecond=0)
-    return at if at == minute else minute + timedelta(minutes=1)
+    return None if until is None else deadlines.switch_at(until)
 
 
 def _sizes(
@@ -285,7 +274,7 @@ def _switches(
         # No run wants nodes, but a terminating pod holds a machine that the last switch was about to end.
         held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
         uncollected = (pod.collect_within for pod in snapshot.pods if pod.awaits_collection(snapshot.now))
-        at_last = _switch_after(snapshot.now + max(uncollected, default=COLLECT_WITHIN))
+        at_last = deadlines.switch_at(snapshot.now + max(uncollected, default=COLLECT_WITHIN))
         sooner = {} if stays or others_grow else _sooner(groups, machines, snapshot.now)
         return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, even when no process looks at the pool.
@@ -304,7 +293,7 @@ def _no_later_than_reserved(group: Group, at: datetime, now: datetime) -> dateti
         return at
     if not reserved.has_ended:
         return reserved.ends_at.replace(second=0, microsecond=0)
-    soon = _next_minute(now + _SWITCH_LEAD)
+    soon = deadlines.next_minute(now + _SWITCH_LEAD)
     return group.switch_at if group.switch_at and now < group.switch_at <= soon else soon
 
 
@@ -323,7 +312,7 @@ def _sooner(groups: Sequence[Group], machines: tuple[MachineStatus, ...], now: d
         ends += [now] if min(group.unfilled, group.desired - group.keeps) > 0 else []
         if not ends or None in ends or any(each.state == "taken" for each in mine):
             continue
-        at = _switch_after(max(end for end in ends if end))
+        at = deadlines.switch_at(max(end for end in ends if end))
         if group.switch_at is None or group.switch_at > at + SWITCH_SLACK:
             sooner[group.name] = at
     return sooner

@@ -16,6 +16,7 @@ from airflow_gpu_provider.clouds.backoff import OFF_LIMITS
 from airflow_gpu_provider.clouds.base import COMING, Group, Plan
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
+from airflow_gpu_provider.scaling.deadlines import longest_runtime, restarted_until
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place_machines
 from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, wanted_nodes
@@ -79,7 +80,7 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
     after = replace(
         lease,
         nodes=nodes,
-        until=_until(snapshot, lease, latest),
+        until=restarted_until(snapshot.pool, snapshot.now, lease.budget, run_ends_at=latest),
         created_at=snapshot.now,
         attempt_since=snapshot.now,
         resume_at=None,
@@ -89,22 +90,12 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
 
 def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> DemandChange | None:
     """Ask for the full max_runtime, or until `latest`, if the wait has used up too much of it."""
-    after = replace(lease, until=_until(snapshot, lease, latest))
-    is_enough = lease.until - snapshot.now >= _longest(snapshot, lease) * _LEAST_RUNTIME
+    pool, now, budget = snapshot.pool, snapshot.now, lease.budget
+    after = replace(lease, until=restarted_until(pool, now, budget, run_ends_at=latest))
+    is_enough = lease.until - now >= longest_runtime(pool, budget) * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
         return None
     return DemandChange(before=lease, after=after, why=f"the run's time starts again, until {after.until:%H:%M}Z")
-
-
-def _until(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None) -> datetime:
-    until = snapshot.now + _longest(snapshot, lease)
-    return until if latest is None else min(until, latest)
-
-
-def _longest(snapshot: PoolSnapshot, lease: DemandLease) -> timedelta:
-    """Return how long a run may have its nodes: for max_runtime, or as long as its money lasts."""
-    longest = snapshot.pool.max_runtime
-    return longest if lease.budget is None else min(longest, lease.budget.lasts)
 
 
 def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:

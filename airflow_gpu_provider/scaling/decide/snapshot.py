@@ -19,6 +19,7 @@ from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
+from airflow_gpu_provider.scaling.deadlines import unleased_until
 from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, is_one_of
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
@@ -226,22 +227,12 @@ def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
 
 
 def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the last demand expires, or None if there is no demand.
-
-    A pod without a lease has the time that its kubelet gives it, `max_runtime` at most; the time is extended by the
-    same whenever it has passed at a snapshot.
-    """
-    by_pods = (_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot))
+    """Return when the last demand expires, or None if there is no demand."""
+    by_pods = (
+        unleased_until(snapshot.pool, snapshot.now, pod.started_at or pod.created_at, pod.active_deadline)
+        for pod in _unleased_gpu_pods(snapshot)
+    )
     return max((*(lease.until for lease in snapshot.live_leases), *by_pods), default=None)
-
-
-def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
-    """Return when a pod without a lease ends by itself; counted from its start, or until then from its creation."""
-    longest = snapshot.pool.max_runtime
-    period = max(min(pod.active_deadline or longest, longest), timedelta(seconds=1))
-    since = pod.started_at or pod.created_at
-    periods = max(snapshot.now - since, timedelta(0)) // period + 1
-    return since + periods * period
 
 
 def wanted_by(snapshot: PoolSnapshot) -> str:

@@ -13,6 +13,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.prices import in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
+from airflow_gpu_provider.scaling.deadlines import unextended_last, with_more_money
 from airflow_gpu_provider.scaling.state.demand import DemandLease, reason_of
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.untrusted import one_line
@@ -197,7 +198,7 @@ def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) 
             "Give a reason, which is kept with the demand; or give it more money.",
             pool=pool.name,
         )
-    last = lease.created_at + pool.max_runtime
+    last = unextended_last(pool, lease.created_at)
     if lease.until + by > last and not reason:
         raise DemandNotExtended(
             f"Pool {pool.name}: {by} more for {lease.key} is until {lease.until + by:%Y-%m-%d %H:%MZ}, and its"
@@ -222,7 +223,7 @@ def _by_money(
     def longer(lease: DemandLease) -> DemandLease:
         _check_money(pool, max_cost, reason, lease)
         budget = budgets[lease.key]
-        until = max(lease.until, min(budget.stops_by, lease.created_at + pool.max_runtime))
+        until = with_more_money(pool, lease.created_at, lease.until, budget)
         allowance.check_time(pool, lease, until - lease.until)
         return replace(lease, budget=budget, until=until)
 

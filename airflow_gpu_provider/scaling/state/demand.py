@@ -17,12 +17,12 @@ from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 _PREFIX = "airflow-gpu-provider/"
 
 _NUMBERS = range(100_000)
-_ROUNDED = timedelta(seconds=1)
 LONGEST_REASON = 300
 """Characters of a reason that is kept with demand."""
 
@@ -129,12 +129,12 @@ class DemandLease:
     @property
     def ends_by_budget(self) -> bool:
         """Whether it ends because its money is used by then, rather than its time."""
-        return self.budget is not None and not self.extended and self.until >= self.budget.ends_at - _ROUNDED
+        return deadlines.ends_by_budget(self.until, self.budget, is_extended=bool(self.extended))
 
     @property
     def pods_end_by(self) -> datetime:
         """When its pods have to end: at the end of its time, or of its money."""
-        return self.budget.ends_at if self.budget is not None and self.ends_by_budget else self.until
+        return deadlines.pods_end_by(self.until, self.budget, is_extended=bool(self.extended))
 
     def larger_of(self, task_id: str, map_index: int, iteration: int = -1) -> LargerGpu | None:
         """Return what a task has got in place of a GPU that was too small; None if it has got nothing."""

@@ -27,6 +27,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.pools.budget import money_is_used
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
+from airflow_gpu_provider.scaling.deadlines import DEFERRED_AFTER, deferred_for
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
@@ -42,7 +43,6 @@ from airflow_gpu_provider.training.log.trigger_log import write_again
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.watch.watch_loop import read_wait
 
-_DEFER_MARGIN = timedelta(minutes=5)
 _ENDS_WITH_ITS_MONEY = timedelta(seconds=5)
 """How much before the end of its money a pod may end for it: deadlines of pods are whole seconds."""
 
@@ -253,10 +253,9 @@ class PodTry:
             "result": sidecar if self._settings.has_result else None,
             "extra": {**(self._settings.trigger_kwargs or {}), **carried},
         }
-        left = max(wait.deadline - now, timedelta(0))
-        until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
+        until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, wait.deadline - now)}"
         self.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
-        self._host.wait_in_triggerer(record, left + _DEFER_MARGIN)
+        self._host.wait_in_triggerer(record, deferred_for(wait.deadline, now))
 
     @contextmanager
     def _heeding_memory(self) -> Iterator[None]:
@@ -352,6 +351,6 @@ class PodTry:
 def _own_deadline(pod: Json | None, left: timedelta) -> str:
     """Return, as text, that the pod's own activeDeadlineSeconds end it sooner than the task's deadline."""
     seconds = pod["spec"].get("activeDeadlineSeconds") if pod is not None else None
-    if seconds is None or timedelta(seconds=seconds) > left - _DEFER_MARGIN:
+    if seconds is None or timedelta(seconds=seconds) > left - DEFERRED_AFTER:
         return ""
     return f", or {seconds} s after its start"

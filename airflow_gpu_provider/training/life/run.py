@@ -21,6 +21,7 @@ from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.budget import Budget, money_is_used
+from airflow_gpu_provider.scaling.deadlines import TrainingBounds
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
@@ -127,20 +128,24 @@ class PodDeadlines:
 
     def of_pod(self, created_at: datetime) -> datetime:
         """Return when a pod created at that time must have ended."""
-        deadline = self._demand_until() or created_at + self.max_runtime + self.queue_time
-        if self.execution_timeout is not None and self.started_at is not None:
-            deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
-        return deadline if self.at_latest is None else min(deadline, self.at_latest)
+        return self._bounds.of_pod(created_at)
 
     def queued_until(self, created_at: datetime) -> datetime | None:
-        """Return when Kueue must have admitted what was created at that time; None where its time there counts.
+        """Return when Kueue must have admitted what was created at that time; None where its time there counts."""
+        return self._bounds.queued_until(created_at)
 
-        That leaves it its max_runtime, or half of what the run has left.
-        """
-        if not self.queue_time:
-            return None
-        until = self.of_pod(created_at)
-        return max(until - self.max_runtime, created_at + (until - created_at) / 2)
+    @property
+    def _bounds(self) -> TrainingBounds:
+        timeout = None
+        if self.execution_timeout is not None and self.started_at is not None:
+            timeout = self.clock.of_local(self.started_at + self.execution_timeout)
+        return TrainingBounds(
+            max_runtime=self.max_runtime,
+            queue_time=self.queue_time,
+            demand=self._demand_until(),
+            execution_timeout=timeout,
+            of_try=self.at_latest,
+        )
 
     def seconds_of_pod(self, pool: GpuPool, now: datetime) -> int:
         """Return for how long a pod that is created now may run.
@@ -149,8 +154,7 @@ class PodDeadlines:
             BudgetExceeded, RunTimeOver: It had no time to do anything: the run's money is used, or its time over.
             PodDeadline: The same of the task's execution_timeout, or of the try's deadline.
         """
-        left = self.of_pod(now) - now
-        seconds = int((min(left, self.max_runtime) if self.queue_time else left).total_seconds())
+        seconds = int(self._bounds.lasts(now).total_seconds())
         if seconds >= LEAST_SECONDS:
             return seconds
         if (budget := self.budget) is not None and budget.ends_at < now + timedelta(seconds=LEAST_SECONDS):

@@ -15,6 +15,7 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
+from airflow_gpu_provider.scaling.deadlines import job_seconds
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.training.place.kinds import FINISHED_STAYS_SECONDS
 
@@ -27,7 +28,6 @@ NCCL_HEARTBEAT_SECONDS = 300
 LONGEST_NAME = 54
 """For a Job, so that the pods' host names, "<job>-<rank>", are DNS labels; the Service's name already is one."""
 
-_AFTER_PODS = 120  # seconds: pods end by their own deadline, and stay readable; the Job's deadline would delete them
 _SIDECAR = f'[ "$JOB_COMPLETION_INDEX" = 0 ] || exit 0; trap "exit 0" TERM; {PodDefaults.XCOM_CMD}'
 
 
@@ -76,7 +76,7 @@ def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dic
             "backoffLimitPerIndex": 0,
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": FINISHED_STAYS_SECONDS,
-            **({"activeDeadlineSeconds": deadline + _AFTER_PODS} if deadline else {}),
+            **({"activeDeadlineSeconds": job_seconds(deadline)} if deadline else {}),
             "template": {"metadata": {"labels": of_pods, "annotations": annotations}, "spec": spec},
         },
     }
