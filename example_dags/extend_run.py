@@ -1,8 +1,8 @@
 """More time, or money, for a run whose nodes would go: trigger it, or use the buttons of the page GPU pools.
 
 It asks for the pool, the run, and the hours; or, in place of these, for what the run may cost in all. For money, and
-beyond the pool's `max_runtime`, it needs a reason, which `airflow gpu status` tells then. A pod that runs already ends
-at its own deadline all the same; what starts later has the new one.
+beyond the pool's `max_runtime`, it needs a reason, which `airflow gpu status` tells then. Where a pod that runs ends
+before all the same, it changes nothing, and the log has when; `pods_may_end` extends it for what starts later.
 
 Who may trigger this DAG may spend what `dag_ids` and `most_hours` allow, on others' runs, too.
 
@@ -40,6 +40,7 @@ with DAG(
         "hours": Param(1.0, type=["number", "null"], exclusiveMinimum=0),
         "max_cost": Param(None, type=["number", "null"], exclusiveMinimum=0, title="In place of hours: max_cost"),
         "reason": Param("", type=["string", "null"]),
+        "pods_may_end": Param(False, type="boolean", title="Although a pod that runs ends before"),
     },
 ):
     ExtendGpuPoolOperator(
@@ -51,6 +52,7 @@ with DAG(
         hours="{{ params.hours or '' }}",
         max_cost="{{ params.max_cost or '' }}",
         reason="{{ params.reason or '' }}",
+        pods_may_end="{{ params.pods_may_end }}",
         dag_ids=["nightly_*"],  # whose runs may have more
         most_hours=6,  # all extensions of a run together
         retries=0,

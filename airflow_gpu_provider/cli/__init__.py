@@ -59,6 +59,11 @@ def get_commands() -> list[CLICommand]:
             _argument("--max-cost", type=float, help="Or what it may cost in all, more than its DAG's max_cost"),
             _argument("--reason", help="Why; needed for more money, and beyond the pool's max_runtime"),
             _argument("--block-id", help="Only this block of the run (default: all of them)"),
+            _argument(
+                "--pods-may-end",
+                action="store_true",
+                help="For what starts later, although a pod that runs ends before; without it that changes nothing",
+            ),
         ),
         "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),
         "manifest": (

@@ -234,6 +234,7 @@ def extend(args: Namespace) -> None:
         max_cost=None if args.max_cost is None else amount(args.max_cost),
         reason=args.reason or "",
         block=args.block_id,
+        pods_may_end=args.pods_may_end,
     )
     for line in dict.fromkeys(line for each in extended for line in each.log_lines):
         tell(line)

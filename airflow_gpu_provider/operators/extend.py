@@ -24,9 +24,9 @@ _MOST_HOURS = 8760  # a year
 class ExtendGpuPoolOperator(PoolOperator):
     """Keep the nodes of a DAG run longer: extend its demand for a pool, and with it the groups' switches.
 
-    It is for a night that takes longer: tasks still to come, a training that resumes. A pod that already runs still
-    ends at its own deadline, since Kubernetes allows that to be lowered but not raised. Either `hours` or `max_cost`
-    is given; with a reason, `hours` are given whatever they cost.
+    It is for a night that takes longer: a training that runs, tasks still to come. Where a pod that runs ends before
+    all the same, by its activeDeadlineSeconds or with its machine, nothing is extended unless `pods_may_end`
+    (docs/janitor.md). Either `hours` or `max_cost` is given; with a reason, `hours` are given whatever they cost.
 
     Who may trigger its DAG may spend what `dag_ids` and `most_hours` allow: the pool's connection does it, and Airflow
     is not asked whether they may edit the DAG of that run.
@@ -41,6 +41,8 @@ class ExtendGpuPoolOperator(PoolOperator):
         reason: Why. Required for more money, and beyond the pool's `max_runtime`, counted from the run's Ensure;
             `airflow gpu status` shows it.
         block_id: EnsureGpuPoolOperator's. Default: all of the run's blocks on the pool.
+        pods_may_end: Extend it for what starts later, although a pod that runs ends before: a bool, or text that reads
+            as one. Default False.
         dag_ids: The DAGs whose runs may be extended, as globs like "team-a-*". Not a template. Default: all that use
             the pools.
         most_hours: How many hours all extensions of a block's demand together may add, above 0, those by money
@@ -56,7 +58,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         PoolSpecError: No pool is given, or several without pool_name, or `dag_ids` or `most_hours` is not acceptable
             (when the DAG is parsed), or none has this name.
         DemandNotExtended: The run is over or wants no nodes of the pool, `hours`, `max_cost` or `reason` is not
-            acceptable, or `dag_ids` or `most_hours` does not allow it.
+            acceptable, `dag_ids` or `most_hours` does not allow it, or a pod that runs ends before. Nothing is changed.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used already.
     """
 
@@ -70,6 +72,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         "max_cost",
         "reason",
         "block_id",
+        "pods_may_end",
     )
     _doing = "extended a run's demand"
     ui_color = "#e6ddf2"
@@ -87,6 +90,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         block_id: str | None = None,
         dag_ids: Sequence[str] | None = None,
         most_hours: float | None = None,
+        pods_may_end: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -100,6 +104,7 @@ class ExtendGpuPoolOperator(PoolOperator):
         self.block_id = block_id
         self.dag_ids = _globs(dag_ids)
         self.most_hours = _most(most_hours)
+        self.pods_may_end = pods_may_end
         check_pools(gpu_pools)
         if pool_name is None and len(gpu_pools) > 1:
             names = ", ".join(pool.name for pool in gpu_pools)
@@ -130,6 +135,7 @@ class ExtendGpuPoolOperator(PoolOperator):
             max_cost=None if (most := _given(self.max_cost)) is None else amount(most),
             reason=reason,
             block=self.block_id,
+            pods_may_end=str(self.pods_may_end).strip().lower() == "true",
         )
         for each in done:
             for line in each.log_lines:

@@ -100,7 +100,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             AIRFLOW_GPU_CHECKPOINT. Templated. Default None.
         on_preemption: What to do when the pod is preempted (spot reclaim, eviction, lost node): "resume" starts it
             again, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume"
-            with a checkpoint, else "fail". All pods of a try share one deadline.
+            with a checkpoint, else "fail". All pods of a try end with their run's demand.
         max_preemptions: How often one try may resume. Default 3.
         on_gpu_out_of_memory: What to do when it runs out of GPU memory: "larger" has the next try ask for the pool's
             next machine type with more memory per GPU, at most twice, and needs `retries` and a `gpu_nodes` block;

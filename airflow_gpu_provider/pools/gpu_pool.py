@@ -293,6 +293,11 @@ class GpuPool(ABC):
         return False
 
     @property
+    def ends_by_itself(self) -> bool:
+        """Whether the cloud ends its machines some time after its demand is over, with Airflow and the cluster gone."""
+        return self.is_switched_off and not self.min_nodes
+
+    @property
     def spot_notice(self) -> int | None:
         """How many seconds pods have once a spot machine is taken back; None: not known."""
         return None

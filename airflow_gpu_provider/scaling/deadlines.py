@@ -5,6 +5,7 @@ Demand ends first; its pods end then, or with its money; the cloud's switch foll
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -117,9 +118,11 @@ class TrainingBounds:
     Attributes:
         max_runtime: The pool's; counts from a pod's creation if the run has no demand.
         queue_time: How long a pod may wait in a Kueue queue besides that.
-        demand: When the run's demand has its pods end (`pods_end_by`); None without demand.
+        demand: When the run's demand has its pods end (`pods_end_by`), which an extension moves; None without demand.
         execution_timeout: When the task's is over; None without one.
-        of_try: The deadline of the try's first pod, for those that follow it.
+        of_try: The deadline of the try's first pod, for those that follow it where there is no demand.
+        is_ended_by_cloud: Whether machines end by themselves after the demand, and the pods with them.
+        machine_lifetime: How long a machine lives at most; None for without a limit.
     """
 
     max_runtime: timedelta
@@ -127,11 +130,14 @@ class TrainingBounds:
     demand: datetime | None = None
     execution_timeout: datetime | None = None
     of_try: datetime | None = None
+    is_ended_by_cloud: bool = False
+    machine_lifetime: timedelta | None = None
 
     def of_pod(self, created_at: datetime) -> datetime:
         """Return when a pod created at that time must have ended."""
-        by_demand = self.demand or created_at + self.max_runtime + self.queue_time
-        return _at_latest(by_demand, self.execution_timeout, self.of_try)
+        if self.demand is not None:
+            return _at_latest(self.demand, self.execution_timeout)
+        return _at_latest(created_at + self.max_runtime + self.queue_time, self.execution_timeout, self.of_try)
 
     def queued_until(self, created_at: datetime) -> datetime | None:
         """Return when Kueue must have admitted what was created at that time; None where its time there counts.
@@ -148,10 +154,62 @@ class TrainingBounds:
         left = self.of_pod(now) - now
         return min(left, self.max_runtime) if self.queue_time else left
 
+    def kubelet_limit(self, now: datetime) -> timedelta | None:
+        """Return the activeDeadlineSeconds of a pod that is created now; None for none.
 
-def job_seconds(pod_seconds: int) -> int:
-    """Return the activeDeadlineSeconds of the Job whose pods have these."""
-    return pod_seconds + int(JOB_AFTER_PODS.total_seconds())
+        Kubernetes lets nobody raise them. So they are the end of the demand only where nothing else ends the pod once
+        Airflow is dead; elsewhere what no extension moves.
+        """
+        if self.demand is None or not self.is_ended_by_cloud:
+            return self.lasts(now)
+        timeout = None if self.execution_timeout is None else self.execution_timeout - now
+        return min(filter(None, (timeout, self.machine_lifetime)), default=None)
+
+
+def job_seconds(training: timedelta) -> int:
+    """Return the activeDeadlineSeconds of the Job of a gang that may run for so long."""
+    return math.ceil((training + JOB_AFTER_PODS).total_seconds())
+
+
+def extended_deadline(deadline: datetime, demand: datetime, execution_timeout: datetime | None) -> datetime | None:
+    """Return until when a training may go on whose deadline has come; None where it may not.
+
+    Args:
+        demand: When its demand has pods end by now.
+        execution_timeout: When the task's is over, which no extension moves.
+    """
+    later = _at_latest(demand, execution_timeout)
+    return later if later > deadline else None
+
+
+# -- what an extension reaches -------------------------------------------------------------------------------
+
+
+def pod_ends_at(
+    now: datetime,
+    *,
+    kubelet_since: datetime | None,
+    active_deadline: timedelta | None,
+    launched_at: datetime | None,
+    machine_lifetime: timedelta | None,
+) -> datetime | None:
+    """Return when a pod ends on its node, whatever its demand and its task say; None where nothing there ends it.
+
+    Args:
+        kubelet_since: Since when its kubelet counts `active_deadline`; None where it has not begun.
+        launched_at: When its machine was launched; None where that is not known.
+    """
+    by_kubelet = None if active_deadline is None else (kubelet_since or now) + active_deadline
+    by_cloud = None if launched_at is None or machine_lifetime is None else launched_at + machine_lifetime
+    return min(filter(None, (by_kubelet, by_cloud)), default=None)
+
+
+def is_cut_short(ends_at: datetime | None, before: datetime, after: datetime) -> bool:
+    """Return whether a pod that ends then cannot have what an extension gives from `before` to `after`.
+
+    One that ends sooner has an end that its author chose, or a machine that goes: no extension is meant for it.
+    """
+    return ends_at is not None and before - _ROUNDED <= ends_at < after - _ROUNDED
 
 
 def deferred_for(deadline: datetime, now: datetime) -> timedelta:

@@ -90,7 +90,8 @@ class GpuPodTrigger(Recorded):
         await asyncio.sleep(self.record.get("pause") or 0.0)
         outcome = await self._outcome(wait)
         outcome = replace(outcome, logs=await self._logs_so_far())
-        if self.record.get("has_next") and self._may_be_preempted(outcome):
+        may_follow = bool(self.record.get("has_next")) and outcome.extended_until is None
+        if may_follow and self._may_be_preempted(outcome):
             outcome = replace(outcome, lines=self._kept.packed())
         if self._gpus is not None:
             outcome = replace(outcome, gpu_use=self._gpus.use)
@@ -111,7 +112,8 @@ class GpuPodTrigger(Recorded):
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(warn, started=wait.started)
             progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
-            pod = wait.pod_with_result(progress.result or {}) if progress.error is None else None
+            has_succeeded = progress.done and progress.error is None
+            pod = wait.pod_with_result(progress.result or {}) if has_succeeded else None
             result = await self._read_result(wait.namespace, pod) if pod else None
             return replace(WaitOutcome.of_progress(wait, progress), result=result)
         except GpuError as error:

@@ -75,7 +75,7 @@ def test_pod_says_where_it_belongs(pool: EksGpuPool, api: client.CoreV1Api) -> N
     base = kept.spec.containers[0]
     assert kept.spec.node_selector == {"airflow-gpu-provider/pool": "pods"}
     assert base.resources.limits == {"memory": "1Gi", "nvidia.com/gpu": "1"}
-    assert 0 < kept.spec.active_deadline_seconds <= pool.max_runtime.total_seconds()
+    assert kept.spec.active_deadline_seconds is None, "its task ends it, or the switch: an extension reaches both"
     assert kept.metadata.annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
     assert kept.metadata.labels["airflow-gpu-provider/pool"] == "pods"
 

@@ -330,6 +330,11 @@ class GkeGpuPool(GpuPool):
         return None if self.min_nodes or derived > rules.LONGEST_RUN else derived
 
     @property
+    def ends_by_itself(self) -> bool:
+        """Whether its machines have a `node_lifetime`; those of external node pools have what their owner gave them."""
+        return self.node_lifetime is not None and self.manage == "full"
+
+    @property
     def is_reserved(self) -> bool:
         """Whether machines come only from a reservation."""
         return self.reservation_affinity.get("consume_reservation_type") in rules.RESERVED_ONLY

@@ -23,7 +23,7 @@ ATTEMPT_ANNOTATION = "airflow-gpu-provider/attempt"
 """On a pod: which of its try's pods it is; it goes up with each preemption."""
 
 DEADLINE_ANNOTATION = "airflow-gpu-provider/active-deadline-seconds"
-"""On a pod: the activeDeadlineSeconds that it was created with, before the cluster's policies saw it."""
+"""On a pod: the activeDeadlineSeconds that it was created with, before the cluster's policies saw it; "" for none."""
 
 
 class ContainerRun(NamedTuple):
@@ -214,6 +214,8 @@ def _foreign_deadline(metadata: Json, spec: Json) -> str:
     if asked is None or seconds is None or str(seconds) == asked:
         return ""
     who = "a cluster policy has set it, usually an admission webhook"
+    if not asked:
+        return f"{seconds}, and this package asked for none: {who}"
     return f"{seconds}, and not the {asked} that this package asked for: {who}"
 
 

@@ -102,6 +102,7 @@ class Pod:
         collect_within: How long after its end it holds its node for that.
         succeeded: Its containers ended with exit code 0; the one that keeps its result may still run.
         active_deadline: How long its kubelet lets it run (activeDeadlineSeconds); None for as long as it likes.
+        kubelet_since: Since when its kubelet has it, and counts `active_deadline`; None where none has.
         started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
         workload: The path of the workload whose controller has made it; empty for none.
@@ -127,6 +128,7 @@ class Pod:
     collect_within: timedelta = COLLECT_WITHIN
     succeeded: bool = False
     active_deadline: timedelta | None = None
+    kubelet_since: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     created_at: datetime
@@ -225,6 +227,7 @@ class Pod:
             collect_within=collect_within(annotations.get(UNCOLLECTED, "")),
             succeeded=has_succeeded(status),
             active_deadline=_seconds(spec.get("activeDeadlineSeconds")),
+            kubelet_since=parse_time(status.get("startTime")),
             started_at=_started_at(status),
             finished_at=_finished_at(status) if phase in _FINISHED else None,
             created_at=created_at,

@@ -4,7 +4,7 @@ cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -241,24 +241,34 @@ class Reconciler:
         if self.pool.needs_cluster_autoscaler:
             check_running(self.api, self.pool.name, self.clock.now(), or_else=WITHOUT_AUTOSCALER)
 
-    def extend(self, keys: Collection[DemandKey], longer: Callable[[DemandLease], DemandLease]) -> Outcome:
-        """Extend demand, its switch first; demand that is gone or over is not written.
+    def extend(
+        self,
+        keys: Collection[DemandKey],
+        longer: Callable[[DemandLease, PoolSnapshot], DemandLease],
+        extend_jobs: Callable[[PoolSnapshot, DemandLease], Sequence[str]],
+    ) -> Outcome:
+        """Extend demand, its switch first, then its Jobs; demand that is gone or over is not written.
 
-        `longer` returns a Lease extended, or raises if it may not be; it is called for all before the first is written.
+        Args:
+            longer: Returns a Lease extended, or raises if it may not be; it is called for all before the first write.
+            extend_jobs: Extends the Jobs of an extended Lease, and returns what it did.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
             found = [lease for lease in before.leases if lease.key in keys and lease.live(before.now)]
-            after = [longer(lease) for lease in found]
+            after = [longer(lease, before) for lease in found]
             others = tuple(lease for lease in before.leases if lease not in found)
             snapshot = replace(before, leases=(*others, *after))
+            done = list[str]()
 
             def write() -> None:
                 for lease in after:
+                    done.extend(extend_jobs(snapshot, lease))
                     write_demand(self.api, lease, check=lock.check)
                     self.ledger.begin(lease.key, before.now, lease.until, max_cost=lease.max_cost)
 
-            return self._writes(lock, snapshot, decide(snapshot)).carry_out(write)
+            outcome = self._writes(lock, snapshot, decide(snapshot)).carry_out(write)
+            return replace(outcome, log_lines=(*done, *outcome.log_lines))
 
     def reconcile(self, *, admits: bool = False) -> Outcome:
         """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import partial
 
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
@@ -14,6 +15,8 @@ from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.prices import in_words
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.deadlines import unextended_last, with_more_money
+from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.end.reach import check_reaches, extend_jobs
 from airflow_gpu_provider.scaling.state.demand import DemandLease, reason_of
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.untrusted import one_line
@@ -89,11 +92,12 @@ def extend_demand(
     max_cost: float | None = None,
     reason: str = "",
     block: str | None = None,
+    pods_may_end: bool = False,
 ) -> list[Extension]:
     """Keep a run's nodes longer, and with them the groups' switches: by `by`, or until `max_cost` is used.
 
-    Running pods keep the deadline that they were created with: Kubernetes allows a pod's activeDeadlineSeconds to be
-    lowered, but not raised.
+    What runs goes on: its task reads the demand again when it was to end. Only a pod that its kubelet or its machine
+    ends by then cannot: Kubernetes lets nobody raise a pod's activeDeadlineSeconds.
 
     Args:
         dag_id, run_id: The run whose demand is extended, of any Airflow installation.
@@ -103,10 +107,11 @@ def extend_demand(
         reason: Why; required for more money, and to go beyond the pool's max_runtime, counted from the demand's start.
             Its first LONGEST_REASON characters are kept with the demand, and `airflow gpu status` shows them.
         block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's blocks on this pool.
+        pods_may_end: Extend it although a running pod ends before, for what starts later. Default: do not.
 
     Raises:
         DemandNotExtended: The run is over, or wants no nodes of the pool now, or what is asked for is no more than it
-            has, or not allowed, or lacks a reason. Nothing is changed.
+            has, or not allowed, or lacks a reason, or a running pod ends before. Nothing is changed.
         PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used. Nothing is changed.
     """
     pool, run, reason = reconciler.pool, one_line(f"{dag_id}/{run_id}"), reason_of(reason)
@@ -134,11 +139,14 @@ def extend_demand(
         longer = _by_money(reconciler, leases, max_cost or 0.0, reason, allowance)
     before: dict[DemandKey, datetime] = {}
 
-    def extended(lease: DemandLease) -> DemandLease:
+    def extended(lease: DemandLease, seen: PoolSnapshot) -> DemandLease:
         before[lease.key] = lease.until
-        return replace(longer(lease), unextended_until=lease.unextended_until or lease.until)
+        after = replace(longer(lease), unextended_until=lease.unextended_until or lease.until)
+        if not pods_may_end:
+            check_reaches(seen, lease, after)
+        return after
 
-    outcome = reconciler.extend([lease.key for lease in leases], extended)
+    outcome = reconciler.extend([lease.key for lease in leases], extended, partial(extend_jobs, reconciler.api))
     after = [lease for lease in outcome.snapshot.leases if lease.key in before]
     if not after:
         raise _wants_nothing(pool, run)

@@ -98,6 +98,7 @@ class Progress:
         lines: The present state, as text; the waiting process logs each new line.
         ask: What the run wants from now on; the waiting process writes it, and steps again.
         result: What the task returns, once done.
+        extended_until: The wait was to end, and is to go on until then.
     """
 
     done: bool = False
@@ -105,6 +106,7 @@ class Progress:
     error: GpuError | None = None
     ask: DemandChange | None = None
     result: Mapping[str, Any] | None = None
+    extended_until: datetime | None = None
 
 
 def format_seconds(duration: timedelta) -> str:

@@ -54,6 +54,11 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
     def uids(self) -> set[str]:
         return {*self._uids}
 
+    def read_again(self, watched: WaitOutcome) -> None:
+        self.there = self._objects.read(watched.name, watched.namespace, uid=watched.uid) or self.there
+        for pod in [*self._newest(self._wait_of(watched)).values()][:1]:
+            self._show(pod)
+
     def has_succeeded(self) -> bool:
         wait = self.wait()
         assert self.there is not None
@@ -318,7 +323,8 @@ class GangAttempt(ObjectAttempt[int]):
     # -- creation --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        template = self.placed(self._host.unplaced_pod())
+        unplaced = self._host.unplaced_pod()
+        template = self.placed(unplaced)
         self.pod = self._cluster.api.sanitize_for_serialization(template)
         self._host.show_pod(template)
         placement = self._settings.placement
@@ -330,6 +336,7 @@ class GangAttempt(ObjectAttempt[int]):
             nodes=self._settings.nodes,
             gpus=placement.gpus,
             base_container=placement.base_container,
+            own_deadline=unplaced.spec.active_deadline_seconds,
         )
         self._find_or_create(job)
         self.tell_name()

@@ -46,6 +46,13 @@ def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wante
         check_nodes_can_come(pool, groups)
 
 
+def _keep_machines(run: Run) -> bool:
+    """Whether external groups have a minimum size, below which no switch sets them."""
+    cluster, pool = run.cluster, run.cluster.pool
+    is_asked = pool.ends_by_itself and bool(pool.groups_of_others)
+    return is_asked and pool.manage == "scale" and any(group.keeps for group in cluster.platform.observe())
+
+
 def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
     """Return the placement of the try's next pod, once the run's demand allows the machines that it needs."""
     now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
@@ -58,7 +65,7 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
     return replace(
         settings.placement,
         instance_type=larger.instance_type if larger is not None else "",
-        active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now),
+        active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now, keeps_machines=_keep_machines(run)),
         labels=owner.labels,
         annotations={**owner.annotations, **run.asked.annotations},
         avoid=run.cluster.gpu_health.avoidance(owner.key, gpus=settings.placement.gpus, nodes=settings.nodes),

@@ -9,7 +9,7 @@ from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle
+from airflow_gpu_provider.errors import GpuError, GpuHung, GpuIdle, PodDeadline
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.training.life.host import PodHost
@@ -68,6 +68,11 @@ class PodAttempt(TaskAttempt):
             **self._of_wait(),
         )
 
+    def read_again(self, watched: WaitOutcome) -> None:
+        if raw := self._objects.read(watched.name, watched.namespace, uid=watched.uid):
+            self.there = raw
+            self._show(raw)
+
     async def _see(self, there: Iterable[Json]) -> None:
         for raw in there:
             if self._has_started or raw["metadata"].get("uid") not in self.uids:
@@ -119,7 +124,8 @@ class PodAttempt(TaskAttempt):
         try:
             self._release(pod, result)
         finally:
-            if isinstance(error, GpuIdle | GpuHung):  # it would keep holding them, whatever on_finish_action says
+            is_late = isinstance(error, PodDeadline) and state.started and end_of(state) is None
+            if is_late or isinstance(error, GpuIdle | GpuHung):  # it would run on, whatever on_finish_action says
                 self._objects.delete(raw)
 
     def release_uncollected(self) -> None:

@@ -172,7 +172,9 @@ class PodTry:
 
     def _collect_or_defer(self, watched: WaitOutcome) -> object:
         try:
-            return self._collect(watched)
+            if watched.extended_until is None:
+                return self._collect(watched)
+            self.attempt.read_again(watched)
         except LOST:
             raise
         except Exception as error:
@@ -181,7 +183,8 @@ class PodTry:
                 raise
         is_cleared = bool(watched.logs.get("streamed"))
         self._run.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
-        self._defer(read_wait(watched.kind, watched.wait) if watched.wait else self.attempt.wait())
+        wait = read_wait(watched.kind, watched.wait) if watched.wait else self.attempt.wait()
+        self._defer(wait if watched.extended_until is None else self.attempt.extended(wait, watched.extended_until))
 
     def _collect(self, watched: WaitOutcome) -> object:
         with telling_of_success(self.attempt, watched):
@@ -209,7 +212,10 @@ class PodTry:
         """
         self._run.stop.check()
         now, record = self._cluster.now(), self.attempt.record
-        deadline = record.deadline or self.attempt.deadlines.of_pod(now)
+        deadline = record.deadline
+        if deadline is None or now >= deadline:  # an extension may have moved it
+            self.attempt.deadlines.read_again()
+            deadline = self.attempt.deadlines.of_pod(now)
         why_not = self.attempt.why_not_again(error)
         if why_not := why_not or self._settings.preemptions.why_not(record, deadline=deadline, now=now):
             self.log.info("The pod is not started again: %s.", why_not)

@@ -49,7 +49,7 @@ class AttemptRecord(Record):
 
     Attributes:
         number: 1 for the first pod.
-        deadline: When the try's pods must have ended, set when the first one is created; None before that.
+        deadline: When the try's pods must have ended, as it was last known; None before the first one is created.
         timeline: The phases of the earlier attempts.
         has_succeeded: Its success was seen, and it is still to be collected.
     """
@@ -60,8 +60,8 @@ class AttemptRecord(Record):
     has_succeeded: bool = False
 
     def until(self, deadline: datetime) -> Self:
-        """Return it with this deadline, unless the try already has one."""
-        return replace(self, deadline=self.deadline or deadline)
+        """Return it with this deadline."""
+        return replace(self, deadline=deadline)
 
     def following(self, *, deadline: datetime, phases: Sequence[Json]) -> Self:
         """Return the attempt after this one, whose pod went through `phases`."""
@@ -112,7 +112,7 @@ class PodDeadlines:
         key: The run's demand, whose end counts if it has one: of its time, or of its money.
         max_runtime: Counts from the pod's creation if the run has no demand.
         execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
-        at_latest: The deadline of the try's first pod, for those that follow it.
+        at_latest: The deadline of the try's first pod, for those that follow it; it counts if the run has no demand.
         queue_time: How long it may wait in a Kueue queue besides max_runtime. Default 0: time there counts like other.
     """
 
@@ -135,28 +135,44 @@ class PodDeadlines:
         return self._bounds.queued_until(created_at)
 
     @property
+    def timed_out_at(self) -> datetime | None:
+        """When the task's execution_timeout is over; None without one."""
+        if self.execution_timeout is None or self.started_at is None:
+            return None
+        return self.clock.of_local(self.started_at + self.execution_timeout)
+
+    @property
     def _bounds(self) -> TrainingBounds:
-        timeout = None
-        if self.execution_timeout is not None and self.started_at is not None:
-            timeout = self.clock.of_local(self.started_at + self.execution_timeout)
         return TrainingBounds(
             max_runtime=self.max_runtime,
             queue_time=self.queue_time,
             demand=self._demand_until(),
-            execution_timeout=timeout,
+            execution_timeout=self.timed_out_at,
             of_try=self.at_latest,
         )
 
-    def seconds_of_pod(self, pool: GpuPool, now: datetime) -> int:
-        """Return for how long a pod that is created now may run.
+    def read_again(self) -> None:
+        """Have the demand read once more when it is next asked for."""
+        self._leases = None
+
+    def seconds_of_pod(self, pool: GpuPool, now: datetime, *, keeps_machines: bool = False) -> int | None:
+        """Return the activeDeadlineSeconds of a pod that is created now; None for none.
+
+        Args:
+            keeps_machines: The pool's groups keep machines whatever their switch does.
 
         Raises:
             BudgetExceeded, RunTimeOver: It had no time to do anything: the run's money is used, or its time over.
             PodDeadline: The same of the task's execution_timeout, or of the try's deadline.
         """
-        seconds = int(self._bounds.lasts(now).total_seconds())
-        if seconds >= LEAST_SECONDS:
-            return seconds
+        bounds = replace(
+            self._bounds,
+            is_ended_by_cloud=pool.ends_by_itself and not keeps_machines,
+            machine_lifetime=pool.node_lifetime,
+        )
+        if bounds.lasts(now) >= timedelta(seconds=LEAST_SECONDS):
+            limit = bounds.kubelet_limit(now)
+            return None if limit is None else int(limit.total_seconds())
         if (budget := self.budget) is not None and budget.ends_at < now + timedelta(seconds=LEAST_SECONDS):
             raise money_is_used(pool, budget, "No pod was created.")
         until = self._demand_until()

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -210,10 +210,26 @@ class TaskAttempt(ABC):
     def watch_here(self) -> WaitOutcome:
         """Wait in this process until it has ended, writing its log."""
         wait = self.wait()
+        while (watched := self._watch_until_deadline(wait)).extended_until is not None:
+            wait = self.extended(wait, watched.extended_until)
+        return watched
+
+    def extended(self, wait: AttemptWait, until: datetime) -> AttemptWait:
+        """Return the wait that goes on until then, as the run's demand was extended."""
+        self.log.info("The run's demand was extended: %s may go on until %s", self.what, f"{until:%Y-%m-%d %H:%M:%SZ}")
+        self.deadlines.read_again()
+        self.record = self.record.until(until)
+        return replace(wait, deadline=until)
+
+    def _watch_until_deadline(self, wait: AttemptWait) -> WaitOutcome:
         narrator = Narrator(self.log.info, started=wait.started)
         watch = partial(self._watch_once, run_kind_of(wait), narrator)
         setbacks = Narrator(self.log.warning, started=wait.started)
         return self._run.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
+
+    @abstractmethod
+    def read_again(self, watched: WaitOutcome) -> None:
+        """Read what was adopted, so that its log can be streamed again."""
 
     async def _see(self, there: Iterable[Json]) -> None:  # noqa: B027
         """Take objects as they are now, its own among them, before their logs are followed; this process waits."""
@@ -317,6 +333,8 @@ class TaskAttempt(ABC):
             "deadline": deadline,
             "queued_until": self.deadlines.queued_until(started),
             "is_covered": self.deadlines.is_covered,
+            "demand": self.owner.key.lease_name if self.deadlines.is_covered or self.owns_demand else "",
+            "timed_out_at": self.deadlines.timed_out_at,
             "money_short_at": budget.used_at(WARN_AT) if (budget := self.deadlines.budget) else None,
         }
 

@@ -8,12 +8,13 @@ their logs and ends them.
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
-from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION, Json
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.scaling.deadlines import job_seconds
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
@@ -40,15 +41,22 @@ def job_name(pod_name: str) -> str:
     return f"{head[: LONGEST_NAME - len(suffix) - 1].rstrip('-.')}-{suffix}"[:LONGEST_NAME]
 
 
-def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dict[str, Any]:
+def indexed_job(
+    pod: Json, *, nodes: int, gpus: int, base_container: str, own_deadline: int | None = None
+) -> dict[str, Any]:
     """Return the suspended Job that runs a placed pod on this many nodes, with so many GPUs on each.
 
-    `base_container` gets the peers' environment.
+    The placed pod's activeDeadlineSeconds are the Job's, since these may be raised while it runs.
+
+    Args:
+        base_container: Gets the peers' environment.
+        own_deadline: The activeDeadlineSeconds that the author gives each pod; None for none.
     """
     name, template = job_name(pod["metadata"]["name"]), copy.deepcopy(pod)
     labels = {**(pod["metadata"].get("labels") or {}), GANG_LABEL: str(nodes)}
     of_pods = {name: value for name, value in labels.items() if name != QUEUE_LABEL}  # the Job is queued as a whole
     annotations = pod["metadata"].get("annotations") or {}
+    of_each = {**annotations, DEADLINE_ANNOTATION: str(own_deadline or "")}
     spec = template["spec"]
     spec["subdomain"] = name
     _spread(spec, name)
@@ -57,7 +65,9 @@ def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dic
             _tell(container, peers_environment(name, nodes=nodes, gpus=gpus))
         if container["name"] == PodDefaults.SIDECAR_CONTAINER_NAME:
             container["command"] = ["sh", "-c", _SIDECAR]
-    deadline = spec.get("activeDeadlineSeconds")
+    limit = spec.pop("activeDeadlineSeconds", None)
+    if own_deadline is not None:
+        spec["activeDeadlineSeconds"] = own_deadline
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -76,8 +86,8 @@ def indexed_job(pod: Json, *, nodes: int, gpus: int, base_container: str) -> dic
             "backoffLimitPerIndex": 0,
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": FINISHED_STAYS_SECONDS,
-            **({"activeDeadlineSeconds": job_seconds(deadline)} if deadline else {}),
-            "template": {"metadata": {"labels": of_pods, "annotations": annotations}, "spec": spec},
+            **({"activeDeadlineSeconds": job_seconds(timedelta(seconds=limit))} if limit else {}),
+            "template": {"metadata": {"labels": of_pods, "annotations": of_each}, "spec": spec},
         },
     }
 

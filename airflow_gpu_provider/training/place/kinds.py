@@ -66,6 +66,7 @@ class WorkloadKind:
         templates: Yields its pod templates; raises KeyError or TypeError if the manifest has none.
         policy: The path to the fields `suspend` and `activeDeadlineSeconds` of the whole.
         limits: Yields the dicts whose `activeDeadlineSeconds` end the run.
+        is_extendable: Those may be raised while it runs.
         ttl: The path to `ttlSecondsAfterFinished`; empty if it has none, or one that needs another field too.
         end: Returns how it has ended; None until then.
         role_label: The pods' label with their role; empty for none.
@@ -82,6 +83,7 @@ class WorkloadKind:
     templates: Callable[[Manifest], Iterator[PodTemplate]]
     policy: tuple[str, ...] = ("spec",)
     limits: Callable[[Manifest], Iterator[Manifest]]
+    is_extendable: bool = False
     ttl: tuple[str, ...] = ()
     end: Callable[[Json], WorkloadEnd | None]
     role_label: str = ""
@@ -289,6 +291,7 @@ _ROWS = (
         plural="jobs",
         templates=_of_job,
         limits=_in_spec,
+        is_extendable=True,
         ttl=("spec",),
         end=_by_conditions(good="Complete", bad="Failed"),
         index_labels=(_COMPLETION_INDEX,),

@@ -19,7 +19,7 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider.cluster.model.pod_state import Json
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION, Json
 from airflow_gpu_provider.cluster.model.pool_pod import TASK_LABEL, WORKLOAD_LABEL, WORKLOAD_PATH
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.parse_errors import parsed
@@ -203,7 +203,8 @@ def place_workload(manifest: Mapping[str, Any], placement: Placement) -> Manifes
         PodUnschedulable: No machine of the pool is as large as one of the pods.
     """
     placed: Manifest = copy.deepcopy(dict(manifest))
-    templates = templates_of(placed)
+    templates, kind = templates_of(placed), kind_of(placed)
+    of_pods = replace(placement, active_deadline_seconds=None) if kind.is_extendable else placement
     gpus_asked(placed)
     own = {POOL_LABEL: placement.pool.name, **placement.labels}
     _add_metadata(placed, labels=own, annotations=placement.annotations)
@@ -214,10 +215,10 @@ def place_workload(manifest: Mapping[str, Any], placement: Placement) -> Manifes
             annotations={**placement.annotations, WORKLOAD_PATH: path_of(placed)},
         )
         if asks_for_gpus(each):
-            _place_template(each, placement)
+            _place_template(each, of_pods)
     if placement.active_deadline_seconds is not None:
-        kind_of(placed).limit_time(placed, placement.active_deadline_seconds)
-    kind_of(placed).limit_stay(placed)
+        kind.limit_time(placed, placement.active_deadline_seconds)
+    kind.limit_stay(placed)
     return placed
 
 
@@ -249,6 +250,8 @@ def _place_template(each: PodTemplate, placement: Placement) -> None:
             active_deadline_seconds=placement.active_deadline_seconds if can_end else None,
         ),
     )
+    if not can_end:
+        del placed.metadata.annotations[DEADLINE_ANNOTATION]  # its runtime may have one
     _take_over(each, base, _API.sanitize_for_serialization(pod), _API.sanitize_for_serialization(placed))
 
 

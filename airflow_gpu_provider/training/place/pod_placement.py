@@ -47,7 +47,7 @@ class Placement:
         shm_size: Size of /dev/shm, as a Kubernetes quantity. None: no limit of its own, so it may grow to the
             container's memory limit. "0": keep the container runtime's 64 MiB.
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one set by the user is
-            kept.
+            kept. None: only the user's.
         labels, annotations: More of the package's own.
         avoid: What its node has to be, so that it is none of those with a broken GPU.
         queue: The Kueue LocalQueue that admits the pod; empty for none.
@@ -283,8 +283,7 @@ def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:
 def _limit_time(pod: k8s.V1Pod, seconds: int | None) -> None:
     known = [limit for limit in (pod.spec.active_deadline_seconds, seconds) if limit is not None]
     pod.spec.active_deadline_seconds = min(known, default=None)
-    if known:
-        pod.metadata.annotations[DEADLINE_ANNOTATION] = str(min(known))
+    pod.metadata.annotations[DEADLINE_ANNOTATION] = str(min(known, default=""))
 
 
 def check_queue_name(queue_name: str | None, labels: object = None) -> None:

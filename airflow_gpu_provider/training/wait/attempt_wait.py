@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, NoCapacity, PodPreempted
+from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, NoCapacity, PodDeadline, PodPreempted
 from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Rank
@@ -83,6 +83,8 @@ class AttemptWait(Record, ABC):
         start_seconds: How long each may take from getting a node to the running container: volumes, images, init
             containers.
         deadline: When it must have ended.
+        demand: The name of the Lease whose end it goes by, and which may have been extended by then; empty for none.
+        timed_out_at: When the task's execution_timeout is over, which no extension moves; None without one.
         is_covered: A demand Lease covers it. If none does, the pool has to be reconciled once it is placed.
         queue: The Kueue LocalQueue that admits it; empty for none.
         queued_until: When that must have admitted it. None: it may wait there until the deadline.
@@ -100,6 +102,8 @@ class AttemptWait(Record, ABC):
     schedule_seconds: float
     start_seconds: float
     deadline: datetime
+    demand: str = ""
+    timed_out_at: datetime | None = None
     is_covered: bool = True
     queue: str = ""
     queued_until: datetime | None = None
@@ -182,6 +186,7 @@ class WaitOutcome(Record):
         namespace, name, uid: Those of the wait; another pod may have the name by now.
         saw_end: The wait ended by its own rules. False: the watching process could not continue.
         error: How the wait ended; None if the pod succeeded. Or why the pod could not be watched.
+        extended_until: The wait is to go on until then: at its deadline the run's demand was found extended.
         container_ended: The base container had ended by then.
         deletion_asked_at: When the pod was deleted, as the wait saw it; None if it did not see that.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
@@ -198,6 +203,7 @@ class WaitOutcome(Record):
     uid: str
     saw_end: bool
     error: GpuError | None = None
+    extended_until: datetime | None = None
     container_ended: bool = False
     deletion_asked_at: datetime | None = None
     machine: str = ""
@@ -216,6 +222,7 @@ class WaitOutcome(Record):
         return replace(
             cls.of_failure(wait, progress.error),
             saw_end=progress.result is not None,
+            extended_until=progress.extended_until,
             container_ended=bool(result.get("container_ended")),
             deletion_asked_at=result.get("deletion_asked_at"),
             machine=result.get("machine") or "",
@@ -264,6 +271,7 @@ class WaitOutcome(Record):
         if own is not None and own.error is None:
             return own
         if self.saw_end:
-            knows_more = self.container_ended or isinstance(self.error, PodPreempted) or own is None
+            are_late = own is not None and isinstance(own.error, PodDeadline) and isinstance(self.error, PodDeadline)
+            knows_more = self.container_ended or isinstance(self.error, PodPreempted) or own is None or are_late
             return PodEnd(error=self.error) if knows_more else own
         return end_of_gone(None, name=self.name, is_unseen=True) if pod is None else own

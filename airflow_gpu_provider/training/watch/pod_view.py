@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.informer import Change, Feed
 from airflow_gpu_provider.cluster.api.watched import Resource, pod_events, pods
-from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.errors import LOST, GpuError, PodUnschedulable
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.model.times import parse_time
+from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.switch import TIME_TO_STOP
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
@@ -178,3 +181,34 @@ class OnePod(RunKind):
     async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
         if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
             await logs.drain(LAST_WORDS_WITHIN)
+        elif isinstance(progress.error, PodDeadline) and (now := await api.now()) >= self.wait.deadline:
+            await self._end(api, now, logs, log)
+
+    async def _end(self, api: AsyncApi, now: datetime, logs: Logs, log: Log) -> None:
+        """Have the kubelet end the pod, with its grace period: unlike a deleted one it can be read afterwards."""
+        try:
+            raw = next(iter(await self.pods(api)), None)
+            if raw is None or (patch := _ending(raw, now)) is None or not await api.patch(self.wait.path, patch):
+                return
+        except GpuError as error:
+            log(logging.WARNING, "%s", f"Pod {self.wait.name} is left to a worker, which ends it: {error}")
+            return
+        grace = PodState.parse(raw, self.wait.base_container).grace
+        log(logging.INFO, "%s", f"Pod {self.wait.name} is at its deadline: it has {grace.seconds} s to stop.")
+        await logs.drain(min(grace, TIME_TO_STOP).total_seconds() + LAST_WORDS_WITHIN)
+
+
+def _ending(pod: Json, now: datetime) -> dict[str, Any] | None:
+    """Return the patch with which a running pod has used up its activeDeadlineSeconds; None where it ends anyway.
+
+    They may be set, or lowered, on a pod that runs (ValidatePodUpdate in Kubernetes' pkg/apis/core/validation).
+    """
+    status, given = pod.get("status") or {}, pod["spec"].get("activeDeadlineSeconds")
+    since = parse_time(status.get("startTime"))
+    if since is None or status.get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
+        return None
+    seconds = max(1, int((now - since).total_seconds()))
+    if given is not None and given <= seconds:
+        return None
+    meta = {"uid": pod["metadata"]["uid"], "annotations": {DEADLINE_ANNOTATION: str(seconds)}}
+    return {"metadata": meta, "spec": {"activeDeadlineSeconds": seconds}}

@@ -13,10 +13,13 @@ from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.informer import watching
 from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.cluster.api.watched import pool_nodes
+from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.cost.ledger import record_pods
-from airflow_gpu_provider.errors import LOST
+from airflow_gpu_provider.errors import LOST, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.deadlines import extended_deadline
+from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait import pool_updates
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
@@ -33,6 +36,7 @@ from airflow_gpu_provider.training.watch.kueue_queue import KueueQueue
 from airflow_gpu_provider.training.watch.object_view import OneWorkload
 from airflow_gpu_provider.training.watch.pod_view import OnePod
 from airflow_gpu_provider.training.watch.view import OnPod, RunKind, See, View
+from airflow_gpu_provider.untrusted import NotParsed, read
 
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
@@ -71,7 +75,8 @@ async def follow(
     )
     progress = await gpus.beside(watching, logs.silence)
     await gpus.stop()
-    await kind.finish(api, progress, logs, log)
+    if progress.extended_until is None:
+        await kind.finish(api, progress, logs, log)
     return progress
 
 
@@ -104,6 +109,8 @@ async def watch(
 ) -> Progress:
     """Wait for a pod, or an object and its pods, without polling; returns how the wait ended, errors included.
 
+    At its deadline the run's demand is read once more: where it was extended, the wait is to begin again.
+
     While a pod has no node, the pool is kept at its size (see pool_updates).
 
     Args:
@@ -129,6 +136,8 @@ async def watch(
         try:
             while True:
                 now = await feed.api.now()
+                if now >= wait.deadline and (later := await _extended_until(wait, feed.api)):
+                    return Progress(extended_until=later)
                 await view.confirm(now)
                 if see is not None:
                     await see(view.last_seen)
@@ -153,6 +162,22 @@ async def watch(
                 view.take(changes, await feed.api.now())
         finally:
             await pool_updates.leave(pool, owner, view.take_update)
+
+
+async def _extended_until(wait: AttemptWait, api: AsyncApi) -> datetime | None:
+    """Return until when it may go on by its demand as it is now; None where that was not extended, or is gone.
+
+    Raises:
+        GpuError: The demand could not be read, but may be later.
+    """
+    if not wait.demand:
+        return None
+    try:
+        raw = await api.get(f"{LEASES}/{wait.demand}".lstrip("/"))
+        lease = read(raw, DemandLease.parse) if raw is not None else None
+    except (PermissionDenied, NotParsed):
+        return None
+    return extended_deadline(wait.deadline, lease.pods_end_by, wait.timed_out_at) if lease else None
 
 
 async def _is_believed(progress: Progress, view: View, now: datetime) -> bool:

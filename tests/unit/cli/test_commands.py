@@ -234,6 +234,7 @@ def test_extend_gives_a_run_more_money(monkeypatch: pytest.MonkeyPatch, capsys: 
         "hours": None,
         "max_cost": 8.0,
         "reason": "nearly there",
+        "pods_may_end": False,
     }
     commands.extend(Namespace(**asked, output="json", verbose=True))
     (told,) = json.loads(capsys.readouterr().out)

@@ -206,6 +206,17 @@ def test_more_time_is_refused(night: Janitors, run_id: str, hours: Any, living: 
     assert night.status()["leases"] == [before]
 
 
+def test_more_time_than_a_running_pod_can_have_is_refused_before_anything_is_written(night: Janitors) -> None:
+    night.ensure("r1")
+    night.start_pod("train", night.key_of("r1"))
+    night.world.server.patch(f"{PODS}/train", {"spec": {"activeDeadlineSeconds": int(SIX_HOURS)}})
+    before, switch = night.status()["leases"], night.switch_at()
+    with pytest.raises(DemandNotExtended, match=r"would not last until .* ends pod \S+/train at "):
+        night.extend("r1", 1, living=("r1",), reason="more data")
+    assert (night.status()["leases"], night.switch_at()) == (before, switch)
+    assert night.extend("r1", 1, living=("r1",), reason="more data", pods_may_end="True")
+
+
 def test_more_time_for_a_block_that_wants_none_names_the_block(night: Janitors) -> None:
     night.ensure("r1")
     with pytest.raises(DemandNotExtended, match=r"nightly/r1/other wants no nodes now"):

@@ -58,6 +58,55 @@ def test_whoever_ends_last_nothing_is_paid_after_that(
         assert pods_end < AT + pool.node_lifetime, "a machine is launched after the demand is written"
 
 
+@given(
+    pool=st.sampled_from([EKS, GKE, NAMED, replace(EKS, min_nodes=1), replace(GKE, min_nodes=1)]),
+    max_runtime=hours,
+    execution_timeout=st.none() | hours,
+    created=st.floats(0, 1),
+    waits=st.floats(0, 0.5).map(lambda number: number * HOUR),
+    by=st.just(timedelta(0)) | hours,
+)
+def test_with_airflow_dead_no_pod_outlives_its_demand_for_long(
+    pool: GpuPool,
+    max_runtime: timedelta,
+    execution_timeout: timedelta | None,
+    created: float,
+    waits: timedelta,
+    by: timedelta,
+) -> None:
+    """By the switch's margin; on GKE for its machine's life; elsewhere for as long as it has waited for its node."""
+    pool = replace(pool, max_runtime=max_runtime)
+    until = AT + max_runtime
+    created_at = AT + created * (max_runtime - timedelta(seconds=10))
+    started_at = launched_at = created_at + waits
+    bounds = TrainingBounds(
+        max_runtime=max_runtime,
+        demand=until,
+        execution_timeout=AT + execution_timeout if execution_timeout else None,
+        is_ended_by_cloud=pool.ends_by_itself,
+        machine_lifetime=pool.node_lifetime,
+    )
+    limit, extended = bounds.kubelet_limit(created_at), until + by
+    of_cloud = deadlines.switch_at(extended) if pool.is_switched_off and pool.ends_by_itself else None
+    on_node = deadlines.pod_ends_at(
+        started_at,
+        kubelet_since=started_at,
+        active_deadline=limit,
+        launched_at=launched_at if pool.ends_by_itself else None,
+        machine_lifetime=pool.node_lifetime,
+    )
+    ends_at = min(filter(None, (of_cloud, on_node)))
+    if of_cloud is not None:
+        assert ends_at <= extended + timedelta(minutes=16)
+    elif pool.ends_by_itself:
+        assert pool.node_lifetime is not None
+        assert ends_at <= launched_at + pool.node_lifetime
+    else:
+        assert ends_at <= until + waits
+    is_reached = replace(bounds, demand=extended).of_pod(created_at) <= ends_at
+    assert is_reached or deadlines.is_cut_short(ends_at, until, extended) or (execution_timeout and by)
+
+
 @given(max_runtime=hours, budget=budgets.filter(bool), since=hours, lasts=hours)
 def test_more_money_never_shortens_demand_nor_exceeds_max_runtime(
     max_runtime: timedelta, budget: Any, since: timedelta, lasts: timedelta

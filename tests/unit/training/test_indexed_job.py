@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.training.place.indexed_job import (
     LONGEST_NAME,
     headless_service,
@@ -28,8 +29,8 @@ def a_pod(**changes: Any) -> dict[str, Any]:
     return {"metadata": meta, "spec": {"activeDeadlineSeconds": 600, **spec}}
 
 
-def job(**changes: Any) -> dict[str, Any]:
-    return indexed_job(a_pod(**changes), nodes=3, gpus=8, base_container="base")
+def job(own_deadline: int | None = None, **changes: Any) -> dict[str, Any]:
+    return indexed_job(a_pod(**changes), nodes=3, gpus=8, base_container="base", own_deadline=own_deadline)
 
 
 def environment(made: dict[str, Any]) -> dict[str, Any]:
@@ -46,13 +47,21 @@ def test_the_job_is_suspended_and_restarts_nothing() -> None:
         3,
     )
     assert spec["backoffLimitPerIndex"] == 0
-    assert spec["activeDeadlineSeconds"] > spec["template"]["spec"]["activeDeadlineSeconds"] == 600
+
+
+def test_the_deadline_is_the_job_s_which_can_be_raised_but_for_the_author_s_own() -> None:
+    spec = job()["spec"]
+    assert spec["activeDeadlineSeconds"] == 600 + 120
+    assert "activeDeadlineSeconds" not in spec["template"]["spec"]
+    assert job(own_deadline=900)["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 900
+    assert "activeDeadlineSeconds" not in job(activeDeadlineSeconds=None)["spec"]
 
 
 def test_job_and_pods_say_whose_they_are() -> None:
     made = job()
     for meta in (made["metadata"], made["spec"]["template"]["metadata"]):
         assert meta["labels"] == {"airflow-gpu-provider/run": "r", "airflow-gpu-provider/gang": "3"}
+        assert meta["annotations"].pop(DEADLINE_ANNOTATION, "") == ""
         assert meta["annotations"] == {"a": "b"}
 
 

@@ -52,7 +52,7 @@ def test_templates_with_gpus_are_placed(kind: str) -> None:
         assert spec["volumes"] == [{"name": "gpu-pod-shm", "emptyDir": {"medium": "Memory"}}]
         (container,) = spec["containers"]
         assert container["volumeMounts"] == [{"name": "gpu-pod-shm", "mountPath": "/dev/shm"}]
-        assert spec.get("activeDeadlineSeconds") == (None if kind == "TrainJob" else 600)
+        assert spec.get("activeDeadlineSeconds") == (None if kind in ("Job", "TrainJob") else 600)
     assert manifest["metadata"]["labels"] == {POOL_LABEL: "train-gpu", "run": "r1"}
     assert manifest["metadata"]["annotations"]["owner"] == "o1"
     assert [each["activeDeadlineSeconds"] for each in KINDS[kind].limits(manifest)]

@@ -103,8 +103,9 @@ def test_nor_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch, ago: timedel
 
 @pytest.mark.parametrize("ago", [timedelta(seconds=-9), timedelta(0), 30 * HOUR])
 def test_another_try_has_more_of_the_tasks_own_time(monkeypatch: pytest.MonkeyPatch, ago: timedelta) -> None:
-    monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER + HOUR),))
-    for own in ({"execution_timeout": HOUR, "started_at": LATER - ago - HOUR}, {"at_latest": LATER - ago}):
+    timed_out = {"execution_timeout": HOUR, "started_at": LATER - ago - HOUR}
+    for demand, own in ((lease(LATER + HOUR), timed_out), (None, timed_out), (None, {"at_latest": LATER - ago})):
+        monkeypatch.setattr(life_run, "list_demand", lambda *_, demand=demand: tuple(filter(None, [demand])))
         with pytest.raises(PodDeadline, match="no pod was created") as late:
             deadlines(**own).seconds_of_pod(a_pool(), LATER)
         assert late.value.retryable
@@ -112,7 +113,8 @@ def test_another_try_has_more_of_the_tasks_own_time(monkeypatch: pytest.MonkeyPa
 
 def test_before_that_it_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life_run, "list_demand", lambda *_: (lease(LATER + timedelta(seconds=10)),))
-    assert deadlines().seconds_of_pod(a_pool(), LATER) == 10
+    assert deadlines().seconds_of_pod(a_pool(min_nodes=1), LATER) == 10
+    assert deadlines().seconds_of_pod(a_pool(), LATER) is None, "its task ends it, or the switch"
 
 
 @pytest.mark.parametrize("kind", [POD, GANG, WORKLOAD], ids=str)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster.api.clock import ServerClock
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.training.life.run import PodDeadlines
 from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World
 
 KEY = DemandKey(installation="airflow-0", dag_id="dag", run_id="run", pool="train")
 HOUR = timedelta(hours=1)
+EKS = EksGpuPool(name="train", cluster_name="c", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2)
+GKE = GkeGpuPool(
+    name="train",
+    project_id="p-project",
+    location="us-central1",
+    cluster_name="c",
+    machine_types=["g2-standard-4"],
+    max_nodes=2,
+    max_runtime=6 * HOUR,
+    max_run_duration=8 * HOUR,
+)
 CLOSE = timedelta(seconds=1)
-POOL: Any = None  # it is asked only for an error
+POOL = KubernetesGpuPool(name="train", nodes=["n1"])
 
 
 def deadlines(world: World, wrong_by: timedelta, execution_timeout: timedelta | None, **more: Any) -> PodDeadlines:
@@ -49,7 +63,7 @@ def test_time_in_a_queue_does_not_count_as_its_run_time() -> None:
     own = deadlines(world, timedelta(0), None, queue_time=9 * HOUR)
     assert own.of_pod(world.now) == world.now + 15 * HOUR
     assert own.queued_until(world.now) == world.now + 9 * HOUR
-    assert abs(own.seconds_of_pod(POOL, world.now) - 6 * 3600) <= 1
+    assert abs((own.seconds_of_pod(POOL, world.now) or 0) - 6 * 3600) <= 1
     assert deadlines(world, timedelta(0), None).queued_until(world.now) is None
 
 
@@ -58,4 +72,32 @@ def test_late_in_its_block_it_waits_for_half_of_what_is_left() -> None:
     world.reconciler("ensure", 0).want(KEY, 1, world.now + 4 * HOUR)
     own = deadlines(world, timedelta(0), None, queue_time=9 * HOUR)
     assert own.queued_until(world.now) == world.now + 2 * HOUR
-    assert abs(own.seconds_of_pod(POOL, world.now) - 4 * 3600) <= 1, "all of it, where it is admitted at once"
+    assert abs((own.seconds_of_pod(POOL, world.now) or 0) - 4 * 3600) <= 1, "all of it, where it is admitted at once"
+
+
+@pytest.mark.parametrize(
+    ("pool", "keeps_machines", "limit"),
+    [
+        (EKS, False, None),
+        (EKS, True, 5 * HOUR),  # external groups with a minimum
+        (replace(EKS, min_nodes=1), False, 5 * HOUR),
+        (replace(EKS, scaling="autoscaler"), False, None),
+        (GKE, False, timedelta(hours=8)),
+        (replace(GKE, min_nodes=1, max_run_duration=None), False, 5 * HOUR),
+        (POOL, False, 5 * HOUR),
+    ],
+)
+def test_the_kubelet_has_the_demand_s_end_only_where_no_cloud_ends_the_pod(
+    pool: GpuPool, keeps_machines: bool, limit: timedelta | None
+) -> None:
+    world = World(max_nodes=1)
+    alone = deadlines(world, timedelta(0), None).seconds_of_pod(pool, world.now, keeps_machines=keeps_machines)
+    assert abs((alone or 0) - 6 * 3600) <= 1, "without demand nothing is extended"
+    world.reconciler("ensure", 0).want(KEY, 1, world.now + 5 * HOUR)
+    own = deadlines(world, timedelta(0), None)
+    seconds = own.seconds_of_pod(pool, world.now, keeps_machines=keeps_machines)
+    assert (seconds is None) == (limit is None)
+    assert limit is None or abs((seconds or 0) - limit.total_seconds()) <= 1
+    bounded = deadlines(world, timedelta(0), HOUR)
+    seconds = bounded.seconds_of_pod(pool, world.now, keeps_machines=keeps_machines)
+    assert abs((seconds or 0) - 3600) <= 1, "no extension moves execution_timeout"

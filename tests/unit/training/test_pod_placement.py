@@ -61,6 +61,7 @@ def test_pod_gets_what_it_needs() -> None:
     assert pod["metadata"]["annotations"] == {
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
+        DEADLINE_ANNOTATION: "",
     }
 
 

@@ -59,7 +59,7 @@ def _janitor_ends_what_the_dead_left(world: World) -> None:
         if not pod.run:
             world.remove_pod(pod.name)
     world.actors.advance_to(world.actors.time + world.pool.max_runtime.total_seconds() + 1)
-    world.pods_end()  # activeDeadlineSeconds does it: those whose lease somebody deleted have no other end
+    world.pods_end()  # who waits for them does it: those whose lease somebody deleted have no other end
     world.start_janitor()
     for _ in range(60):  # what has ended and is never collected holds its node for ten minutes
         go_round(world, world.actors.alive)
@@ -67,7 +67,7 @@ def _janitor_ends_what_the_dead_left(world: World) -> None:
 
 
 def _autoscaler_ends_what_it_added(world: World) -> None:
-    """Pods still start, and end by activeDeadlineSeconds; and idle nodes go."""
+    """Pods still start, and are ended by who waits for them; and idle nodes go."""
     world.uncordon_by_people()  # or pods wait for good for a node that only people can give back
     for _ in range(8 * world.pool.max_nodes):
         world.actors.advance_to(world.actors.time + 15)
