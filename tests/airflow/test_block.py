@@ -146,7 +146,7 @@ def test_a_good_night(airflow: Airflow, runs: Mapping[str, RunStatus], metrics: 
     for operator in ("EnsureGpuPoolOperator", "GpuPodOperator", "ScaleDownSensor", "BlockVerdictOperator"):
         tags = {"dag_id": "block_ok", "operator": operator, "outcome": "success"}
         pool = {} if operator == "BlockVerdictOperator" else {"pool": "block-ok"}
-        assert metrics.counts(**tags, **pool) == {"outcome": 1}
+        assert metrics.counts(**tags, **pool) == {"outcome": 1, "outcome.success": 1}
 
 
 def test_block_that_never_reached_its_pool_has_nothing_to_release(
