@@ -1,4 +1,6 @@
-"""How long a candidate whose launches failed is passed over. Pure: it is the cloud that remembers the failures.
+"""When a group can have machines: which status it then has, and how long it is passed over once its launches failed.
+
+Pure: it is the cloud that remembers the failures, and shows what was set.
 
 The times are cluster-autoscaler's own (--initial-node-group-backoff-duration, --max-node-group-backoff-duration,
 --node-group-backoff-reset-timeout).
@@ -9,15 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.base import Group, LaunchFailure
-from airflow_gpu_provider.pools import Candidate, GpuPool
+if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Group, GroupStatus, LaunchFailure
+    from airflow_gpu_provider.pools import Candidate, GpuPool
 
 FIRST = timedelta(minutes=5)
 LONGEST = timedelta(minutes=30)
 FORGOTTEN_AFTER = timedelta(hours=3)
 OFF_LIMITS = ("failed", "deleting")
 """The status of a group that can have no machine."""
+
+COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
+"""The status of a group that can have machines before long, and has none until then.
+
+"upgrading" is one without machines that the cloud updates: a machine that came meanwhile could be replaced at once.
+"""
+
+SHOWN_AFTER = timedelta(seconds=30)
+"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
 
 
 @dataclass(frozen=True, kw_only=True)

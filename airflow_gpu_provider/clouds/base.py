@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
@@ -22,17 +22,9 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 """Takes one line for the task's log."""
 
-SHOWN_AFTER = timedelta(seconds=30)
-"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
-
 MachineState = Literal["requested", "pending", "running", "terminating"]
 FailureKind = Literal["out_of_stock", "quota", "refused", "other"]
 GroupStatus = Literal["creating", "active", "updating", "upgrading", "degraded", "failed", "deleting"]
-COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
-"""The status of a group that can have machines before long, and has none until then.
-
-"upgrading" is one without machines that the cloud updates: a machine that came meanwhile could be replaced at once.
-"""
 
 # InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
 _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.backoff import passed_over
-from airflow_gpu_provider.clouds.base import COMING, SHOWN_AFTER
+from airflow_gpu_provider.clouds.backoff import COMING, SHOWN_AFTER, passed_over
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.pools.switch import SWITCH_SLACK
@@ -27,6 +27,9 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     wanted_nodes,
     wanted_until,
 )
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Group, Machine
 
 FORGET_AFTER = timedelta(days=1)
 """How long an expired lease that was never released is kept, for inspection."""

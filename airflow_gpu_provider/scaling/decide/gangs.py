@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
-from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
@@ -27,6 +26,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Group
     from airflow_gpu_provider.cluster.model.node import Node
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
-from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.prices import too_dear
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Group
 
 
 def scalable(group: Group) -> bool:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.clouds import backoff
-from airflow_gpu_provider.clouds.backoff import OFF_LIMITS
-from airflow_gpu_provider.clouds.base import COMING, Group, Plan
+from airflow_gpu_provider.clouds.backoff import COMING, OFF_LIMITS
+from airflow_gpu_provider.clouds.base import Group, Plan
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.deadlines import longest_runtime, restarted_until

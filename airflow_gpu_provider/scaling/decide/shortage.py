@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.clouds.base import COMING, Group, LaunchFailure
+from airflow_gpu_provider.clouds.backoff import COMING
+from airflow_gpu_provider.clouds.base import Group, LaunchFailure
 from airflow_gpu_provider.errors import GroupFailed, NoCapacity, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide import scarce_capacity

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
 
-from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.pools import GpuPool
@@ -24,6 +23,7 @@ from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_g
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.clouds.base import Group, Machine
     from airflow_gpu_provider.cluster.model.autoscaler_status import AutoscalerStatus
     from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
     from airflow_gpu_provider.cluster.model.node import Node

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from airflow_gpu_provider.clouds.base import SHOWN_AFTER, Group, Machine
+from airflow_gpu_provider.clouds.backoff import SHOWN_AFTER
+from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.untrusted import NotParsed, loads, read
 

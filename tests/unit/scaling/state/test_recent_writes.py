@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.clouds.base import SHOWN_AFTER, Group, Machine
+from airflow_gpu_provider.clouds.backoff import SHOWN_AFTER
+from airflow_gpu_provider.clouds.base import Group, Machine
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.scaling.state.recent_writes import GONE_AFTER, RecentWrites
