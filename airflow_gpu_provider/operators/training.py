@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.loops import check_loops, is_overtaken, iteration_of

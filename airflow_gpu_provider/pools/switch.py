@@ -1,4 +1,4 @@
-"""When the cloud ends machines by itself, and how long they may cost something after their pods got SIGTERM.
+"""When the cloud ends machines by itself, and how long they stay, and may cost something, after their pods' end.
 
 By these times a `max_cost` is a ceiling where no task, no trigger and no janitor looks at the pool any more.
 """
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 TIME_TO_STOP = timedelta(minutes=2)
 """How long machines stay for pods that stop for want of money, as EC2 leaves a spot machine."""
+
+COLLECT_WITHIN = timedelta(minutes=10)
+"""How long after its end an uncollected pod holds its node, at least: until its task's next try can have begun."""
 
 SWITCH_MARGIN = timedelta(minutes=15)
 """How long after the last demand ends the cloud scales the groups to zero by itself."""

@@ -17,7 +17,8 @@ from airflow_gpu_provider.cluster.model.devices import asked
 from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.cluster.model.node_requirements import values_named
 from airflow_gpu_provider.cluster.model.times import format_time, parse_time
-from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED, collect_within, has_succeeded
+from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED, collect_within, has_succeeded
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,
@@ -70,6 +69,8 @@ _NOBODY = 'User "system:anonymous"'
 # pod-security-admission: (containers "base", "side" must set ...)
 _VIOLATING = re.compile(r"\(containers? ([^()]{1,500}) must")
 _QUOTED = re.compile(r'"([^"]+)"')
+XCOM_SIDECAR = "airflow-xcom-sidecar"
+"""KubernetesPodOperator's name for the container that keeps a pod's result (`PodDefaults.SIDECAR_CONTAINER_NAME`)."""
 SIDECAR_SETTINGS = (
     "in the extra of the Kubernetes connection: the KubernetesGpuPool's, or the task's kubernetes_conn_id"
 )

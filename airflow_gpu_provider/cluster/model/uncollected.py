@@ -10,17 +10,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from airflow_gpu_provider.cluster.model.refusals import XCOM_SIDECAR
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
+
 UNCOLLECTED = "airflow-gpu-provider/uncollected"
 """The annotation of a pod whose log and result are still to be read; taken off when they have been.
 
 Its value is for how many seconds after its end the pod then holds its node, if that is longer than COLLECT_WITHIN.
 """
-
-XCOM_SIDECAR = "airflow-xcom-sidecar"
-"""KubernetesPodOperator's name for the container that keeps a pod's result (`PodDefaults.SIDECAR_CONTAINER_NAME`)."""
-
-COLLECT_WITHIN = timedelta(minutes=10)
-"""How long after its end an uncollected pod holds its node, at least: until its task's next try can have begun."""
 
 _SECONDS = re.compile(r"[0-9]{1,7}")
 

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
-from airflow_gpu_provider.pools.switch import SWITCH_SLACK
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.scaling.decide.decision_notes import notes
 from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_placements

@@ -17,7 +17,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json
-from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN, UNCOLLECTED
+from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

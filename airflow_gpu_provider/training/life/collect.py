@@ -15,8 +15,7 @@ from airflow_gpu_provider.cluster.api.access_review import verbs_missing_for_exe
 from airflow_gpu_provider.cluster.api.api_errors import from_status
 from airflow_gpu_provider.cluster.api.nodes import instance_type_of, is_node_there, machine_of
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, Json, PodState
-from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS
-from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.errors import (
     LOST,
     AdmissionDenied,

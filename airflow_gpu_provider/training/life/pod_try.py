@@ -16,7 +16,6 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.cluster.model.uncollected import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
     LOST,
     GpuError,
@@ -26,6 +25,7 @@ from airflow_gpu_provider.errors import (
     TaskKilled,
 )
 from airflow_gpu_provider.pools.budget import money_is_used
+from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.deadlines import DEFERRED_AFTER, deferred_for
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly

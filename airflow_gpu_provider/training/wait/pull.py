@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.cluster.model.events import PodEvent
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, PodState
-from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS
-from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.errors import PodImageError
 from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.untrusted import LONGEST_TEXT

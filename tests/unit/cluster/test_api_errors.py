@@ -11,8 +11,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ReadTime
 
 from airflow_gpu_provider.cluster.api.api_errors import mapped
 from airflow_gpu_provider.cluster.api.async_api import resource_of
-from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound, refusal
-from airflow_gpu_provider.cluster.model.uncollected import XCOM_SIDECAR
+from airflow_gpu_provider.cluster.model.refusals import XCOM_SIDECAR, ObjectChanged, ObjectNotFound, refusal
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     CloudError,
