@@ -374,7 +374,7 @@ def check_agrees(given: Mapping[str, Any], pool: GpuPool) -> None:
         if not is_template(own) and _plain(own) != _plain(value):
             raise PoolSpecError(
                 f"{name}={value!r}, but that of gpu_pool {pool.name} is {own!r}.",
-                f"Leave {name} out, or give the pool of that cluster.",
+                f"Leave {name} out: the pool decides which cluster it is, and how that is reached.",
                 pool=pool.name,
             )
 

@@ -73,8 +73,8 @@ def part_problems(spec: Any) -> Iterator[tuple[str, str]]:
 def _key_problems(name: str, form: Mapping[str, Any], given: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     for key, value in given.items():
         if is_template(key):
-            continue
-        if key not in form:
+            yield f"{name}: the key {key!r} is a template", f"Give {_one_of(form)}; their values may be templates."
+        elif key not in form:
             near = closest(str(key), form)
             yield f"{name} has no {key!r}", f"Did you mean {near!r}?" if near else f"Give {_one_of(form)}."
         elif not (is_template(value) or _fits(form[key], value)):

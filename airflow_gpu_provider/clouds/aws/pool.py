@@ -97,8 +97,8 @@ class EksGpuPool(GpuPool):
     groups by default (quota L-6D54EA21): a pool that would exceed it leaves out its least preferred candidates.
 
     With `manage="scale"` the groups are external: those that `node_groups` and `asg_names` name, in order of
-    preference. Leave out the fields that shape groups (zones, subnets, capacity_types, disk, node_role,
-    launch_template, tags).
+    preference. Leave out the fields that shape groups: zones, subnets, capacity_types, reservations, disk,
+    ami_release, user_data, launch_template, network, fast_start, node_role, tags, autoscaling_options.
 
     Args: Needed
         cluster_name: The EKS cluster.

@@ -475,12 +475,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[GkeGpuPool], Iterable[tuple[str, 
     ),
     ((), lambda pool: rules.label_problems(pool.node_labels if pool.manage == "full" else ())),
     (
-        ("machine_types", "accelerator"),
-        lambda pool: rules.machine_problems(pool.machine_types, pool.accelerator),
-    ),
-    (
         ("machine_types", "flex_start"),
         lambda pool: series.machine_problems(pool.machine_types, flex_start=pool.flex_start),
+    ),
+    (
+        ("machine_types", "accelerator"),
+        lambda pool: rules.machine_problems(pool.machine_types, pool.accelerator),
     ),
     (("driver",), lambda pool: rules.driver_problems(pool.driver, pool.image_type, pool.gpu_partition_size)),
     (

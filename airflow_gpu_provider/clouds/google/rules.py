@@ -101,7 +101,7 @@ def sharing_problems(sharing: GpuSharing) -> Problems:
     clients = sharing.get("max_shared_clients")
     if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
         example = '{"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}'
-        yield f"gpu_sharing={sharing!r}", f"Write {example}."
+        yield f"gpu_sharing={sharing!r} must have a strategy and max_shared_clients", f"Write {example}."
     elif isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
         yield f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48", "Correct the pool's spec."
 
@@ -154,7 +154,8 @@ def _attached_problems(name: str, attached: str | None, count: int) -> Problems:
         return
     counts = machine_types.attachable_gpus(name, attached)
     if not counts:
-        yield f"{attached} cannot be attached to {name}", _MACHINE_HINT
+        fit = [each for each in machine_types.gce_accelerators() if machine_types.attachable_gpus(name, each)]
+        yield f"{attached} cannot be attached to {name}", f"Give it one of {', '.join(fit)}." if fit else _MACHINE_HINT
     elif count not in counts:
         allowed = " or ".join(map(str, counts))
         yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator['count'] to {allowed}."
@@ -259,7 +260,10 @@ def reservation_problems(affinity: ReservationAffinity, capacity_types: Iterable
     kind = affinity.get("consume_reservation_type")
     named = bool(affinity.get("key")) and bool(affinity.get("values"))
     if kind not in _TYPES:
-        yield f"reservation_affinity={affinity!r}", f"Give consume_reservation_type, one of {', '.join(_TYPES)}."
+        yield (
+            f"reservation_affinity={affinity!r} has no known type",
+            f"Give consume_reservation_type, one of {', '.join(_TYPES)}.",
+        )
     elif kind == "SPECIFIC_RESERVATION" and not named:
         example = '"key": "compute.googleapis.com/reservation-name", "values": ["my-reservation"]'
         yield "reservation_affinity names no reservation", f"Add {example}."

@@ -49,7 +49,7 @@ def series_of(machine_type: str) -> Series | None:
 
 def boot_disk_problems(disk: str | None, machine_types: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield why not all machines boot from a type of disk."""
-    if not disk:
+    if disk is None:
         return
     if disk not in _BOOT_DISKS:
         yield f"disk['type']={disk!r} is no type of boot disk", f"Give one of {', '.join(_BOOT_DISKS)}."

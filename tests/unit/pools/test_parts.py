@@ -64,6 +64,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_but_for_a_newer_release_s(
     wrong = {**value, f"{key}x": 1}
     with pytest.raises(PoolSpecError, match=f"{name} has no '{key}x'. Did you mean '{key}'?"):
         pool(kind, other, **{name: wrong})
+    with pytest.raises(PoolSpecError, match="is a template"):
+        pool(kind, other, **{name: {**value, "{{ key }}": 1}})
     written = {**pool(kind, other, **{name: value}).serialize(), name: wrong}
     with pytest.raises(PoolSpecError, match=f"Did you mean '{key}'?"):
         pool_as_written(written)

@@ -103,6 +103,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({**FLEX_START, "min_nodes": 1}, "Leave min_nodes out."),
         ({**FLEX_START, "min_nodes": 1, "max_run_duration": timedelta(days=1)}, "Leave min_nodes out."),
         ({**FLEX_START, "machine_types": ["a3-edgegpu-8g"]}, "Take a3-highgpu-8g, or leave flex_start out."),
+        ({"machine_types": ["a4x-highgpu-4g"], "accelerator": {"type": "nvidia-gb200"}}, "Take a4-highgpu-8g."),
         ({"machine_types": ["a4x-highgpu-4g"], "accelerator": {"type": "nvidia-gb200", "count": 4}}, "are Arm"),
         (
             {"machine_types": ["a3-megagpu-8g"], "placement": "compact", "max_nodes": 97},
@@ -186,7 +187,10 @@ def test_refuses_what_cannot_work(fields: dict[str, Any], says: str) -> None:
             "Set accelerator['count'] to 2 or",
         ),
         ({"accelerator": {"count": 3}}, "Set accelerator['count'] to 1 or 2 or 4."),
-        ({"accelerator": {"type": "nvidia-l4"}}, "cannot be attached to n1-standard-4"),
+        (
+            {"accelerator": {"type": "nvidia-l4"}},
+            "attached to n1-standard-4. Give it one of nvidia-tesla-k80",
+        ),
         ({"machine_types": ["n1-standard-5"]}, "Did you mean n1-standard-"),
     ],
 )
