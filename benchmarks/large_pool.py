@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.api.clock import Clock, SystemClock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from benchmarks.figure import Figure
 from benchmarks.played_cloud import PlayedCloud, add_pod

@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes import client
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait

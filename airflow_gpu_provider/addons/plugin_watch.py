@@ -21,8 +21,9 @@ from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, Record, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, Record, phase
 from airflow_gpu_provider.scaling.wait.retry import Tolerance
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.training.watch.watch_loop import cluster_access
 
 _LONGEST_WAIT = 60.0

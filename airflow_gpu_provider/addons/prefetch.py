@@ -25,7 +25,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.wait.records import phase
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+    from airflow_gpu_provider.pools.demand_key import DemandKey
 
 _PODS = f"/api/v1/namespaces/{DEMAND_NAMESPACE}/pods"
 _FOLDER = "/airflow-gpu-provider"

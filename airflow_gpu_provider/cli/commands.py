@@ -41,11 +41,11 @@ from airflow_gpu_provider.cli.tables import (
 from airflow_gpu_provider.cluster.api.clock import SystemClock
 from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.money.budget import check_max_cost
+from airflow_gpu_provider.money.planned_money import money_lines
+from airflow_gpu_provider.money.prices import too_dear_lines
 from airflow_gpu_provider.operators.ensure import USUAL_WAIT
-from airflow_gpu_provider.operators.planned_money import money_lines
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import check_max_cost
-from airflow_gpu_provider.pools.prices import too_dear_lines
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status

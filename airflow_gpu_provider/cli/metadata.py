@@ -28,10 +28,10 @@ from jinja2 import StrictUndefined, UndefinedError
 from sqlalchemy import select
 
 from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool, pool_as_written
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.parse_errors import parsed, problem_of
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 _DAGS_AT_ONCE = 50
 _FIELDS = ("gpu_pool", "gpu_pools")

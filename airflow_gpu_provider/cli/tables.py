@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cli.metadata import RecordedBill
-from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_in_words
+from airflow_gpu_provider.money.amounts import UNKNOWN, cost_in_words
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import PoolStatus
 from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.end.janitor import Leftover
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.untrusted import plain
 
 _WIDE = 400  # columns; more than any row takes

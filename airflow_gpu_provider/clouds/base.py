@@ -10,14 +10,14 @@ from datetime import datetime
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
-from airflow_gpu_provider.pools.prices import too_dear_lines
+from airflow_gpu_provider.money.prices import too_dear_lines
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.answers import GroupUpdate, Refusals, Reserved
     from airflow_gpu_provider.cluster.api.access import ClusterAccess
+    from airflow_gpu_provider.money.prices import ListPrices, TooDear
     from airflow_gpu_provider.pools import Candidate, GpuPool
     from airflow_gpu_provider.pools.candidates import Market
-    from airflow_gpu_provider.pools.prices import ListPrices, TooDear
 
 Report = Callable[[str], None]
 """Takes one line for the task's log."""

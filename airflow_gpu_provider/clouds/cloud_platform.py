@@ -11,8 +11,8 @@ from airflow_gpu_provider.clouds.base import Plan, Platform, Report
 from airflow_gpu_provider.clouds.list_prices import Unknown, list_prices
 from airflow_gpu_provider.clouds.quota import Verdict
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied, PriceLimitExceeded
+from airflow_gpu_provider.money.prices import ListPrices, PriceRecord, price_lines, too_dear, too_dear_lines
 from airflow_gpu_provider.pools import Candidate, GpuPool
-from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, price_lines, too_dear, too_dear_lines
 
 PoolT = TypeVar("PoolT", bound=GpuPool)
 

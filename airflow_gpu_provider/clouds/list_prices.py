@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.prices import ListPrices
 
 KEPT_FOR = timedelta(minutes=15)
 """How long a process holds a price for the present one; spot prices change some times a day."""

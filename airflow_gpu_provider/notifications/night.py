@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cost.amounts import cost_in_words
+from airflow_gpu_provider.money.amounts import cost_in_words
+from airflow_gpu_provider.money.prices import LIST_PRICE
 from airflow_gpu_provider.notifications.chat import for_chat
-from airflow_gpu_provider.pools.prices import LIST_PRICE
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.untrusted import one_line
 
 Json = Mapping[str, Any]

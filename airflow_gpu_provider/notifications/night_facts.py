@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.notifications.night import Failure, Night, night
-from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.tasks.roles import Role, role_of
 from airflow_gpu_provider.tasks.without_log import without_log
+from airflow_gpu_provider.times import format_seconds
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

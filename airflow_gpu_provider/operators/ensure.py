@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.clouds.base import Plan
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.apply.writes import Outcome
     from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
@@ -229,7 +229,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             return reconciler, self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
 
     def _money_lines(self, reconciler: Reconciler, nodes: int) -> Iterable[str]:
-        from airflow_gpu_provider.operators.planned_money import money_lines
+        from airflow_gpu_provider.money.planned_money import money_lines
 
         if (max_cost := self._most) is None:
             return ()
@@ -249,7 +249,7 @@ class EnsureGpuPoolOperator(PoolOperator):
     @property
     def _most(self) -> float | None:
         """The (rendered) max_cost; raises PoolSpecError where it is none."""
-        from airflow_gpu_provider.pools.budget import as_amount, check_max_cost
+        from airflow_gpu_provider.money.budget import as_amount, check_max_cost
 
         if self.max_cost is None:
             return None
@@ -396,7 +396,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         """Record and log what has come; return the task's result."""
-        from airflow_gpu_provider.cost.ledger import quietly
+        from airflow_gpu_provider.ledger.ledger import quietly
         from airflow_gpu_provider.operators.ensured import log_nodes, too_dear_of
         from airflow_gpu_provider.operators.prefetching import prefetched
         from airflow_gpu_provider.tasks.telemetry import of_nodes, record_phases

@@ -39,7 +39,7 @@ def check_arguments(ensure: Any) -> None:
         _check_give_up_after(ensure.give_up_after, ensure.wait_timeout, ensure.gpu_pool)
     _check_no_nodes(ensure)
     if ensure.max_cost is not None:
-        from airflow_gpu_provider.pools.budget import check_max_cost
+        from airflow_gpu_provider.money.budget import check_max_cost
 
         check_max_cost(ensure.gpu_pool, ensure.max_cost)
     check_names(prefetch=ensure.prefetch, prefetch_secrets=ensure.prefetch_secrets)

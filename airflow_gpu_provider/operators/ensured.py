@@ -11,9 +11,9 @@ from airflow_gpu_provider.tasks.xcom import push
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+    from airflow_gpu_provider.money.prices import TooDear
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.pools.prices import TooDear
+    from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 
 _TOO_DEAR = "too_dear"

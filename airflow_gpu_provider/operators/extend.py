@@ -113,10 +113,10 @@ class ExtendGpuPoolOperator(PoolOperator):
             raise PoolSpecError("gpu_pools is empty.", "Name the pools that runs use.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.cluster.model.times import format_time
         from airflow_gpu_provider.scaling.end.extension import Allowance, amount, extend_demand, hours
         from airflow_gpu_provider.scaling.state.demand import reason_of
         from airflow_gpu_provider.tasks.run_identity import run_is_over
+        from airflow_gpu_provider.times import format_time
 
         # First of all: the page asks for a DAG that has these pools, not for one that has extended a run.
         pools = [{"pool": each.name, "cluster": each.cluster_identity} for each in self.gpu_pools]

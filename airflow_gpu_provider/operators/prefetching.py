@@ -11,8 +11,8 @@ from airflow_gpu_provider.operators.ensure_arguments import check_names
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
 
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
     from airflow_gpu_provider.cluster.model.pod_state import Json
+    from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 

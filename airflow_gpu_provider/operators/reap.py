@@ -93,7 +93,7 @@ class ReapGpuPoolsOperator(PoolOperator):
         return records
 
     def _tell(self, reaped: Sequence[Reaped]) -> None:
-        from airflow_gpu_provider.cost.amounts import cost_in_words
+        from airflow_gpu_provider.money.amounts import cost_in_words
 
         for each in reaped:
             if not each.leftovers and not each.error:

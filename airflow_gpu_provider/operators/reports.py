@@ -69,7 +69,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         return [storable(each) for each in found]
 
     def _log(self, status: PoolStatus) -> None:
-        from airflow_gpu_provider.cost.amounts import cost_in_words
+        from airflow_gpu_provider.money.amounts import cost_in_words
 
         cost = cost_in_words(status.cost_per_hour, status.currency, by=status.price_source)
         self.log.info("Pool %s", status.pool)

@@ -33,8 +33,8 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
     ReferenceNotFound,
 )
+from airflow_gpu_provider.money.prices import money, too_dear_lines
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import money, too_dear_lines
 from airflow_gpu_provider.reports.cluster_permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.reports.kueue_queues import KueueQueues
 from airflow_gpu_provider.reports.status import slow_pulls
@@ -42,7 +42,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims
 from airflow_gpu_provider.scaling.decide.shortage import WITHOUT_AUTOSCALER, how_to_launch
 from airflow_gpu_provider.scaling.decide.snapshot import READY_WITHIN, PoolSnapshot, plural
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds
 
 LATELY = timedelta(days=1)
 """How far back failed launches are reported."""

@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.cluster.model.status_conditions import conditions_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds
 
 API_GROUP = "kueue.x-k8s.io"
 OF_CLUSTER = ("clusterqueues", "resourceflavors", "admissionchecks", "provisioningrequestconfigs")

@@ -13,9 +13,8 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
 from airflow_gpu_provider.cluster.model.events import ImagePull, PodEvent
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.money.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.apply.admission import Admission, admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -30,7 +29,7 @@ from airflow_gpu_provider.scaling.end.janitor import unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
 from airflow_gpu_provider.scaling.state.gang_requests import list_gang_jobs
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds, format_time
 from airflow_gpu_provider.training.wait.pull import WORTH_A_MINUTE, remedies
 from airflow_gpu_provider.untrusted import one_line
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.money.budget import Budget
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 
 _ROUNDED = timedelta(seconds=1)  # times in a Lease are whole seconds

@@ -16,10 +16,10 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from airflow_gpu_provider.clouds.base import Report
 from airflow_gpu_provider.cluster.api.pods import list_run_pods
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.ledger.usage import read_runs
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.end.other_pools import OtherPools

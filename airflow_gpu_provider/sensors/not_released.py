@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from airflow_gpu_provider.clouds.base import Group
 from airflow_gpu_provider.cluster.api.clock import SystemClock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cost.amounts import cost_in_words, cost_since, price_source
-from airflow_gpu_provider.cost.bill import Bill
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
+from airflow_gpu_provider.money.amounts import cost_in_words, cost_since, price_source
+from airflow_gpu_provider.money.bill import Bill
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wait.retry import NO_ACCESS

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-    from airflow_gpu_provider.cost.bill import Bill
+    from airflow_gpu_provider.money.bill import Bill
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
     from airflow_gpu_provider.scaling.wait.records import Narrator, Progress
     from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
@@ -285,7 +285,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _usage(self, context: Context, result: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the run's nodes of this block did and cost, after the release of blocks that its DAG has lost."""
-        from airflow_gpu_provider.cost import run_bill
+        from airflow_gpu_provider.ledger import run_bill
 
         key, reconciler = self._key(context), self._opened(context)
         missing = self._release_former_blocks(context)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.base import Report
     from airflow_gpu_provider.cluster.api.clock import Clock
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
@@ -88,7 +88,7 @@ def _agreed() -> str:
 
 def run_key(context: Any, pool_name: str, block_id: str = "") -> DemandKey:
     """Return the key of the demand that a block of the current DAG run has for `pool_name`."""
-    from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+    from airflow_gpu_provider.pools.demand_key import DemandKey
 
     ti = context["ti"]
     return DemandKey(installation=installation_id(), dag_id=ti.dag_id, run_id=ti.run_id, pool=pool_name, block=block_id)

@@ -14,12 +14,12 @@ from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.informer import connected
 from airflow_gpu_provider.cluster.api.threads import in_thread
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.ledger.ledger import record_pods
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, is_of_later_release

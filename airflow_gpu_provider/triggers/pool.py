@@ -68,7 +68,7 @@ class _PoolTrigger(RecordTrigger):
 
     async def _release(self) -> None:
         """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
-        from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+        from airflow_gpu_provider.pools.demand_key import DemandKey
         from airflow_gpu_provider.scaling.apply.reconcile import open_pool
         from airflow_gpu_provider.scaling.end.release_now import release_quietly
 

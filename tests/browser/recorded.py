@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.money.bill import bill
+from airflow_gpu_provider.money.run_usage import Computed, MachineUse, RunUsage
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import HangRow, LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.wait.records import phase
 from airflow_gpu_provider.tasks.pool_operator import leave_error
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, Reading, Sample
 
 Conf = dict[str, Any]

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, cast
 from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.api.leases import list_leases
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pod_log import lines_of
 from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
-from airflow_gpu_provider.cost.ledger import record_pods
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GpuError, PodFailed
+from airflow_gpu_provider.ledger.ledger import record_pods
+from airflow_gpu_provider.ledger.usage import read_runs
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand, write_demand
 from airflow_gpu_provider.tasks.pool_operator import leave_error

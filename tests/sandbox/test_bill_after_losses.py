@@ -17,7 +17,7 @@ from google.oauth2 import service_account
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.cost.usage import read_machines
+from airflow_gpu_provider.ledger.usage import read_machines
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

@@ -15,11 +15,11 @@ from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds import backoff
 from airflow_gpu_provider.cluster.api.nodes import list_nodes
 from airflow_gpu_provider.cluster.api.rest import call, list_items
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, JOB_LABEL, RUN_LABEL, jobs_path
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply import admission
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool

@@ -12,9 +12,9 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BadGpu, GpuError, OutOfStock, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand

@@ -11,9 +11,9 @@ from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.model.pool_pod import HangNote
-from airflow_gpu_provider.cost.bill import computed_share
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import GangHung, GpuHung, GpuIdle
+from airflow_gpu_provider.ledger.usage import read_runs
+from airflow_gpu_provider.money.bill import computed_share
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator

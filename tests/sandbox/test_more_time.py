@@ -17,7 +17,6 @@ from kubernetes import client
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import DemandNotExtended, PodDeadline
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
@@ -25,6 +24,7 @@ from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePl
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
+from airflow_gpu_provider.times import format_time
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool, with_nodes

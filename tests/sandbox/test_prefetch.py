@@ -11,9 +11,9 @@ from kubernetes import client
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.addons.prefetch import manifests, pulls
 from airflow_gpu_provider.cluster.api.rest import server_side_apply
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.gpu_pools import eks_pool

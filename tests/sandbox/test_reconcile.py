@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.apply.writes import Outcome

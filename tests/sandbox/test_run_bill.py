@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.clouds.aws import prices
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, TaskKilled
+from airflow_gpu_provider.ledger.usage import read_runs
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator

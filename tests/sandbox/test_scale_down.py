@@ -13,10 +13,10 @@ from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
 from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox

@@ -21,7 +21,6 @@ from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.clouds.aws.autoscaling import SWITCH
 from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.api.rest import server_side_apply
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
@@ -36,6 +35,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.state.lock import PoolLock

@@ -14,10 +14,10 @@ from kubernetes.config import new_client_from_config
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import platform_for
 from airflow_gpu_provider.cluster.api.clock import ServerClock, SystemClock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.install_device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.snapshot import usable_nodes

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.pools.budget import check_max_cost
+from airflow_gpu_provider.money.budget import check_max_cost
 from tests.airflow.chaos.cell import MAX_COST, Cell, Strike
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.moments import MOMENTS

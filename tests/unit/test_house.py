@@ -25,7 +25,12 @@ LONG_FUNCTIONS = {"block.py gpu_nodes", "cli/__init__.py get_commands", "get_pro
 
 LEAKS, FILES_THAT_LEAK = 7, 3
 
-REACHES = {"scaling.decide.decisions": 24, "training.wait.pod_wait": 18, "notifications.gpu_night": 20, "cost.bill": 18}
+REACHES = {
+    "scaling.decide.decisions": 24,
+    "training.wait.pod_wait": 18,
+    "notifications.gpu_night": 19,
+    "money.bill": 15,
+}
 """How many modules each of these loads in the end, at most: they are arithmetic, or words."""
 
 

@@ -16,9 +16,9 @@ from airflow_gpu_provider.cluster.api.leases import create_lease, delete_lease, 
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.api.threads import in_parallel
 from airflow_gpu_provider.cluster.model.lease import lease_manifest
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.untrusted import NotParsed, read
 
 SWITCH = "airflow-gpu-provider-switch"

@@ -23,8 +23,8 @@ from airflow_gpu_provider.clouds.cloud_platform import CloudPlatform
 from airflow_gpu_provider.clouds.quota import Verdict
 from airflow_gpu_provider.cluster.api.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.prices import ListPrices
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.aws.autoscaling import SuspensionMarks

@@ -16,8 +16,8 @@ from typing import Any
 from airflow_gpu_provider.clouds.aws.clients import AwsClients, AwsService, price_list_region
 from airflow_gpu_provider.clouds.aws.pool import EksGpuPool
 from airflow_gpu_provider.clouds.list_prices import Kept, Price, Unknown, list_prices
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.prices import ListPrices
 
 ON_DEMAND = Kept[Mapping[str, Price]]()
 """By type."""

@@ -22,8 +22,8 @@ from airflow_gpu_provider.clouds.google.clients import GoogleClients, Rest
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.list_prices import Kept, Price, Unknown, list_prices
 from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.prices import ListPrices
 
 COMPUTE_ENGINE = "services/6F81-5844-456A"
 """Compute Engine's name in the catalogue ("Listing public services and SKUs")."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.api.clock import ServerClock
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.gpu_evidence import (
     BAD_GPU,
     HOSTNAME,
@@ -32,6 +31,7 @@ from airflow_gpu_provider.cluster.model.node_requirements import Requirement
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import AdmissionDenied, BadGpu, GpuError, PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 _NODES = "/api/v1/nodes"
 _WRITES = 5

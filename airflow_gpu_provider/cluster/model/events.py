@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.cluster.model.times import parse_time
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
 _GREW = re.compile(r"\{([^\s{]{1,300}) (\d{1,9})->(\d{1,9}) \(max: (\d{1,9})\)\}")

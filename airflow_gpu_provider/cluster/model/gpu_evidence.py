@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from airflow_gpu_provider.cluster.model.health_agents import reason_of_agents
 from airflow_gpu_provider.cluster.model.node_requirements import Requirement
-from airflow_gpu_provider.cluster.model.times import format_time
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.untrusted import loads, one_line
 
 BAD_GPU = "airflow-gpu-provider/bad-gpu"

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from airflow_gpu_provider.cluster.model.devices import offered
 from airflow_gpu_provider.cluster.model.gpu_evidence import Witness, doubt, why_bad
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.pools.values import Taint
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
 _DISCOVERED = "nvidia.com/cuda.driver-version.full"

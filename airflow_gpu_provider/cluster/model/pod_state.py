@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 
-from airflow_gpu_provider.cluster.model.times import parse_time
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
 Json = Mapping[str, Any]

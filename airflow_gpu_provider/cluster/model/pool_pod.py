@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.devices import asked
 from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.cluster.model.node_requirements import values_named
-from airflow_gpu_provider.cluster.model.times import format_time, parse_time
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED, collect_within, has_succeeded
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.times import format_time, parse_time
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 GANG_LABEL = "airflow-gpu-provider/gang"

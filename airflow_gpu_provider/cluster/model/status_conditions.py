@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.cluster.model.times import parse_time
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.untrusted import plain
 
 

@@ -18,13 +18,13 @@ from airflow_gpu_provider.cluster.api.nodes import list_nodes, list_unlabelled_n
 from airflow_gpu_provider.cluster.api.pods import delete_pod, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, all_in_parallel
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
-from airflow_gpu_provider.cost.ledger import Ledger
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.ledger.ledger import Ledger
+from airflow_gpu_provider.money.budget import Budget, budget_of
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget, budget_of
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
 from airflow_gpu_provider.scaling.deadlines import within_budget

@@ -24,7 +24,7 @@ from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parall
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
-from airflow_gpu_provider.cost.ledger import Ledger
+from airflow_gpu_provider.ledger.ledger import Ledger
 from airflow_gpu_provider.scaling.apply.admission import GangUpdate
 from airflow_gpu_provider.scaling.decide.decisions import Decision
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, is_overdue

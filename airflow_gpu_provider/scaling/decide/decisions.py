@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.scaling.decide.decision_notes import notes

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.money.prices import too_dear
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import too_dear
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease

@@ -14,8 +14,8 @@ from typing import Any
 from airflow_gpu_provider.clouds import backoff
 from airflow_gpu_provider.clouds.backoff import COMING, OFF_LIMITS
 from airflow_gpu_provider.clouds.base import Group, Plan
+from airflow_gpu_provider.money.prices import TooDear
 from airflow_gpu_provider.pools.candidates import Candidate
-from airflow_gpu_provider.pools.prices import TooDear
 from airflow_gpu_provider.scaling.deadlines import longest_runtime, restarted_until
 from airflow_gpu_provider.scaling.decide.gangs import gang_of, gang_placements
 from airflow_gpu_provider.scaling.decide.placement import place_machines

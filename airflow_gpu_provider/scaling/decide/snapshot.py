@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import NodesNotReady
+from airflow_gpu_provider.money.budget import money_is_used
+from airflow_gpu_provider.money.prices import PriceRecord, in_words, rate_in_words, too_dear
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import money_is_used
-from airflow_gpu_provider.pools.prices import PriceRecord, in_words, rate_in_words, too_dear
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.deadlines import unleased_until
 from airflow_gpu_provider.scaling.decide.other_specs import allowed_types, can_get_node, is_one_of
 from airflow_gpu_provider.scaling.state.demand import DemandLease

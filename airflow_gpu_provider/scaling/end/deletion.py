@@ -9,8 +9,8 @@ from airflow_gpu_provider.cluster.api.leases import read_lease
 from airflow_gpu_provider.cluster.api.rest import call
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cost import usage
 from airflow_gpu_provider.errors import PoolInUse
+from airflow_gpu_provider.ledger import usage
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand

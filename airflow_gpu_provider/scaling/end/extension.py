@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended
+from airflow_gpu_provider.money.budget import Budget
+from airflow_gpu_provider.money.prices import in_words
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget
-from airflow_gpu_provider.pools.prices import in_words
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.deadlines import unextended_last, with_more_money
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot

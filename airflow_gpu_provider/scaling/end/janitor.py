@@ -14,11 +14,11 @@ from functools import cache, partial
 from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.base import Report
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
-from airflow_gpu_provider.cost.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.money.amounts import UNKNOWN, cost_since, price_source, total
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decision_notes import why_released
 from airflow_gpu_provider.scaling.decide.decisions import decide

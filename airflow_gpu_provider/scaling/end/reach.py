@@ -10,11 +10,11 @@ from typing import Any
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, list_items
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, Pod, jobs_path
 from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.scaling.deadlines import is_cut_short, job_seconds, pod_ends_at
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.times import parse_time
 
 _JOBS = "/apis/batch/v1/jobs"
 

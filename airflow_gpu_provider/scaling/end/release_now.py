@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from airflow_gpu_provider.clouds.base import Group, Report
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import GpuError, PoolNotEnsured
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot

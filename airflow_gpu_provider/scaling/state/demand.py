@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
-from airflow_gpu_provider.cluster.model.times import format_time
+from airflow_gpu_provider.money.budget import Budget
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.pools.allowed import Allowed
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.pools.values import time_of
 from airflow_gpu_provider.scaling import deadlines
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 _PREFIX = "airflow-gpu-provider/"

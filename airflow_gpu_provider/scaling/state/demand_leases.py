@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from airflow_gpu_provider.cluster.api.leases import delete_lease, list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.api.rest import ApiClient
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.untrusted import NotParsed, read
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from airflow_gpu_provider.cluster.model.devices import asked
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL
-from airflow_gpu_provider.cluster.model.times import parse_time
+from airflow_gpu_provider.times import parse_time
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label of a Job that Kueue admits."""

@@ -9,9 +9,9 @@ from typing import Any
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, delete, list_items
 from airflow_gpu_provider.cluster.model.node import ZONE_LABEL
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, RUN_LABEL, jobs_path
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT, ZONE_CHOSEN, GangJob
+from airflow_gpu_provider.times import format_time
 
 
 def gangs_of(pool_name: str) -> str:

@@ -23,10 +23,10 @@ from airflow_gpu_provider.cluster.api.leases import list_leases, put_lease, read
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.untrusted import loads, one_line, read
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.clouds.group_checks import by_reason
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide import scarce_capacity
 from airflow_gpu_provider.scaling.decide.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
@@ -28,7 +28,8 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     usable_nodes,
 )
 from airflow_gpu_provider.scaling.state.demand import DemandLease
-from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, phase
+from airflow_gpu_provider.times import format_seconds
 
 WaitFor = Literal["ready", "gpus", "groups"]
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.times import format_seconds, format_time
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.base import Report
@@ -107,15 +107,6 @@ class Progress:
     ask: DemandChange | None = None
     result: Mapping[str, Any] | None = None
     extended_until: datetime | None = None
-
-
-def format_seconds(duration: timedelta) -> str:
-    """Return a duration in readable form: 42 s, 3 min 10 s, 2 h 5 min."""
-    seconds = round(duration.total_seconds())
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def phase(name: str, start: datetime, end: datetime, **more: Any) -> dict[str, Any]:

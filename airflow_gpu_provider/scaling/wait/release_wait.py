@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.clouds.answers import GroupUpdate
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, plural, wanted_nodes
-from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress, Record
+from airflow_gpu_provider.times import format_seconds, format_time
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats,"
 

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, TASK_LABEL
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 if TYPE_CHECKING:
     from airflow.sdk.types import RuntimeTaskInstanceProtocol

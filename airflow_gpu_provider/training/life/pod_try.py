@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
     PodFailed,
     TaskKilled,
 )
-from airflow_gpu_provider.pools.budget import money_is_used
+from airflow_gpu_provider.money.budget import money_is_used
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
 from airflow_gpu_provider.scaling.deadlines import DEFERRED_AFTER, deferred_for

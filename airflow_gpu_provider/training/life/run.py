@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, Self
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api.clock import Clock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
+from airflow_gpu_provider.money.budget import Budget, money_is_used
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget, money_is_used
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.deadlines import TrainingBounds
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand

@@ -26,8 +26,8 @@ from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWN
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, STUCK_AFTER
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound, ThirdObjectChanged
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
-from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import ObjectRejected, PermissionDenied, PodFailed
+from airflow_gpu_provider.ledger.ledger import record_pods
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.place.indexed_job import headless_service
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind

@@ -17,10 +17,10 @@ from kubernetes.client import ApiClient, V1Pod
 
 from airflow_gpu_provider.cluster.api.informer import connected
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodResultLost
 from airflow_gpu_provider.scaling.wait.records import Narrator
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries, persistently
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.training.life.collect import ResultUnread, check_exec
 from airflow_gpu_provider.training.life.demand_spec import check_one_spec
 from airflow_gpu_provider.training.life.ownership import Ownership

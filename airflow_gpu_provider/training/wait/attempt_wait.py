@@ -14,7 +14,8 @@ from typing import ClassVar, Self
 
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.errors import LOST, GpuError, GpuHung, NoCapacity, PodDeadline, PodPreempted
-from airflow_gpu_provider.scaling.wait.records import Progress, Record, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Progress, Record, phase
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.training.wait.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.training.wait.gpu_use import GpuUse, GpuWatching, Rank
 

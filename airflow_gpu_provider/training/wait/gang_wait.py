@@ -17,7 +17,8 @@ from airflow_gpu_provider.cluster.model.events import short_scheduling_message, 
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.model.pool_pod import JOB_LABEL
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import Silence, because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, end_of, why_disrupted

@@ -24,7 +24,8 @@ from math import ceil
 from statistics import median_low
 from typing import Any
 
-from airflow_gpu_provider.scaling.wait.records import Record, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Record
+from airflow_gpu_provider.times import format_seconds
 
 Rank = int | str
 """Identifies a pod among those of one object: its rank in a gang, otherwise its name within its kind."""

@@ -15,10 +15,10 @@ from typing import Any, Generic, Self, TypeVar
 from airflow_gpu_provider.cluster.model.devices import limit_of
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.model.pool_pod import RANK_ANNOTATION
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.scaling.state.gang_jobs import ADMITTED_AT
-from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Progress, phase
+from airflow_gpu_provider.times import format_seconds, parse_time
 from airflow_gpu_provider.training.place.kinds import WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Snapshot, because
 from airflow_gpu_provider.training.wait.end import KILLED, RAISE_DEADLINE, RETRY, unseen_end, why_disrupted

@@ -24,7 +24,8 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodUnschedulable,
 )
-from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds, phase
+from airflow_gpu_provider.scaling.wait.records import Progress, phase
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait, Snapshot, because
 from airflow_gpu_provider.training.wait.end import (
     KILLED,

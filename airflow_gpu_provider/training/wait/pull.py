@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.model.events import PodEvent
 from airflow_gpu_provider.cluster.model.pod_state import ContainerState, PodState
 from airflow_gpu_provider.cluster.model.refusals import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.errors import PodImageError
-from airflow_gpu_provider.scaling.wait.records import format_seconds
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.untrusted import LONGEST_TEXT
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any
 from airflow_gpu_provider.cluster.model.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.model.pool_pod import WORKLOAD_LABEL
 from airflow_gpu_provider.errors import LOST, ControllerNotRunning, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.scaling.wait.records import Progress, format_seconds
+from airflow_gpu_provider.scaling.wait.records import Progress
+from airflow_gpu_provider.times import format_seconds
 from airflow_gpu_provider.training.place.kinds import KINDS, WorkloadEnd, WorkloadKind
 from airflow_gpu_provider.training.wait.attempt_wait import because
 from airflow_gpu_provider.training.wait.end import RAISE_DEADLINE, RETRY, before_restart, end_of, why_disrupted

@@ -21,7 +21,6 @@ from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cluster.model.provisioning_requests import Cause, ProvisioningRequest
 from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.cluster.model.status_conditions import Condition, conditions_of
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     GpuError,
@@ -32,6 +31,7 @@ from airflow_gpu_provider.errors import (
     ReferenceNotFound,
 )
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.training.wait.attempt_wait import AttemptWait
 from airflow_gpu_provider.untrusted import plain
 

@@ -13,12 +13,12 @@ from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.informer import Change, Feed
 from airflow_gpu_provider.cluster.api.watched import Resource, pod_events, pods
 from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.model.times import parse_time
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodUnschedulable
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP
 from airflow_gpu_provider.scaling.wait.pool_updates import PoolUpdates
 from airflow_gpu_provider.scaling.wait.records import Progress
+from airflow_gpu_provider.times import parse_time
 from airflow_gpu_provider.training.log.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import Log

@@ -15,8 +15,8 @@ from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.cluster.api.watched import pool_nodes
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.cost.ledger import record_pods
 from airflow_gpu_provider.errors import LOST, PermissionDenied
+from airflow_gpu_provider.ledger.ledger import record_pods
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.deadlines import extended_deadline
 from airflow_gpu_provider.scaling.state.demand import DemandLease

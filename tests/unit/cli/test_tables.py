@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from airflow_gpu_provider.cli.tables import lease_rows, leftover_row, machine_rows, pool_row, print_rows, tell
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.money.budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import Leftover
 from tests.unit.scaling.pools import NOW, lease, machine, node, pool, snapshot

@@ -20,8 +20,8 @@ from kubernetes.client.exceptions import ApiException
 from airflow_gpu_provider.cluster.api.access import ClusterAccess
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
 from airflow_gpu_provider.cluster.api.clock import ServerClock, SystemClock, ahead
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

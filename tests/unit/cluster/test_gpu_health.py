@@ -13,7 +13,6 @@ from airflow_gpu_provider.cluster.api import gpu_health
 from airflow_gpu_provider.cluster.api.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.api.informer import Change
 from airflow_gpu_provider.cluster.api.watched import pool_nodes
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.gpu_evidence import (
     BAD_GPU,
     MOST_WITNESSES,
@@ -28,6 +27,7 @@ from airflow_gpu_provider.cluster.model.gpu_evidence import (
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.errors import BadGpu, PodFailed
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.training.watch.surroundings import NodesSeen
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.api.karpenter_objects import why_kept
 from airflow_gpu_provider.cluster.model.kept_machines import KeptMachine
-from airflow_gpu_provider.cluster.model.times import format_time
+from airflow_gpu_provider.times import format_time
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

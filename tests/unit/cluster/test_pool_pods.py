@@ -9,9 +9,9 @@ import pytest
 
 from airflow_gpu_provider.cluster.api.pods import list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.api.rest import call, count_items, list_items
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import INSTANCE_TYPE_LABEL, Node
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import CORDONED_BY, Node
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, STUCK_AFTER, Pod
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.scaling.state.demand import DemandLease

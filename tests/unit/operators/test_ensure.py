@@ -29,10 +29,10 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
     ScaleDownIsOver,
 )
+from airflow_gpu_provider.money.budget import budget_of
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.operators import ensured
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.pools.budget import budget_of
-from airflow_gpu_provider.pools.prices import ListPrices
 from airflow_gpu_provider.scaling.apply.writes import Outcome
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait

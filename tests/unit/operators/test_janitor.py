@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import DemandNotExtended, PoolSpecError
 from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolStatusOperator
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from airflow_gpu_provider.scaling.end import janitor

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.clouds.base import LaunchFailure, Machine, Plan
 from airflow_gpu_provider.errors import PriceLimitExceeded, ReferenceNotFound
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.reports.doctor import _Doctor
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import dry, machine, pool, snapshot

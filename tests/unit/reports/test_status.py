@@ -8,10 +8,10 @@ from typing import Any
 
 from airflow_gpu_provider.clouds.base import Machine
 from airflow_gpu_provider.cluster.model.pool_pod import HangNote
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.money.budget import Budget
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
+from airflow_gpu_provider.times import format_time
 from tests.unit.scaling.pools import NOW, A, dry, lease, machine, node, pod, pool, snapshot
 
 

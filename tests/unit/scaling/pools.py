@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 

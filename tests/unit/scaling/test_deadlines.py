@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import KubernetesGpuPool
+from airflow_gpu_provider.money.budget import Budget
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.scaling.deadlines import TrainingBounds

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cost.amounts import cost_since, price_source
-from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import BudgetExceeded, DemandNotExtended, PriceUnknown
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.ledger.usage import read_runs
+from airflow_gpu_provider.money.amounts import cost_since, price_source
+from airflow_gpu_provider.money.bill import bill
+from airflow_gpu_provider.money.prices import ListPrices
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
 from airflow_gpu_provider.scaling.decide.snapshot import budget_lines
 from airflow_gpu_provider.scaling.end.extension import Allowance, extend_demand

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_gpu_provider.clouds.base import MachineLife
 from airflow_gpu_provider.errors import BudgetExceeded
-from airflow_gpu_provider.pools.budget import least
+from airflow_gpu_provider.money.budget import least
 from tests.unit.scaling.model.night import Night
 
 HOUR = timedelta(hours=1)

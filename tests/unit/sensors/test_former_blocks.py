@@ -12,9 +12,9 @@ import pytest
 from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cost.run_usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable
+from airflow_gpu_provider.money.run_usage import RunUsage
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.lock import KeptSpec
 from airflow_gpu_provider.sensors.former_blocks import FormerBlocks, blocks_of
 

@@ -14,7 +14,6 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.cluster.api.clock import SystemClock
-from airflow_gpu_provider.cost.bill import PHASES, Bill
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
@@ -26,6 +25,7 @@ from airflow_gpu_provider.errors import (
     PoolNotReleased,
     PoolSpecError,
 )
+from airflow_gpu_provider.money.bill import PHASES, Bill
 from airflow_gpu_provider.scaling.wait import pool_loop
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released

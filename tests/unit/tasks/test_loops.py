@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, ScaleDownSensor, gpu_nodes
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.tasks.loops import is_overtaken, iteration_of
 from airflow_gpu_provider.training.life.ownership import Ownership
 

@@ -12,11 +12,11 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import ApiClient, ApiException, V1ObjectMeta, V1Pod, V1PodSpec
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
 )
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.end import release_now as giving_back
 from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life import collect, pod_attempt, pod_try, run, task_attempt

@@ -12,10 +12,10 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.cluster.api.access import ClusterAccess
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodDeadline
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.records import Progress
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt

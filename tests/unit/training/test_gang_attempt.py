@@ -12,9 +12,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import ApiClient, V1ObjectMeta, V1OwnerReference, V1Pod, V1PodSpec
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodFailed, PodPreempted, ReferenceNotFound
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import object_attempt
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt

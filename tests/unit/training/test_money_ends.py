@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, ClusterUnreachable, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.money.budget import Budget
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.training.life import run as life_run
 from tests.fakes.clock import START

@@ -11,10 +11,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes.client import ApiException, V1Pod
 
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import GpuHung, PodDeadline, PodFailed, PodPreempted, PodResultLost
 from airflow_gpu_provider.scaling.wait.records import phase
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.training.life import collect
 from airflow_gpu_provider.training.life.pod_attempt import PodAttempt
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome

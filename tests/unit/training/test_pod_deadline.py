@@ -10,8 +10,8 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster.api.clock import ServerClock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.training.life.run import PodDeadlines
 from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World

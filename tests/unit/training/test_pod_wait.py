@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.model.events import PodEvent
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pod_state import PodState
-from airflow_gpu_provider.cluster.model.times import format_time
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuHung,
@@ -25,6 +24,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import Taint
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.training.wait.attempt_wait import Silence
 from airflow_gpu_provider.training.wait.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.training.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 from tests.fakes.clients import FakeApiClient
 from tests.fakes.clock import VirtualClock

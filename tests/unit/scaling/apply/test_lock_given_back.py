@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from urllib3.exceptions import ProtocolError
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.state.lock import PoolLock
 from tests.unit.scaling.model.world import World
 

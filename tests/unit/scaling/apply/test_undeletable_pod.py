@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply import reconcile
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
 

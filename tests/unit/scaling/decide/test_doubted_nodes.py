@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.gpu_evidence import Witness
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_nodes
 from tests.unit.scaling.pools import NOW, lease, machine, node, pod, snapshot

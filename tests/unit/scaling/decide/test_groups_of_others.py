@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.base import Group
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.pools import Candidate
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot, usable_nodes

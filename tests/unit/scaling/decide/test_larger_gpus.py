@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.money.prices import ListPrices
 from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements
 from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of

@@ -11,8 +11,8 @@ import pytest
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import DemandNotExtended
+from airflow_gpu_provider.money.budget import Budget
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.end.reach import check_reaches, extend_jobs
 from airflow_gpu_provider.scaling.state.demand import DemandLease

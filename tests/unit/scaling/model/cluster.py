@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
-from airflow_gpu_provider.cluster.model.times import format_time
+from airflow_gpu_provider.times import format_time
 from tests.fakes.api_server import ApiServer
 from tests.fakes.objects import Raw
 from tests.unit.scaling.model.actors import Actors

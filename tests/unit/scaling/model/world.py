@@ -8,11 +8,11 @@ from typing import Any
 
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.cluster.api.clock import ServerClock
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.clouds.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.cluster.api.gpu_health import BAD_GPU, why_bad
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES, lease_manifest
 from airflow_gpu_provider.cluster.model.pool_pod import GANG_LABEL, HANG, Pod
-from airflow_gpu_provider.cost import usage
-from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.ledger import machines_to_bill
-from airflow_gpu_provider.cost.run_usage import MachineUse
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.ledger import usage
+from airflow_gpu_provider.ledger.ledger import machines_to_bill
+from airflow_gpu_provider.money.bill import bill
+from airflow_gpu_provider.money.run_usage import MachineUse
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.end.janitor import look

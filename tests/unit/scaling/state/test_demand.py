@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.api.rest import MERGE_PATCH, call
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, LEASES
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from airflow_gpu_provider.scaling.state.demand import DemandLease, QuotaCheck
 from airflow_gpu_provider.scaling.state.demand_leases import delete_demand, list_demand, write_demand

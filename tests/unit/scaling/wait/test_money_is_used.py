@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, NodesNotReady
-from airflow_gpu_provider.pools.budget import Budget
+from airflow_gpu_provider.money.budget import Budget
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease

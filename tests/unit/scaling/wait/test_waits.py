@@ -13,7 +13,6 @@ import pytest
 from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.clouds.answers import GroupUpdate, Reserved
 from airflow_gpu_provider.clouds.base import Group, LaunchFailure, Machine
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import (
@@ -24,11 +23,12 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PoolNotReleased,
 )
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.wait.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.wait.records import format_seconds
 from airflow_gpu_provider.scaling.wait.release_wait import ReleaseWait
+from airflow_gpu_provider.times import format_seconds
 
 START = datetime(2026, 1, 1, 2, 0, tzinfo=UTC)
 SPEC = EksGpuPool(

@@ -6,11 +6,11 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import LEASES
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
-from airflow_gpu_provider.cost.run_usage import MachineUse
-from airflow_gpu_provider.cost.usage import read_machines, read_runs, record_begin, record_machines, record_pods
+from airflow_gpu_provider.ledger.usage import read_machines, read_runs, record_begin, record_machines, record_pods
+from airflow_gpu_provider.money.run_usage import MachineUse
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
 

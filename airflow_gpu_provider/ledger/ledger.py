@@ -13,15 +13,15 @@ from airflow_gpu_provider.cluster.api.clock import ServerClock
 from airflow_gpu_provider.cluster.api.nodes import list_nodes
 from airflow_gpu_provider.cluster.api.pods import list_pods_on
 from airflow_gpu_provider.cluster.api.rest import ApiClient
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
-from airflow_gpu_provider.cost import usage
-from airflow_gpu_provider.cost.bill import Bill, bill, shares
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.ledger import usage
+from airflow_gpu_provider.money.bill import Bill, bill, shares
+from airflow_gpu_provider.money.prices import ListPrices
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 
 class Ledger:

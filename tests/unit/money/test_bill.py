@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.cost.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, bill, shares
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
+from airflow_gpu_provider.money.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, bill, shares
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage, Span, union
+from airflow_gpu_provider.times import format_time
 from tests.unit.scaling.pools import NOW, key, pool
 
 NODE = "node-1"

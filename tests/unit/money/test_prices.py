@@ -12,8 +12,8 @@ import pytest
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.money.prices import ListPrices, PriceRecord, money, price_lines, too_dear, too_dear_lines
 from airflow_gpu_provider.pools import Candidate
-from airflow_gpu_provider.pools.prices import ListPrices, PriceRecord, money, price_lines, too_dear, too_dear_lines
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cost.amounts import UNKNOWN
-from airflow_gpu_provider.cost.bill import PHASES, Bill, Phase
-from airflow_gpu_provider.pools.prices import LIST_PRICE
+from airflow_gpu_provider.money.amounts import UNKNOWN
+from airflow_gpu_provider.money.bill import PHASES, Bill, Phase
+from airflow_gpu_provider.money.prices import LIST_PRICE
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 
 def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:

@@ -15,13 +15,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cost.bill import bill
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.errors import BudgetExceeded
+from airflow_gpu_provider.money.bill import bill
+from airflow_gpu_provider.money.budget import Budget, budget_of
+from airflow_gpu_provider.money.prices import ListPrices
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage, union
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.budget import Budget, budget_of
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.decisions import switch_time
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease

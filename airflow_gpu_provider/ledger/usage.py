@@ -18,15 +18,15 @@ import msgspec
 
 from airflow_gpu_provider.cluster.api.leases import delete_lease, list_leases, put_lease, read_lease, update
 from airflow_gpu_provider.cluster.api.rest import ApiClient
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, lease_manifest
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.cost.packed import packed, unpacked
-from airflow_gpu_provider.cost.run_usage import Computed, MachineUse, RunUsage, Span
+from airflow_gpu_provider.ledger.packed import packed, unpacked
+from airflow_gpu_provider.money.prices import ListPrices, amount_of
+from airflow_gpu_provider.money.run_usage import Computed, MachineUse, RunUsage, Span
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
-from airflow_gpu_provider.pools.prices import ListPrices, amount_of
 from airflow_gpu_provider.pools.values import in_utc_if_naive
+from airflow_gpu_provider.times import format_time
 from airflow_gpu_provider.untrusted import NotParsed, read
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.clouds.base import MachineLife
-from airflow_gpu_provider.cost.bill import shares
-from airflow_gpu_provider.cost.ledger import machines_to_bill
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span
+from airflow_gpu_provider.ledger.ledger import machines_to_bill
+from airflow_gpu_provider.money.bill import shares
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage, Span
 from tests.unit.scaling.pools import NOW, key
 
 MARKETS = {"spot": "SPOT"}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools.budget import Budget, as_amount, budget_of, check_max_cost, dearest
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.money.budget import Budget, as_amount, budget_of, check_max_cost, dearest
+from airflow_gpu_provider.money.prices import ListPrices
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
-from airflow_gpu_provider.cost.ledger import record_pods
-from airflow_gpu_provider.cost.run_usage import Computed
-from airflow_gpu_provider.cost.usage import read_runs
 from airflow_gpu_provider.errors import ClusterUnreachable
+from airflow_gpu_provider.ledger.ledger import record_pods
+from airflow_gpu_provider.ledger.usage import read_runs
+from airflow_gpu_provider.money.run_usage import Computed
+from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient

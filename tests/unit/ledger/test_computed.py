@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cost.bill import Bill, ComputedShare, computed_share
-from airflow_gpu_provider.cost.run_bill import log_bill
-from airflow_gpu_provider.cost.run_usage import Computed, RunUsage
-from airflow_gpu_provider.cost.usage import _run, _run_to_notes
+from airflow_gpu_provider.ledger.run_bill import log_bill
+from airflow_gpu_provider.ledger.usage import _run, _run_to_notes
+from airflow_gpu_provider.money.bill import Bill, ComputedShare, computed_share
+from airflow_gpu_provider.money.run_usage import Computed, RunUsage
 from tests.unit.scaling.pools import NOW, key
 
 LOG = logging.getLogger("bill")

@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.cluster.model.times import format_time
-from airflow_gpu_provider.cost.amounts import UNKNOWN, price_source, sum_known
-from airflow_gpu_provider.cost.run_usage import MachineUse, RunUsage, Span, union
+from airflow_gpu_provider.money.amounts import UNKNOWN, price_source, sum_known
+from airflow_gpu_provider.money.prices import PriceRecord
+from airflow_gpu_provider.money.run_usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import PriceRecord
+from airflow_gpu_provider.pools.demand_key import DemandKey
+from airflow_gpu_provider.times import format_time
 
 _ALL = 0.95
 """The known share of the working time above which it stands for all of it."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import KubernetesGpuPool
-from airflow_gpu_provider.operators.planned_money import money_lines
-from airflow_gpu_provider.pools.budget import budget_of
-from airflow_gpu_provider.scaling.wait.records import format_seconds
-from tests.unit.pools.test_budget import AT, listed, pool
+from airflow_gpu_provider.money.budget import budget_of
+from airflow_gpu_provider.money.planned_money import money_lines
+from airflow_gpu_provider.times import format_seconds
+from tests.unit.money.test_budget import AT, listed, pool
 
 SPOT_TOO: dict[str, Any] = {"capacity_types": ["SPOT", "ON_DEMAND"]}
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from airflow.providers.common.compat.sdk import Stats
 
-from airflow_gpu_provider.cost.bill import Bill
-from airflow_gpu_provider.cost.run_bill import log_bill, measure
+from airflow_gpu_provider.ledger.run_bill import log_bill, measure
+from airflow_gpu_provider.money.bill import Bill
 from tests.unit.scaling.pools import key
 
 LOG = logging.getLogger("bill")

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.errors import BudgetExceeded, PoolSpecError, PriceUnknown
-from airflow_gpu_provider.pools.prices import ListPrices, amount_of, in_words, rate_in_words
+from airflow_gpu_provider.money.prices import ListPrices, amount_of, in_words, rate_in_words
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.pools.values import is_template, time_of
 from airflow_gpu_provider.untrusted import loads, one_line

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from airflow_gpu_provider.money.prices import LIST_PRICE
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.prices import LIST_PRICE
 
 UNKNOWN = "unknown"
 """The value of a cost if the spec gives no price."""

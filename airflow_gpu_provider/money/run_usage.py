@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from airflow_gpu_provider.cluster.model.demand_key import DemandKey
-from airflow_gpu_provider.pools.prices import ListPrices
+from airflow_gpu_provider.money.prices import ListPrices
+from airflow_gpu_provider.pools.demand_key import DemandKey
 
 Span = tuple[datetime, datetime]
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.pools.budget import least, reserve
-from airflow_gpu_provider.pools.prices import in_words, rate_in_words
+from airflow_gpu_provider.money.budget import least, reserve
+from airflow_gpu_provider.money.prices import in_words, rate_in_words
 from airflow_gpu_provider.pools.switch import unwatched_for
+from airflow_gpu_provider.times import format_seconds
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.money.prices import ListPrices
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.pools.prices import ListPrices
 
 
 def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices | None) -> Iterator[str]:
@@ -24,8 +25,6 @@ def money_lines(pool: GpuPool, max_cost: float, nodes: int, listed: ListPrices |
         nodes: How many nodes it wants.
         listed: What the cloud lists, if the pool goes by that.
     """
-    from airflow_gpu_provider.scaling.wait.records import format_seconds
-
     limit, whose = pool.max_price_per_hour, dict[float, list[str]]()
     for name, price in _prices(pool, listed).items():
         if price is not None and (limit is None or price <= limit):

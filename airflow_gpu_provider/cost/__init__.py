@@ -1,1 +1,0 @@
-"""What runs' nodes did and cost: recorded in the cluster, divided among runs, and reported."""

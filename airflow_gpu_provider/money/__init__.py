@@ -1,0 +1,1 @@
+"""What machines cost and what runs may: prices, limits, budgets, bills. Pure: no request, no clock, no client."""
