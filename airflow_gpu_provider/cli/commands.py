@@ -118,7 +118,7 @@ def plan(args: Namespace) -> None:
         money: Iterable[str] = ()
         if args.max_cost is not None:
             check_max_cost(pool, args.max_cost)
-            money = money_lines(pool, args.max_cost, nodes, reconciler.platform.list_prices())
+            money = money_lines(pool, args.max_cost, nodes, found.listed)
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),

@@ -200,8 +200,9 @@ class Plan:
     `grow` says how many nodes would be added and where, for people; it is no promise. `brought` says who else brings
     them. `notes` say what the pool cannot use, and why; `unread` what could not be compared, and why, which is no
     matter of a run. `prices` are those of the candidates, for people, and `too_dear` the candidates that cost too much.
-    `order` are the groups of a pool with reservations as they were at `read_at`, those to be created too, the most
-    preferred first.
+    `groups` are those that it was made from, as `Platform.observe` returns them, and `listed` what the cloud listed for
+    the candidates: both None where the plan takes none. `order` are the groups of a pool with reservations as they were
+    at `read_at`, those to be created too, the most preferred first.
     """
 
     pool: str
@@ -212,6 +213,8 @@ class Plan:
     unread: tuple[str, ...] = ()
     prices: tuple[str, ...] = ()
     too_dear: tuple[TooDear, ...] = ()
+    groups: tuple[Group, ...] | None = None
+    listed: ListPrices | None = None
     order: tuple[Group, ...] = ()
     read_at: datetime | None = None
 
@@ -280,12 +283,12 @@ class Platform(ABC):
         """
         return None
 
-    def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
+    def groups_over_quota(self, nodes: int, report: Report, plan: Plan | None = None) -> frozenset[str]:
         """Return the groups whose quota has too little room for what the pool lacks to `nodes` nodes.
 
         Nodes that take the place of the pool's own machines on their way out are not compared: those make room.
-        `report` takes a line about each such quota, and one where the account may not read quotas. Default: none;
-        there are no quotas.
+        `report` takes a line about each such quota, and one where the account may not read quotas. What a `plan` has
+        just read is not read again. Default: none; there are no quotas.
 
         Raises:
             QuotaExceeded: Nothing is left; the message has the quota's name, limit, use and need.

@@ -47,12 +47,13 @@ class CloudPlatform(Platform, Generic[PoolT]):
         if not pool.has_list_prices and pool.max_price_per_hour is None:
             return self._plan(nodes)
         candidates = self.candidates()
-        record = self._prices_of(candidates)
+        listed = self._listed(candidates) if pool.has_list_prices else None
+        record = PriceRecord.of(pool, [listed])
         dear = too_dear(record, candidates)
         if dear and len(dear) == len(candidates):
             raise PriceLimitExceeded.of(pool.name, too_dear_lines(dear))
         plan = self._plan(nodes, {each.candidate.group for each in dear})
-        return replace(plan, prices=price_lines(record, candidates), too_dear=dear)
+        return replace(plan, prices=price_lines(record, candidates), too_dear=dear, listed=listed)
 
     def list_prices(self) -> ListPrices | None:
         if not self._pool.has_list_prices:
@@ -70,22 +71,23 @@ class CloudPlatform(Platform, Generic[PoolT]):
             unknown = Unknown(why=error.what.rstrip("."))
             return list_prices(candidates, lambda _: unknown)
 
-    def _prices_of(self, candidates: Sequence[Candidate]) -> PriceRecord:
-        """Return what is known of the candidates' prices now."""
-        return PriceRecord.of(self._pool, [self._listed(candidates)] if self._pool.has_list_prices else [])
-
-    def _affordable(self) -> tuple[Candidate, ...]:
+    def _affordable(self, plan: Plan | None) -> tuple[Candidate, ...]:
         """Return the candidates that do not cost more than the pool pays."""
         candidates = self.candidates()
-        dear = {each.candidate for each in too_dear(self._prices_of(candidates), candidates)}
+        if plan is None:
+            found = too_dear(PriceRecord.of(self._pool, [self.list_prices()]), candidates)
+        else:
+            found = plan.too_dear
+        dear = {each.candidate for each in found}
         return tuple(each for each in candidates if each not in dear)
 
-    def groups_over_quota(self, nodes: int, report: Report) -> frozenset[str]:
+    def groups_over_quota(self, nodes: int, report: Report, plan: Plan | None = None) -> frozenset[str]:
+        groups = self.observe() if plan is None or plan.groups is None else plan.groups
         # Machines on their way out still count against a quota, and what they leave is room for as many.
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in groups)
         if missing <= 0:
             return frozenset()
-        candidates = self._affordable()
+        candidates = self._affordable(plan)
         try:
             verdict = self._compare_quotas(missing, candidates)
         except (PermissionDenied, CloudError) as error:

@@ -67,28 +67,41 @@ class Ledger:
         """Record the pool's machines as they are now; before any is released."""
         self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(groups, nodes, now)))
 
-    def bill(self, key: DemandKey, platform: Platform, now: datetime, *, release_began: datetime | None = None) -> Bill:
+    def knows(self, key: DemandKey) -> bool:
+        """Return whether anything is recorded of a run; without that it has cost nothing yet."""
+        return any(run.key == key for run in usage.read_runs(self._api, self._pool.name))
+
+    def bill(
+        self,
+        key: DemandKey,
+        platform: Platform,
+        now: datetime,
+        *,
+        seen: tuple[Group, ...] | None = None,
+        release_began: datetime | None = None,
+    ) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 
         If the cloud does not say (a permission is missing), the bill has at least what the snapshots saw.
 
         Args:
+            seen: The pool's groups, where they have just been read. Default: they are read.
             release_began: When the run's scale-down began; None if unknown.
         """
         nodes = list_nodes(self._api, self._pool.node_selector)
         # Above all, other runs' pods that still run, whose times are not recorded yet.
         runs = usage.with_pods(usage.read_runs(self._api, self._pool.name), list_pods_on(self._api, nodes), now)
-        seen = usage.read_machines(self._api, self._pool.name)
+        known = usage.read_machines(self._api, self._pool.name)
         wanted = [span for run in runs if run.key == key for span in run.wanted]
         since = min((start for start, _ in wanted), default=now)
         try:
-            groups, lives = self._read_cloud(platform, seen, since, now)
+            groups, lives = self._read_cloud(platform, seen, known, since, now)
             at_least = ""
         except GpuError as error:
             groups, lives = (), None
             at_least = f"when machines were launched and terminated could not be read ({error})"
         markets = {group.name: group.candidate.market for group in groups}
-        machines = machines_to_bill(seen, lives or (), runs, since=since, now=now, markets=markets)
+        machines = machines_to_bill(known, lives or (), runs, since=since, now=now, markets=markets)
         types = {group.name: group.candidate.instance_type for group in groups}
         machines = tuple(
             replace(each, instance_type=each.instance_type or types.get(each.group, "")) for each in machines
@@ -106,16 +119,21 @@ class Ledger:
         return bill(self._pool, key, runs, machines, at_least=at_least, release_began=release_began)
 
     def _read_cloud(
-        self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime
+        self,
+        platform: Platform,
+        seen: tuple[Group, ...] | None,
+        known: Iterable[MachineUse],
+        since: datetime,
+        now: datetime,
     ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
         """Return the pool's groups, and when their machines ran; None without a cloud that knows."""
-        groups = platform.observe()
+        groups = platform.observe() if seen is None else seen
         taken = self._taken(groups, now)
-        in_use = {each.group for each in seen}
+        in_use = {each.group for each in known}
         own = tuple(group for group in groups if group.name in in_use or group.name not in taken)
         # Of groups that were deleted since: those of earlier runs do not matter.
-        known = [each.id for each in seen if each.seen_until >= since]
-        return own, platform.lives(own, since, known=known)
+        lately = [each.id for each in known if each.seen_until >= since]
+        return own, platform.lives(own, since, known=lately)
 
     def _quietly(self, write: Callable[[], None]) -> None:
         quietly(write, self._report)

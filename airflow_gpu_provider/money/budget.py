@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -59,6 +60,12 @@ class Budget:
         """Return it by when the bill begins, which is with the demand: nothing is spent before that."""
         return self if self.spent else replace(self, at=max(self.at, begin))
 
+    def raised_as(self, given: Budget | None) -> Self:
+        """Return it with the limit to which a person has raised the former budget, if that is more."""
+        if given is None or not given.raised:
+            return self
+        return replace(self, limit=max(self.limit, given.limit), raised=given.raised)
+
     def left_at(self, now: datetime) -> float:
         """Return what is left of the money then at least."""
         return min(
@@ -105,13 +112,13 @@ def budget_of(
     spent: float | None,
     at: datetime,
     listed: ListPrices | None,
-    are_there: bool = False,
+    are_there: Callable[[], bool] = lambda: False,
 ) -> Budget:
     """Reckon a run's budget.
 
     Args:
         spent: What it has cost so far; None: not known.
-        are_there: None of its nodes has to be started.
+        are_there: Returns whether none of its nodes has to be started; called only if that decides.
 
     Raises:
         PriceUnknown: What nodes cost, or have cost, is not known.
@@ -126,7 +133,7 @@ def budget_of(
         )
     per_hour = nodes * dearest(pool, listed)
     found = Budget(limit=limit, spent=spent, at=at, per_hour=per_hour, reserve=reserve(pool, per_hour))
-    if found.lasts < (_WORK if are_there else _BOOT_AND_WORK):
+    if found.lasts < _WORK or (found.lasts < _BOOT_AND_WORK and not are_there()):
         raise BudgetExceeded(
             f"Pool {pool.name}: the run has cost {in_words(pool, spent)} of max_cost={limit:g}, and the rest is not"
             f" enough for {rate_in_words(pool, nodes, per_hour)}: they may cost {in_words(pool, found.reserve)} after"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.clouds.base import Plan
+    from airflow_gpu_provider.money.budget import Budget
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.pools.demand_key import DemandKey
     from airflow_gpu_provider.scaling.apply.reconcile import Reconciler
@@ -195,7 +196,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         reconciler, plan = self._read(nodes, context)
         lines = plan.lines()
         if self.plan_only:
-            lines += self._money_lines(reconciler, nodes)
+            lines += self._money_lines(plan, nodes)
         for line in lines:
             self.log.info(line)
         if self.plan_only:
@@ -204,14 +205,22 @@ class EnsureGpuPoolOperator(PoolOperator):
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = self._key(context)
         over_quota = self._call_with_retries(
-            lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
+            lambda: reconciler.platform.groups_over_quota(
+                _nodes_with_others(reconciler, key, nodes), self.log.warning, plan
+            )
         )
         with self._giving_up(lambda: reconciler, context):
-            if (max_cost := self._most) is not None:
-                listed = reconciler.platform.list_prices()
-                self._call_with_retries(lambda: reconciler.budget(key, nodes, max_cost, listed))
+            budget = self._budget(reconciler, key, nodes, plan)
             self._apply(reconciler, plan, nodes, over_quota)
-            result = self._wait(reconciler, key, counts, over_quota, context)
+            want = partial(
+                reconciler.want,
+                key,
+                gang=counts.of_one_zone,
+                over_quota=over_quota,
+                listed=plan.listed,
+                budget=budget,
+            )
+            result = self._wait(reconciler, key, counts, want, context)
             self._stop.check()
             return result
 
@@ -228,12 +237,12 @@ class EnsureGpuPoolOperator(PoolOperator):
             self._call_with_retries(lambda: reconciler.check_one_spec(key))
             return reconciler, self._call_with_retries(lambda: self._plan(reconciler, nodes, context))
 
-    def _money_lines(self, reconciler: Reconciler, nodes: int) -> Iterable[str]:
+    def _money_lines(self, plan: Plan, nodes: int) -> Iterable[str]:
         from airflow_gpu_provider.money.planned_money import money_lines
 
         if (max_cost := self._most) is None:
             return ()
-        return money_lines(self.gpu_pool, max_cost, nodes, reconciler.platform.list_prices())
+        return money_lines(self.gpu_pool, max_cost, nodes, plan.listed)
 
     def _plan(self, reconciler: Reconciler, nodes: int, context: Context) -> Plan:
         from airflow_gpu_provider.scaling.decide.scarce_capacity import with_wait
@@ -256,6 +265,14 @@ class EnsureGpuPoolOperator(PoolOperator):
         check_max_cost(self.gpu_pool, most := as_amount(self.max_cost))
         return most
 
+    def _budget(self, reconciler: Reconciler, key: DemandKey, nodes: int, plan: Plan) -> Budget | None:
+        """Return how long the run's money lasts, once for the whole try; raises before anything is created in vain."""
+        if (limit := self._most) is None:
+            return None
+        return self._call_with_retries(
+            lambda: reconciler.budget(key, nodes, limit, listed=plan.listed, seen=plan.groups)
+        )
+
     def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int, over_quota: Collection[str]) -> None:
         """Bring the groups to the plan; if that fails midway, to a new plan from there."""
         plans, platform, report = [plan], reconciler.platform, self.log.info
@@ -276,7 +293,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         reconciler: Reconciler,
         key: DemandKey,
         counts: NodeCounts,
-        over_quota: Collection[str],
+        want: Callable[..., Outcome],
         context: Context,
     ) -> dict[str, Any]:
         from airflow_gpu_provider.operators.ensured import kept_until
@@ -287,7 +304,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.tasks.run_identity import group_writer, lock_holder
 
         nodes = counts.wanted()
-        outcome, now, latest = self._call_with_retries(lambda: self._want(reconciler, key, counts, over_quota, context))
+        outcome, now, latest = self._call_with_retries(lambda: self._want(reconciler, key, nodes, want, context))
         begin_prefetch(self.prefetch, self.prefetch_secrets, reconciler, key, self.log)
         wait = NodesWait(
             key=key,
@@ -317,8 +334,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         self,
         reconciler: Reconciler,
         key: DemandKey,
-        counts: NodeCounts,
-        over_quota: Collection[str],
+        nodes: int,
+        want: Callable[..., Outcome],
         context: Context,
     ) -> tuple[Outcome, datetime, datetime | None]:
         """Record the run's demand, and begin to meet it; return also the time, and when the run ends."""
@@ -327,19 +344,10 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         now = reconciler.clock.now()
         latest = run_ends_at(context, reconciler.clock)
-        if not (nodes := counts.wanted()):
+        if not nodes:
             return reconciler.delete_demand_and_reconcile(key), now, latest
         until = demand_until(self.gpu_pool, now, give_up_after=self.give_up_after, run_ends_at=latest)
-        outcome = reconciler.want(
-            key,
-            nodes,
-            until,
-            gang=counts.of_one_zone,
-            over_quota=over_quota,
-            max_cost=self._most,
-            waits_until=self._waits_until(now, latest),
-        )
-        return outcome, now, latest
+        return want(nodes, until, waits_until=self._waits_until(now, latest)), now, latest
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import NodesTrigger, PoolRecord

@@ -90,11 +90,11 @@ class ExternalEksPlatform(EksPlatform):
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
         notes = (*notes, *offered_notes(self._pool, {each.name: each.asg for each in named}))
         if reserved is None:
-            return Plan(pool=self._pool.name, grow=grow, notes=notes, unread=(_UNREAD,))
+            return Plan(pool=self._pool.name, grow=grow, notes=notes, unread=(_UNREAD,), groups=groups)
         at = self._eks.scaling.now()
         notes = (*notes, *reservations.notes(self._targets.values(), reserved, at))
         order = tuple(group for group in groups if group.name not in left_out) if self._targets else ()
-        return Plan(pool=self._pool.name, grow=grow, notes=notes, order=order, read_at=at)
+        return Plan(pool=self._pool.name, grow=grow, notes=notes, groups=groups, order=order, read_at=at)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Do nothing: others own the groups."""

@@ -95,6 +95,7 @@ class OwnedEksPlatform(EksPlatform):
                 *eks_spec.limit_notes(names, changes),
             ),
             unread=newest.unread,
+            groups=observed,
             order=reserved.order(candidates, observed),
             read_at=reserved.at,
         )

@@ -72,7 +72,7 @@ class ExternalGkePlatform(GkePlatform):
         groups = self._observe(named)
         affordable = candidates_with_room([group for group in groups if group.name not in left_out])
         grow = growth_notes(self._pool, nodes, affordable, groups, datetime.now(UTC))
-        return Plan(pool=self._pool.name, grow=grow, notes=notes)
+        return Plan(pool=self._pool.name, grow=grow, notes=notes, groups=groups)
 
     def apply(self, plan: Plan, report: Report, over_quota: Collection[str] = ()) -> None:
         """Do nothing: others own the node pools."""

@@ -74,7 +74,7 @@ class OwnedGkePlatform(GkePlatform):
             *queued_notes(self._pool),
             *autoscaling_notes(self._pool, found.values()),
         )
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes, groups=observed)
 
     def _capacity_notes(self) -> tuple[str, ...]:
         pool = self._pool

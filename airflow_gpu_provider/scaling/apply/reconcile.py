@@ -154,7 +154,8 @@ class Reconciler:
         *,
         gang: int = 0,
         over_quota: Collection[str] | None = None,
-        max_cost: float | None = None,
+        listed: ListPrices | None = None,
+        budget: Budget | None = None,
         waits_until: datetime | None = None,
     ) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
@@ -165,17 +166,15 @@ class Reconciler:
             key, nodes, until: The demand.
             gang: So many of the nodes must be in one zone.
             over_quota: What `Platform.groups_over_quota` has returned for it; None if nobody asked.
-            max_cost: It ends when that is used, if this is before `until`.
+            listed: What the cloud lists for the pool's candidates, as `Plan.listed` has it; None if it is not asked.
+            budget: It ends when this money is used, if that is before `until`; None without a limit.
             waits_until: A reservation that begins by then is waited for; None: none is.
 
         Raises:
-            PriceUnknown, BudgetExceeded: How long `max_cost` lasts is not known, or it is used; nothing was written.
             PoolDrift: Another pool's runs use an external group that this pool names, or another DAG wants nodes by
                 another spec of this pool.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
         """
-        listed = self.platform.list_prices()  # before the lock: it may take seconds
-        budget = None if max_cost is None else self.budget(key, nodes, max_cost, listed)
         with self._lock() as lock:
             before = self._read(lock)
             check_group_claims(before)
@@ -194,11 +193,23 @@ class Reconciler:
 
             return self._writes(lock, snapshot, decide(snapshot)).carry_out(write)
 
-    def budget(self, key: DemandKey, nodes: int, limit: float, listed: ListPrices | None) -> Budget:
+    def budget(
+        self,
+        key: DemandKey,
+        nodes: int,
+        limit: float,
+        *,
+        listed: ListPrices | None,
+        seen: tuple[Group, ...] | None = None,
+    ) -> Budget:
         """Return how long a run's money lasts for so many nodes, by what all of its tries have cost.
 
         Demand that a person has extended beyond its money keeps its budget: that has been decided. So has the limit
-        been that a person has raised. `listed` is what `Platform.list_prices` returned.
+        been that a person has raised.
+
+        Args:
+            listed: What `Platform.list_prices` returned, or a plan has read.
+            seen: The pool's groups, where they have just been read. Default: they are, where it takes them.
 
         Raises:
             PriceUnknown, BudgetExceeded: That is not known, or what is left is too little (`budget_of`).
@@ -208,24 +219,37 @@ class Reconciler:
         given = own.budget if own else None
         if own and given and own.extended and own.live(self.clock.now()):
             return given
-        raised = given.raised if given else ""
-        if given and raised:
+        if given and given.raised:
             limit = max(limit, given.limit)
-        groups, there = self.platform.observe(), list_nodes(self.api, self.pool.node_selector)
+        spent: float | None = 0.0
         now = self.clock.now()
-        self.ledger.machines(groups, there, now)  # a machine that runs has cost what it did until it was last recorded
-        spent = self.ledger.bill(key, self.platform, now).total_cost
+        if own or self.ledger.knows(key):
+            seen = self.platform.observe() if seen is None else seen
+            spent, now = self._spent(key, seen)
         wanted = nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
-        ready = max(len(there), sum(each.state != "terminating" for group in groups for each in group.machines))
-        are_there = ready >= min(wanted, self.pool.max_nodes)
+
+        def are_there() -> bool:
+            groups = self.platform.observe() if seen is None else seen
+            machines = sum(each.state != "terminating" for group in groups for each in group.machines)
+            there = max(len(list_nodes(self.api, self.pool.node_selector)), machines)
+            return there >= min(wanted, self.pool.max_nodes)
+
         found = budget_of(self.pool, limit, nodes=nodes, spent=spent, at=now, listed=listed, are_there=are_there)
-        return replace(found, raised=raised)
+        return found.raised_as(given)
+
+    def _spent(self, key: DemandKey, seen: tuple[Group, ...]) -> tuple[float | None, datetime]:
+        """Return what a run has cost by now, and when that is; a machine that runs costs until it is recorded."""
+        nodes = list_nodes(self.api, self.pool.node_selector)
+        now = self.clock.now()
+        self.ledger.machines(seen, nodes, now)
+        return self.ledger.bill(key, self.platform, now, seen=seen).total_cost, now
 
     def within_budget(self, lease: DemandLease) -> DemandLease:
         """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""
         if lease.budget is None or lease.extended or not lease.nodes:
             return lease
-        found = self.budget(lease.key, lease.nodes, lease.budget.limit, self.platform.list_prices())
+        listed = self.platform.list_prices()
+        found = self.budget(lease.key, lease.nodes, lease.budget.limit, listed=listed)
         return replace(lease, budget=found, until=within_budget(lease.until, found))
 
     def check_one_spec(self, key: DemandKey) -> None:
@@ -452,7 +476,7 @@ def _lease(
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
     created_at = old.created_at if old else before.now
     if budget is not None:
-        budget = budget.begun_at(created_at)
+        budget = budget.begun_at(created_at).raised_as(old.budget if old else None)
     until = within_budget(until, budget)
     groups = tuple(group.name for group in before.groups if not group.owned)
     made = DemandLease(

@@ -224,7 +224,7 @@ def _by_money(
     for lease in leases:
         _check_money(pool, max_cost, reason, lease)
     budgets: dict[DemandKey, Budget] = {
-        lease.key: replace(reconciler.budget(lease.key, lease.nodes, max_cost, listed), raised=reason)
+        lease.key: replace(reconciler.budget(lease.key, lease.nodes, max_cost, listed=listed), raised=reason)
         for lease in leases
     }
 

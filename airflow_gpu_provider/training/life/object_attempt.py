@@ -316,7 +316,8 @@ class GangAttempt(ObjectAttempt[int]):
         log, pool = self.log, self._cluster.pool
         reconciler = open_pool(pool, owner=self.owner.writer, holder=self._run.holder, report=log.info)
         nodes, until = self._settings.nodes, self.deadlines.of_pod(self._cluster.clock.now())
-        outcome = reconciler.want(self.owner.key, nodes, until, gang=nodes)
+        listed = reconciler.platform.list_prices()
+        outcome = reconciler.want(self.owner.key, nodes, until, gang=nodes, listed=listed)
         for line in outcome.log_lines:
             log.info("%s", line)
 

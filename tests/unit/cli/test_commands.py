@@ -222,7 +222,9 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_extend_gives_a_run_more_money(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     night = Night(price_per_hour=2.0)
-    (before,) = night.lead.want(night.key("one"), 1, night.world.now + timedelta(hours=6), max_cost=4.0).snapshot.leases
+    (before,) = night.ask(
+        night.lead, night.key("one"), 1, night.world.now + timedelta(hours=6), max_cost=4.0
+    ).snapshot.leases
     monkeypatch.setattr(commands, "_pools", lambda args: [night.pool])
     monkeypatch.setattr(commands, "_open", lambda pool: night.lead)
     monkeypatch.setattr(commands, "run_is_over_in_metadata", lambda key: False)

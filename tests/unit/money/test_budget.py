@@ -99,7 +99,7 @@ class TestWhatIsKeptBack:
 
     def test_where_the_nodes_are_there_a_minute_is_enough(self) -> None:
         spec = pool(price_per_hour={"on-demand": 120.0})
-        there: dict[str, Any] = {"nodes": 1, "at": AT, "listed": None, "are_there": True}
+        there: dict[str, Any] = {"nodes": 1, "at": AT, "listed": None, "are_there": lambda: True}
         assert budget_of(spec, 60, spent=7.9, **there).lasts >= timedelta(minutes=1)
         with pytest.raises(BudgetExceeded, match=r"Raise max_cost to 66\.11 or more"):
             budget_of(spec, 60, spent=8.1, **there)

@@ -46,7 +46,7 @@ class Janitors(Night):
         return opened
 
     def ensure(self, run_id: str, max_cost: float | None = None) -> None:
-        self.lead.want(self.key_of(run_id), 1, self.until_of(run_id), max_cost=max_cost)
+        self.ask(self.lead, self.key_of(run_id), 1, self.until_of(run_id), max_cost=max_cost)
         self.until_usable(len(self.lead.snapshot().leases))
 
     def until_of(self, run_id: str) -> datetime:

@@ -152,7 +152,7 @@ class TestMaxCost:
 
     def test_the_money_of_all_tries_ends_the_demand(self) -> None:
         night = Night(price_per_hour=2.0)
-        first = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0)
+        first = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0)
         (lease,) = first.snapshot.leases
         assert lease.budget is not None
         assert (lease.budget.spent, lease.pods_end_by) == (0.0, lease.budget.at + 4 * HOUR - KEPT_BACK)
@@ -161,7 +161,7 @@ class TestMaxCost:
 
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 3600)
-        (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
+        (again,) = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
         assert [each.max_cost for each in read_runs(night.api, night.pool.name)] == [8.0], "for the bill"
         assert again.budget is not None
         assert again.budget.spent == pytest.approx(2.0, rel=0.1)
@@ -187,7 +187,7 @@ class TestMaxCost:
         monkeypatch.setattr(lead.ledger, "machines", slowly)
 
         def wanted() -> DemandLease:
-            (lease,) = lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
+            (lease,) = night.ask(lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=8.0).snapshot.leases
             return lease
 
         first = wanted()
@@ -208,7 +208,7 @@ class TestMaxCost:
     def test_its_time_ends_it_where_the_money_lasts_longer(self) -> None:
         night = Night(price_per_hour=2.0)
         until = night.world.now + HOUR
-        (lease,) = night.lead.want(night.key("one"), 1, until, max_cost=80.0).snapshot.leases
+        (lease,) = night.ask(night.lead, night.key("one"), 1, until, max_cost=80.0).snapshot.leases
         assert (lease.ends_by_budget, lease.pods_end_by) == (False, until)
 
     def test_used_money_starts_nothing(self) -> None:
@@ -217,31 +217,31 @@ class TestMaxCost:
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 1800)
         with pytest.raises(BudgetExceeded, match=r"has cost [01]\.\d\d USD of max_cost=0\.5"):
-            night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=0.5)
+            night.ask(night.lead, night.key("one"), 1, night.world.now + HOUR, max_cost=0.5)
 
     def test_a_machine_needs_time_to_boot_unless_it_is_there(self) -> None:
         night = Night(price_per_hour=2.0, max_nodes=2)
         until, enough = night.world.now + HOUR, 2.0 * ((KEPT_BACK + timedelta(minutes=4)) / HOUR) + 0.001
         with pytest.raises(BudgetExceeded, match="the rest is not enough"):
-            night.lead.want(night.key("one"), 1, until, max_cost=enough - 0.01)
-        night.lead.want(night.key("one"), 1, until, max_cost=enough)
+            night.ask(night.lead, night.key("one"), 1, until, max_cost=enough - 0.01)
+        night.ask(night.lead, night.key("one"), 1, until, max_cost=enough)
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 30)
-        (again,) = night.lead.want(night.key("one"), 1, until, max_cost=enough).snapshot.leases
+        (again,) = night.ask(night.lead, night.key("one"), 1, until, max_cost=enough).snapshot.leases
         assert again.budget is not None
         assert timedelta(minutes=1) < again.budget.lasts < timedelta(minutes=4)
         with pytest.raises(BudgetExceeded, match="the rest is not enough"):  # the machine that is there is not for it
-            night.lead.want(night.key("two"), 1, until, max_cost=enough - 0.01)
+            night.ask(night.lead, night.key("two"), 1, until, max_cost=enough - 0.01)
 
     def test_a_price_that_is_not_known_starts_nothing(self) -> None:
         night = Night(price_per_hour={"spot": 1.0}, capacity_types=["SPOT", "ON_DEMAND"])
         with pytest.raises(PriceUnknown):
-            night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=5.0)
+            night.ask(night.lead, night.key("one"), 1, night.world.now + HOUR, max_cost=5.0)
         assert night.lead.snapshot().leases == ()
 
     def test_more_than_the_money_takes_a_reason(self) -> None:
         night = Night(price_per_hour=2.0)
-        night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0)
+        night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0)
         by = {"dag_id": "dag", "run_id": "one", "by": HOUR, "run_is_over": lambda key: False}
         with pytest.raises(DemandNotExtended, match="ends when its max_cost of 4 USD is used"):
             extend_demand(night.lead, allowance=Allowance(), **by)
@@ -250,12 +250,12 @@ class TestMaxCost:
         (lease,) = night.lead.snapshot().leases
         assert not lease.ends_by_budget
         night.world.actors.advance_to(night.world.actors.time + 2 * 3600 + 60)  # the money alone would be used
-        (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        (again,) = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         assert (again.until, again.extended) == (lease.until, "nearly there")
 
     def test_more_money_takes_a_reason_and_lasts_over_later_tries(self) -> None:
         night = Night(price_per_hour=2.0)
-        (lease,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        (lease,) = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         more = {"dag_id": "dag", "run_id": "one", "max_cost": 8.0, "run_is_over": lambda key: False}
         with pytest.raises(DemandNotExtended, match=r"may cost 4\.00 USD, and 8\.00 USD is more than its DAG says"):
             extend_demand(night.lead, allowance=Allowance(), **more)
@@ -268,16 +268,17 @@ class TestMaxCost:
 
         night.until_usable(1)
         night.world.actors.advance_to(night.world.actors.time + 3600)
-        (again,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        (again,) = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         assert again.budget is not None
         assert (again.budget.limit, again.budget.raised) == (8.0, "nearly there")
-        (more_yet,) = night.lead.want(night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=9.0).snapshot.leases
+        last = night.ask(night.lead, night.key("one"), 1, night.world.now + 6 * HOUR, max_cost=9.0)
+        (more_yet,) = last.snapshot.leases
         assert more_yet.budget is not None
         assert more_yet.budget.limit == 9.0  # the DAG gives more by now
 
     def test_more_money_lasts_no_longer_than_the_pools_max_runtime(self) -> None:
         night = Night(price_per_hour=2.0)
-        (lease,) = night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0).snapshot.leases
+        (lease,) = night.ask(night.lead, night.key("one"), 1, night.world.now + HOUR, max_cost=4.0).snapshot.leases
         (done,) = extend_demand(
             night.lead,
             allowance=Allowance(),
@@ -300,7 +301,7 @@ class TestMaxCost:
     )
     def test_what_is_not_more_money(self, given: dict[str, Any], has: float | None, said: str) -> None:
         night = Night(price_per_hour=2.0)
-        before = night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=has).snapshot.leases
+        before = night.ask(night.lead, night.key("one"), 1, night.world.now + HOUR, max_cost=has).snapshot.leases
         with pytest.raises(DemandNotExtended, match=said):
             extend_demand(
                 night.lead,
@@ -315,7 +316,7 @@ class TestMaxCost:
 
     def test_who_may_cost_more_already_is_given_time(self) -> None:
         night = Night(price_per_hour=2.0)
-        night.lead.want(night.key("one"), 1, night.world.now + HOUR, max_cost=4.0)
+        night.ask(night.lead, night.key("one"), 1, night.world.now + HOUR, max_cost=4.0)
         who = {"dag_id": "dag", "run_id": "one", "reason": "nearly there", "run_is_over": lambda key: False}
         extend_demand(night.lead, allowance=Allowance(), **who, by=HOUR)
         with pytest.raises(DemandNotExtended, match=r"may cost more than its max_cost .* \(nearly there\)"):
@@ -323,7 +324,7 @@ class TestMaxCost:
 
     def test_fewer_nodes_make_the_money_last_longer(self) -> None:
         night = Night(price_per_hour=2.0)
-        (lease,) = night.lead.want(night.key("one"), 2, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
+        (lease,) = night.ask(night.lead, night.key("one"), 2, night.world.now + 6 * HOUR, max_cost=4.0).snapshot.leases
         after = replace(lease, nodes=1, until=lease.until + 6 * HOUR)
         night.lead.amend(DemandChange(before=lease, after=after, why="one will do"))
         (amended,) = night.lead.snapshot().leases

@@ -50,7 +50,7 @@ def cost_of(night: Night, meter: Meter, draw: Random, nodes: int, price: float, 
     world, key, cost = night.world, night.key("one"), 0.0
 
     def ensure() -> None:
-        (lease,) = night.lead.want(key, nodes, world.now + 6 * HOUR, max_cost=limit).snapshot.leases
+        (lease,) = night.ask(night.lead, key, nodes, world.now + 6 * HOUR, max_cost=limit).snapshot.leases
         world.ends[key.hash] = lease.until
 
     ensure()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.pools.demand_key import DemandKey
@@ -37,7 +37,15 @@ class Night:
 
     def want_with(self, reconciler: Reconciler, key: DemandKey, nodes: int = 1, seconds: float = 3600) -> Outcome:
         until = self.world.ends[key.hash] = self.world.now + timedelta(seconds=seconds)
-        return reconciler.want(key, nodes, until)
+        return self.ask(reconciler, key, nodes, until)
+
+    def ask(
+        self, reconciler: Reconciler, key: DemandKey, nodes: int, until: datetime, *, max_cost: float | None = None
+    ) -> Outcome:
+        """Want nodes as Ensure does: with what they cost, and with how long the money lasts."""
+        listed = reconciler.platform.list_prices()
+        budget = None if max_cost is None else reconciler.budget(key, nodes, max_cost, listed=listed)
+        return reconciler.want(key, nodes, until, listed=listed, budget=budget)
 
     def until(self, is_so: Callable[[Outcome], bool]) -> Outcome:
         """Reconcile until something is so."""
