@@ -181,14 +181,19 @@ class OnePod(RunKind):
     async def finish(self, api: AsyncApi, progress: Progress, logs: Logs, log: Log) -> None:
         if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
             await logs.drain(LAST_WORDS_WITHIN)
-        elif isinstance(progress.error, PodDeadline) and (now := await api.now()) >= self.wait.deadline:
-            await self._end(api, now, logs, log)
+        elif isinstance(progress.error, PodDeadline):
+            await self._end(api, logs, log)
 
-    async def _end(self, api: AsyncApi, now: datetime, logs: Logs, log: Log) -> None:
-        """Have the kubelet end the pod, with its grace period: unlike a deleted one it can be read afterwards."""
+    async def _end(self, api: AsyncApi, logs: Logs, log: Log) -> None:
+        """Have the kubelet end the pod, with its grace period: unlike a deleted one it can be read afterwards.
+
+        One whose container has not started has nothing to save: the worker that collects it deletes it.
+        """
         try:
             raw = next(iter(await self.pods(api)), None)
-            if raw is None or (patch := _ending(raw, now)) is None or not await api.patch(self.wait.path, patch):
+            if raw is None or not PodState.parse(raw, self.wait.base_container).started:
+                return
+            if (patch := _ending(raw, await api.now())) is None or not await api.patch(self.wait.path, patch):
                 return
         except GpuError as error:
             log(logging.WARNING, "%s", f"Pod {self.wait.name} is left to a worker, which ends it: {error}")

@@ -29,7 +29,7 @@ from tests.unit.training.pod_life import nodes as nodes
 from tests.unit.training.test_pod_end import pod, running
 from tests.unit.training.test_pod_verdict import watched
 from tests.unit.training.test_wait_contract import under_way
-from tests.unit.training.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, named, run, stamp
+from tests.unit.training.waiting_kinds import GANG, POD, WORKLOAD, Kind, Night, named, run, shown, stamp
 
 HOUR = timedelta(hours=1)
 KEY = DemandKey(installation="i", dag_id="d", run_id="r", pool="train-gpu")
@@ -127,9 +127,10 @@ class Logs:
         ({"activeDeadlineSeconds": 20000}, {"phase": "Running", "startTime": stamp(START)}, 5 * 3600),
         ({"activeDeadlineSeconds": 60}, {"phase": "Running", "startTime": stamp(START)}, None),
         ({}, {"phase": "Succeeded", "startTime": stamp(START)}, None),
-        ({}, {"phase": "Pending"}, None),
+        ({}, {"phase": "Running", "startTime": stamp(START), "containerStatuses": []}, None),
+        ({}, {"phase": "Pending", "containerStatuses": []}, None),
     ],
-    ids=["runs", "would run on", "its kubelet ends it", "has ended", "has no node"],
+    ids=["runs", "would run on", "its kubelet ends it", "has ended", "has not begun", "has no node"],
 )
 def test_the_kubelet_ends_a_pod_at_its_deadline(
     spec: dict[str, Any], status: dict[str, Any], seconds: int | None
@@ -139,7 +140,8 @@ def test_the_kubelet_ends_a_pod_at_its_deadline(
     base = {"name": "base", "image": "i"}
     given = {"containers": [base], "terminationGracePeriodSeconds": 40, **spec}
     server.put(named(""), {"metadata": {"name": "train", "namespace": "ml", "uid": "u"}, "spec": given})
-    server.patch(named(""), {"status": status})
+    begun = shown({"running": {"startedAt": stamp(START)}})
+    server.patch(named(""), {"status": {"containerStatuses": [begun], **status}})
     logs, lines = finished(server, LATE)
     after = server.read(named(""))
     assert after["spec"].get("activeDeadlineSeconds") == (seconds or spec.get("activeDeadlineSeconds"))
