@@ -89,13 +89,23 @@ def _alike(value: Any) -> Any:
 @pytest.mark.parametrize(
     "piece", [b"9", b" \r", b"[", b"\x1b", b"\x1b]", b"\x00", b'"', b", ", b"1/", b"9.", b"\xff", b"a b\n"]
 )
-def test_a_megabyte_costs_no_second_of_cpu(piece: bytes) -> None:
-    megabyte = piece * (2**20 // len(piece))
-    for writes in (
-        Writes(result=megabyte, exit_code=1),
-        Writes(gpus=[megabyte, b"1, 1, 1, 1"], exit_code=1),
-        Writes(log=megabyte.replace(b"\n", b" "), message=megabyte.decode(errors="replace"), exit_code=1),
-    ):
-        began = time.process_time()
-        xcoms(watched(writes))
-        assert time.process_time() - began < 1.0
+def test_cpu_grows_with_the_bytes_and_not_with_their_square(piece: bytes) -> None:
+    quarters, megabytes = ([_cpu(each) for each in _in_each_place(piece, size)] for size in (2**18, 2**20))
+    for quarter, megabyte in zip(quarters, megabytes, strict=True):
+        assert megabyte < 8 * max(quarter, 0.02), "four times the bytes; their square would be 16 times"
+
+
+def _in_each_place(piece: bytes, size: int) -> tuple[Writes, ...]:
+    """Return what a pod writes, with so many bytes in its result, in what nvidia-smi prints, or in log and message."""
+    large = piece * (size // len(piece))
+    return (
+        Writes(result=large, exit_code=1),
+        Writes(gpus=[large, b"1, 1, 1, 1"], exit_code=1),
+        Writes(log=large.replace(b"\n", b" "), message=large.decode(errors="replace"), exit_code=1),
+    )
+
+
+def _cpu(writes: Writes) -> float:
+    began = time.process_time()
+    xcoms(watched(writes))
+    return time.process_time() - began

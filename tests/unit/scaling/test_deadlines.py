@@ -15,7 +15,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import TIME_TO_STOP, unwatched_for
 from airflow_gpu_provider.scaling import deadlines
 from airflow_gpu_provider.scaling.deadlines import TrainingBounds
-from tests.unit.pools.test_ceiling import AT, EKS, GKE
+from tests.unit.money.test_ceiling import AT, EKS, GKE
 
 HOUR, ROUNDED = timedelta(hours=1), timedelta(seconds=1)
 NAMED = KubernetesGpuPool(name="rack", nodes=["n1"], max_runtime=6 * HOUR)
