@@ -14,6 +14,7 @@ from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.scaling.deadlines import is_cut_short, job_seconds, pod_ends_at
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.gang_jobs import is_over
 from airflow_gpu_provider.times import parse_time
 
 _JOBS = "/apis/batch/v1/jobs"
@@ -92,9 +93,7 @@ def _jobs(api: ApiClient, snapshot: PoolSnapshot, lease: DemandLease) -> Collect
 def _seconds_until(until: datetime, job: dict[str, Any], now: datetime) -> int | None:
     """Return a Job's activeDeadlineSeconds with which it may run until then; None where it may, or has ended."""
     given = job["spec"].get("activeDeadlineSeconds")
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    is_over = any(each["type"] in ("Complete", "Failed") and each.get("status") == "True" for each in conditions)
-    if given is None or is_over or "deletionTimestamp" in job["metadata"]:
+    if given is None or is_over(job):
         return None
     since = parse_time((job.get("status") or {}).get("startTime")) or now
     needed = job_seconds(until - since)

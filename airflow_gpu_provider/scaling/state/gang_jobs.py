@@ -20,6 +20,13 @@ ADMITTED_AT = "airflow-gpu-provider/admitted-at"
 ZONE_CHOSEN = "airflow-gpu-provider/zone-chosen"  # the annotation that tells our zone from one that the user gave
 
 
+def is_over(job: dict[str, Any]) -> bool:
+    """Return True if a Job has finished, or somebody has deleted it."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    has_ended = any(each["type"] in ("Complete", "Failed") and each.get("status") == "True" for each in conditions)
+    return has_ended or "deletionTimestamp" in job["metadata"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GangJob:
     """A Job of a pool whose pods run together or not at all, one on each of several nodes.
@@ -71,7 +78,6 @@ class GangJob:
         if ZONE_CHOSEN in notes:
             selector.pop(ZONE_LABEL, None)
         size = int(labels[GANG_LABEL])
-        ends = [c for c in status.get("conditions") or () if c["type"] in ("Complete", "Failed")]
         return cls(
             namespace=meta["namespace"],
             name=meta["name"],
@@ -85,7 +91,7 @@ class GangJob:
             queued_elsewhere=QUEUE_LABEL in labels,
             admitted_at=parse_time(notes.get(ADMITTED_AT)),
             started_at=parse_time(status.get("startTime")),
-            over="deletionTimestamp" in meta or any(c.get("status") == "True" for c in ends),
+            over=is_over(raw),
             wants=min(size, spec.get("parallelism", size)),
             active=status.get("active", 0),
             ended=status.get("succeeded", 0) + status.get("failed", 0),
