@@ -43,8 +43,7 @@ def restarted_until(
     pool: GpuPool, now: datetime, budget: Budget | None, *, run_ends_at: datetime | None = None
 ) -> datetime:
     """Return until when demand lasts whose time begins again, as its nodes come late."""
-    longest = longest_runtime(pool, budget)
-    return _at_latest(now + longest, run_ends_at)
+    return _at_latest(now + longest_runtime(pool, budget), run_ends_at)
 
 
 def longest_runtime(pool: GpuPool, budget: Budget | None) -> timedelta:

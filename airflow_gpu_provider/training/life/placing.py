@@ -49,8 +49,8 @@ def check_pods(run: Run, pods: Iterable[tuple[V1Pod, str, int | None]], is_wante
 def _keep_machines(run: Run) -> bool:
     """Whether external groups have a minimum size, below which no switch sets them."""
     cluster, pool = run.cluster, run.cluster.pool
-    is_asked = pool.ends_by_itself and bool(pool.groups_of_others)
-    return is_asked and pool.manage == "scale" and any(group.keeps for group in cluster.platform.observe())
+    is_asked = pool.ends_by_itself and pool.manage == "scale"
+    return is_asked and any(group.keeps for group in cluster.platform.observe())
 
 
 def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:

@@ -191,16 +191,17 @@ class OnePod(RunKind):
         """
         try:
             raw = next(iter(await self.pods(api)), None)
-            if raw is None or not PodState.parse(raw, self.wait.base_container).started:
+            if raw is None:
                 return
-            if (patch := _ending(raw, await api.now())) is None or not await api.patch(self.wait.path, patch):
+            state = PodState.parse(raw, self.wait.base_container)
+            patch = _ending(raw, await api.now()) if state.started else None
+            if patch is None or not await api.patch(self.wait.path, patch):
                 return
         except GpuError as error:
             log(logging.WARNING, "%s", f"Pod {self.wait.name} is left to a worker, which ends it: {error}")
             return
-        grace = PodState.parse(raw, self.wait.base_container).grace
-        log(logging.INFO, "%s", f"Pod {self.wait.name} is at its deadline: it has {grace.seconds} s to stop.")
-        await logs.drain(min(grace, TIME_TO_STOP).total_seconds() + LAST_WORDS_WITHIN)
+        log(logging.INFO, "%s", f"Pod {self.wait.name} is at its deadline: it has {state.grace.seconds} s to stop.")
+        await logs.drain(min(state.grace, TIME_TO_STOP).total_seconds() + LAST_WORDS_WITHIN)
 
 
 def _ending(pod: Json, now: datetime) -> dict[str, Any] | None:
