@@ -1,4 +1,4 @@
-"""The DAGs of test_airflow_dead.py: trainings whose Airflow dies, on pools of EKS and GKE."""
+"""The DAGs of test_airflow_dead.py: trainings whose Airflow dies, on pools of each kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
 from airflow_gpu_provider.pools import GpuPool
 from tests.airflow.retries import AGAIN
 
@@ -37,7 +37,12 @@ def on_gke(name: str, **fields: Any) -> GkeGpuPool:
 def training(dag_id: str, pool: GpuPool, command: str) -> None:
     with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN), gpu_nodes(pool, gpus=1):
         GpuPodOperator(
-            task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], retries=0, on_preemption="fail"
+            task_id="train",
+            image="busybox:1.36",
+            cmds=["sh", "-c", command],
+            retries=0,
+            on_preemption="fail",
+            termination_grace_period=1,
         )
 
 
@@ -45,6 +50,16 @@ def training(dag_id: str, pool: GpuPool, command: str) -> None:
 for_good = timedelta(minutes=20)
 training("dead_eks", on_eks("dead-eks", max_runtime=for_good, zones=("us-west-2a",)), "exec sleep 3600")
 training("dead_gke", on_gke("dead-gke", max_runtime=for_good, node_locations=("us-central1-a",)), "exec sleep 3600")
+# Somebody gives it ten minutes more while it trains.
+training("dead_extended", on_eks("dead-extended", max_runtime=for_good, zones=("us-west-2c",)), "exec sleep 3600")
+# No cloud ends these machines, so it is the kubelet that ends the pods, in real time.
+no_cloud: dict[str, Any] = {"max_runtime": timedelta(minutes=2), "max_nodes": 1, "gpus_per_node": 1}
+training("dead_named", KubernetesGpuPool(name="dead-named", nodes=["dead-rack"], **no_cloud), "exec sleep 3600")
+karpenter: dict[str, Any] = {
+    "provisioner": "karpenter",
+    "node_selector_labels": {"karpenter.sh/nodepool": "dead-karpenter"},
+}
+training("dead_karpenter", KubernetesGpuPool(name="dead-karpenter", **karpenter, **no_cloud), "exec sleep 3600")
 # Its Airflow comes back; somebody then tells the pod that it has trained enough.
 training(
     "comes_back",
