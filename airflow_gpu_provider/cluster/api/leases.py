@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
-from airflow_gpu_provider.cluster.api.rest import ApiClient, call, find, list_items
+from airflow_gpu_provider.cluster.api.rest import ApiClient, call, find
+from airflow_gpu_provider.cluster.api.shared_lists import Wanted, has_labels, shared_items
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE, KIND_LABEL, LEASES, PART_OF
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.errors import ReferenceNotFound
@@ -20,9 +21,18 @@ _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 """Only prefetches have pods there; who may write DaemonSets there gets no node by that ("Pod Security Standards")."""
 
 
-def list_leases(api: ApiClient, kind: str, pool_name: str | None = None) -> list[dict[str, Any]]:
-    selector = f"{KIND_LABEL}={kind}" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
-    return list_items(api, LEASES, resource="leases", labelSelector=selector)
+def list_leases(api: ApiClient, kind: str, pool_name: str | None = None, *, shared: str = "") -> list[dict[str, Any]]:
+    """Return the Leases of one kind, of a pool or of all; `shared` as in `shared_items`."""
+    all_pools = f"{KIND_LABEL}={kind}"
+    own = f"{all_pools},{POOL_LABEL}={pool_name}" if pool_name else all_pools
+    wanted = Wanted(
+        path=LEASES,
+        resource="leases",
+        own={"labelSelector": own},
+        wide={"labelSelector": all_pools},
+        is_own=lambda raw: not pool_name or has_labels(raw, {POOL_LABEL: pool_name}),
+    )
+    return shared_items(shared, api, wanted)
 
 
 def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:

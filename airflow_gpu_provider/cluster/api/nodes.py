@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.api.leases import update
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
+from airflow_gpu_provider.cluster.api.shared_lists import Wanted, has_labels, shared_items
 from airflow_gpu_provider.cluster.model.node import CORDONED_BY, Node
 from airflow_gpu_provider.cluster.model.refusals import ObjectNotFound
 from airflow_gpu_provider.errors import PermissionDenied
@@ -23,9 +24,17 @@ _NODES = "/api/v1/nodes"
 _FEW = 8  # that are asked for one by one
 
 
-def list_nodes(api: ApiClient, selector: Mapping[str, str]) -> tuple[Node, ...]:
-    """Return the nodes with a pool's labels (`GpuPool.node_selector`), by name."""
-    raw = list_items(api, _NODES, resource="nodes", labelSelector=label_selector(selector))
+def list_nodes(api: ApiClient, selector: Mapping[str, str], *, shared: str = "") -> tuple[Node, ...]:
+    """Return the nodes with a pool's labels (`GpuPool.node_selector`), by name; `shared` as in `shared_items`."""
+    own = label_selector(selector)
+    wanted = Wanted(
+        path=_NODES,
+        resource="nodes",
+        own={"labelSelector": own},
+        wide={"labelSelector": POOL_LABEL if POOL_LABEL in selector else own},
+        is_own=lambda raw: has_labels(raw, selector),
+    )
+    raw = shared_items(shared, api, wanted)
     return tuple(sorted((Node.parse(item) for item in raw), key=lambda node: node.name))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, count_items, delete, find, list_items, list_pages
+from airflow_gpu_provider.cluster.api.shared_lists import Wanted, shared_items
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cluster.model.node import Node
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, Pod
@@ -18,6 +19,9 @@ _FEW_NODES = 8  # that are asked one by one, all at once
 _PODS_FOR_A_REQUEST = 50  # as many, read in pages, cost both sides about as much as one more request
 _NODES_BETWEEN_SIGNS_OF_LIFE = 64
 
+_SELECTS_UNBOUND = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+_UNBOUND = Wanted(path=_PODS, resource="pods", own=_SELECTS_UNBOUND, wide=_SELECTS_UNBOUND)
+
 _log = logging.getLogger(__name__)
 
 
@@ -28,6 +32,7 @@ def list_pool_pods(
     *,
     at_once: int = AT_ONCE,
     alive: Callable[[], None] = lambda: None,
+    shared: str = "",
 ) -> tuple[Pod, ...]:
     """Return all pods on these nodes, and the unbound pods that select the pool.
 
@@ -36,12 +41,13 @@ def list_pool_pods(
 
     Args:
         alive: Called between requests, to renew the caller's lock.
+        shared: As in `shared_items`, for the unbound pods.
     """
     names = {node.name for node in nodes}
     if _is_one_list_cheaper(api, names):
         raw = [*_bound_or_unbound(api, names, alive)]
     else:
-        raw = [*_list(api, "spec.nodeName=,status.phase=Pending"), *_on_each(api, names, at_once, alive)]
+        raw = [*shared_items(shared, api, _UNBOUND), *_on_each(api, names, at_once, alive)]
     found = {pod.uid: pod for pod in map(Pod.parse, raw) if pod.node or pod.selects(selector)}
     return tuple(sorted(found.values(), key=lambda pod: (pod.created_at, pod.namespace, pod.name)))
 

@@ -59,9 +59,11 @@ class Reconciler:
 
     Attributes:
         patience: How long it waits for the pool's lock before DemandLockBusy.
+        shared: With whom of this process it shares what it reads of the cluster (`shared_items`).
     """
 
     patience = PATIENCE
+    shared = ""
     _recorded_at: datetime | None = None
 
     def __init__(
@@ -98,15 +100,16 @@ class Reconciler:
     def _read(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read the pool, with its groups as the cloud limits them."""
         alive = lock.keep if lock else do_nothing
-        leases = list_demand(self.api, self.pool.name)
-        nodes = list_nodes(self.api, self.pool.node_selector)
+        shared, selector = self.shared, self.pool.node_selector
+        leases = list_demand(self.api, self.pool.name, shared=shared)
+        nodes = list_nodes(self.api, selector, shared=shared)
         alive()
-        pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
+        pods = list_pool_pods(self.api, selector, nodes, at_once=self.at_once, alive=alive, shared=shared)
         shown = self.platform.observe()
         alive()
         now = self.clock.now()
         # Read after the groups, so that it includes what was written meanwhile.
-        memo = lock.memo if lock else read_memo(self.api, self.pool.name)
+        memo = lock.memo if lock else read_memo(self.api, self.pool.name, shared=shared)
         groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen

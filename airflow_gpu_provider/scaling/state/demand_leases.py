@@ -18,13 +18,14 @@ from airflow_gpu_provider.untrusted import NotParsed, read
 log = logging.getLogger(__name__)
 
 
-def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:
+def list_demand(api: ApiClient, pool_name: str | None = None, *, shared: str = "") -> tuple[DemandLease, ...]:
     """Return all demand for a pool, or for all pools, expired leases too, oldest first.
 
-    A Lease that does not say whose demand it is any more is left out, with a warning that names it.
+    A Lease that does not say whose demand it is any more is left out, with a warning that names it. `shared` as in
+    `shared_items`.
     """
     found = []
-    for raw in list_leases(api, "demand", pool_name):
+    for raw in list_leases(api, "demand", pool_name, shared=shared):
         try:
             found.append(read(raw, DemandLease.parse))
         except NotParsed:

@@ -230,9 +230,12 @@ def _holder_of(lease: Mapping[str, Any]) -> str:
     return one_line(str(lease["spec"].get("holderIdentity")), _LONGEST_LINE)
 
 
-def read_memo(api: ApiClient, pool_name: str) -> str:
-    """Return what the last holder of a pool's lock left; empty where it left nothing, or there was none."""
-    return _memo_of(read_lease(api, f"lock-{pool_name}"))
+def read_memo(api: ApiClient, pool_name: str, *, shared: str = "") -> str:
+    """Return what the last holder of a pool's lock left; empty where it left nothing, or there was none.
+
+    `shared` as in `shared_items`.
+    """
+    return _memo_of(next(iter(list_leases(api, "lock", pool_name, shared=shared)), None))
 
 
 def _memo_of(lease: Mapping[str, Any] | None) -> str:

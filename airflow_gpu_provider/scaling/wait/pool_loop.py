@@ -1,6 +1,7 @@
 """One reconcile loop for each pool, owner and event loop, to which all waits for the pool subscribe; and these waits.
 
 However many runs wait in a triggerer, cluster and cloud get the requests of one, and only one takes the pool's lock.
+The loops of all pools check at the same moments, and share what they read of a cluster.
 The reconcile is level-triggered, so each outcome serves all of them. `run_wait` drives a wait's steps for the blocking
 operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the two cannot drift apart.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,6 +56,7 @@ class Subscription:
         pause: Returns the seconds after which it wants the next check.
         first: Seconds to its first check; sooner if others want one.
         is_eager: It wants a check whenever a node changes, including kubelets' reports every five minutes.
+        every: The longest pause; checks that far apart are at its multiples, like those of other pools.
         report: Takes log lines that do not wait for the outcome; called where it calls `next`.
 
     Attributes:
@@ -66,9 +69,11 @@ class Subscription:
         *,
         first: float = 0.0,
         is_eager: bool = True,
+        every: float = math.inf,
         report: Report = lambda line: None,
     ) -> None:
         self.pause = pause
+        self.every = every
         self.is_eager = is_eager
         self.admits = False
         self.asked: DemandChange | Write | None = None
@@ -113,7 +118,10 @@ class Subscription:
 
     def due(self, last: float) -> float:
         """Return when the next check is due after the last one at `last`, in seconds of the event loop."""
-        return max(self._begins, last + SOONEST) if self._is_new else last + self.pause()
+        if self._is_new:
+            return max(self._begins, last + SOONEST)
+        pause = self.pause()
+        return last + pause if pause < self.every else round((last + pause) / pause) * pause
 
 
 _pool_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _PoolLoop]] = WeakKeyDictionary()
@@ -253,7 +261,7 @@ class _PoolLoop:
         if self._reconciler is None:
             holder = f"{self._owner}, waiting at {socket.gethostname()}:{os.getpid()}"
             reconciler = open_pool(self._pool, owner=self._owner, holder=holder, report=self._log_lines.append)
-            reconciler.patience = PATIENCE_IN_A_LOOP
+            reconciler.patience, reconciler.shared = PATIENCE_IN_A_LOOP, self._pool.cluster_identity
             self._reconciler = reconciler
         return write(self._reconciler)
 
@@ -352,7 +360,7 @@ async def run_wait(
     narrator = Narrator(report, started=wait.started, is_resumed=is_resumed)
     clock = _ClusterTime()
     patience = _patience(wait, no_access_until)
-    looks = Subscription(lambda: pause_after(clock.now() - wait.started, every), report=report)
+    looks = Subscription(lambda: pause_after(clock.now() - wait.started, every), every=every, report=report)
     if first:
         looks.ask(first)
     subscribe(looks, pool, owner, reconciler)

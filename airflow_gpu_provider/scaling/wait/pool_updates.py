@@ -102,7 +102,7 @@ class _Pods(Subscription):
     """The one subscription of all pods that wait for a pool."""
 
     def __init__(self) -> None:
-        super().__init__(self._pause, first=min(FIRST, EVERY), is_eager=False)
+        super().__init__(self._pause, first=min(FIRST, EVERY), is_eager=False, every=EVERY)
         self._started: datetime | None = None
         self._empty_since: dict[str, datetime] = {}
         self._gangs = GangUpdate()

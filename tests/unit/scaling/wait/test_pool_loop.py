@@ -303,3 +303,23 @@ async def test_fifty_runs_ask_no_more_of_cluster_and_cloud_than_one() -> None:
     fifty = await WaitingRuns(50).requests_in_looks(10)
     assert one["cloud observe"] >= 10, one
     assert fifty.total() <= 1.2 * one.total(), Counter(fifty) - Counter(one)
+
+
+async def test_pools_are_checked_at_the_same_moments() -> None:
+    """So that what they read of one cluster is read once: whenever they began, their long pauses end together."""
+    dues = set()
+    for last in (100.0, 103.2, 107.4, 112.4):
+        subscription = Subscription(lambda: 15.0, every=15.0)
+        subscription.notify(SimpleNamespace())
+        for _ in range(3):  # each check takes a moment
+            due = subscription.due(last)
+            assert 7.5 <= due - last <= 22.5
+            last = due + 0.4
+        dues.add(due)
+    assert len(dues) == 1
+
+
+async def test_short_pauses_are_as_long_as_asked() -> None:
+    subscription = Subscription(lambda: 2.0, every=15.0)
+    subscription.notify(SimpleNamespace())
+    assert subscription.due(103.2) == 105.2
