@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,9 @@ print([node.metadata.name for node in KubernetesHook().core_v1_client.list_node(
 @pytest.mark.nightly
 def test_a_real_airflow_runs_over_ones_own_dags(detached: str, environment: dict[str, str], tmp_path: Path) -> None:
     command = [*GPU_SANDBOX, "airflow", "--name", detached, "--dags", str(tmp_path), "--home", str(tmp_path / "home")]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as airflow:
+    # A shell starts what is in its background with SIGINT ignored, and tests may be there.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=hears) as airflow:
         assert airflow.stderr is not None
         for line in airflow.stderr:
             if "In another shell" in line:
