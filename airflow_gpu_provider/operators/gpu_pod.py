@@ -102,6 +102,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             again, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume"
             with a checkpoint, else "fail". All pods of a try end with their run's demand.
         max_preemptions: How often one try may resume. Default 3.
+        resume_on_exit_codes: Exit codes by which the program, having saved its checkpoint, asks for another node, such
+            as [75]: it is resumed as after a preemption, and its DAG's pods avoid that node while the pool may have
+            another; any rank's counts. Needs `checkpoint`. In default_args it is for the tasks with one. Default None.
         on_gpu_out_of_memory: What to do when it runs out of GPU memory: "larger" has the next try ask for the pool's
             next machine type with more memory per GPU, at most twice, and needs `retries` and a `gpu_nodes` block;
             "fail" fails at once. See docs/running.md. Default "fail".
@@ -145,6 +148,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         checkpoint: str | None = None,
         on_preemption: OnPreemption | None = None,
         max_preemptions: int = MAX_PREEMPTIONS,
+        resume_on_exit_codes: int | Sequence[int] | None = None,
         on_gpu_out_of_memory: Literal["fail", "larger"] = "fail",
         log_pod_spec_on_failure: bool = False,
         **kwargs: Any,
@@ -181,7 +185,9 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             self.gpu_pool.check_nodes_come(nodes=self.nodes, gpus=gpus, queue=queue, annotations=[*annotations])
             if self.gpu_pool.is_rendered:
                 check_resources(vars(self), self.gpu_pool)
-        self._set_preemptions(checkpoint, on_preemption, max_preemptions)
+        if checkpoint is None:
+            resume_on_exit_codes = self._by_keyword("resume_on_exit_codes", resume_on_exit_codes, None)
+        self._set_preemptions(checkpoint, on_preemption, max_preemptions, resume_on_exit_codes)
         check_checkpoint_is_mounted(checkpoint, vars(self), self.gpu_pool)
         self._note_what_is_asked()
 

@@ -6,7 +6,7 @@ It is the host of PodTry, which runs one attempt after another.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -115,11 +115,16 @@ class TrainingOperator(PoolOperator):
         self._handed_back: Mapping[str, Any] = {}
 
     def _set_preemptions(
-        self, checkpoint: str | None, on_preemption: OnPreemption | None, max_preemptions: int
+        self,
+        checkpoint: str | None,
+        on_preemption: OnPreemption | None,
+        max_preemptions: int,
+        resume_on_exit_codes: int | Sequence[int] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.on_preemption = on_preemption
         self.max_preemptions = max_preemptions
+        self.resume_on_exit_codes = resume_on_exit_codes
         if isinstance(checkpoint, str) and not is_template(checkpoint):
             check_location(checkpoint)
         self._preemptions()
@@ -285,5 +290,9 @@ class TrainingOperator(PoolOperator):
 
     def _preemptions(self) -> Preemptions:
         return Preemptions.of(
-            self.on_preemption, max_preemptions=self.max_preemptions, has_checkpoint=self.checkpoint is not None
+            self.on_preemption,
+            max_preemptions=self.max_preemptions,
+            has_checkpoint=self.checkpoint is not None,
+            exit_codes=self.resume_on_exit_codes,
+            skips=getattr(self, "skip_on_exit_code", ()),
         )

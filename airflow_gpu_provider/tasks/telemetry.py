@@ -43,12 +43,16 @@ def record_phases(operator: BaseOperator, phases: Sequence[Json]) -> None:
 
 
 def time_phases(operator: BaseOperator, phases: Sequence[Json]) -> None:
-    """Time each phase of a timeline as `gpu_provider.phase.<phase>`, and count the attempts after preemptions."""
+    """Time each phase of a timeline as `gpu_provider.phase.<phase>`, and count the attempts after preemptions.
+
+    An attempt that has asked for another node was not preempted.
+    """
     tags = _tags(operator)
     for each in phases:
         name = str(each["phase"]).replace(" ", "_")
         _stats().timing(f"gpu_provider.phase.{name}", timedelta(seconds=each["seconds"]), tags=tags)
-    preempted = max((each.get("attempt", 1) for each in phases), default=1) - 1
+    requests = sum("end" in each for each in phases)
+    preempted = max((each.get("attempt", 1) for each in phases), default=1) - 1 - requests
     if preempted:
         _stats().incr("gpu_provider.preemptions", preempted, tags=tags)
 

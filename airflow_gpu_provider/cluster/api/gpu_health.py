@@ -16,6 +16,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.api.clock import ServerClock
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, label_selector, list_items
 from airflow_gpu_provider.cluster.model.gpu_evidence import (
+    ASKED,
     BAD_GPU,
     HOSTNAME,
     Evidence,
@@ -86,11 +87,11 @@ class GpuHealth:
         bad = [node for node in there if why_bad(node)]
         doubted = [node for node in there if node["metadata"]["name"] in against and node not in bad]
         if doubted and self._needs(doubted, there, against, gpus=gpus, nodes=nodes):
-            _log.warning("Pods of %s have failed on nodes that no others replace: %s.", key.dag_id, _in_words(against))
+            _log.warning("Pods of %s do not avoid nodes that no others replace: %s.", key.dag_id, _in_words(against))
             doubted = []
         for node in (*bad, *doubted):
             name = node["metadata"]["name"]
-            _log.warning("Node %s is avoided for its GPU: %s", name, against[name])
+            _log.warning("Node %s is avoided: %s", name, against[name])
         if not self._labels:
             return (_not_on((*bad, *doubted)),) if bad or doubted else ()
         labels = [BAD_GPU] * bool(bad) + [label_for(key.writer)] * bool(doubted)
@@ -109,18 +110,21 @@ class GpuHealth:
     def take_end(self, error: GpuError | None, key: DemandKey) -> None:
         """Write the end of a run's pod down on its node if it is a BadGpu: the DAG's pods avoid the node from now on.
 
-        With a second witness all pods do.
+        With a second witness all pods do. One that asked for another node (ASKED) is written down as well.
         """
-        name = str(error.details.get("node") or "") if isinstance(error, BadGpu) else ""
-        if error is None or not name:
+        is_request = error is not None and error.details.get(ASKED) is True
+        if error is None or not (isinstance(error, BadGpu) or is_request):
+            return
+        name = str(error.details.get("node") or "")
+        if not name:
             return
         if not self._pool.lets_pods_avoid_nodes:
             _log.warning("Pods of pool %s cannot avoid a node; the next try may run on %s.", self._pool.name, name)
             return
         try:
-            evidence = self._accuse(name, key, error.what)
+            evidence = self._accuse(name, key, error.what, is_request=is_request)
         except (ObjectNotFound, ObjectChanged):
-            _log.info("Node %s with the broken GPU is gone already, or changes too often.", name)
+            _log.info("Node %s is gone already, or changes too often.", name)
         except (PermissionDenied, AdmissionDenied) as error:
             _log.warning("Node %s is not avoided by the next try: %s", name, error)
         else:
@@ -140,9 +144,10 @@ class GpuHealth:
         others = [Node.parse(dict(node)) for node in there if node["metadata"]["name"] not in against]
         return sum(node.usable and node.gpus >= asked["gpus"] for node in others) < asked["nodes"]
 
-    def _accuse(self, name: str, key: DemandKey, what: str) -> Evidence | None:
+    def _accuse(self, name: str, key: DemandKey, what: str, *, is_request: bool) -> Evidence | None:
         """Write it, whatever others write at the same time; return the evidence, None if a person has marked it."""
-        witness = Witness.of_failure(key.writer, key.run_id, ServerClock(self._api).now(), what)
+        now = ServerClock(self._api).now()
+        witness = Witness.of_failure(key.writer, key.run_id, now, what, is_request=is_request)
         for write in range(1, _WRITES + 1):
             node = call(self._api, "get", f"{_NODES}/{name}", resource="nodes")
             evidence = accused(node, witness)
@@ -191,4 +196,4 @@ def _not_on(nodes: Iterable[_Raw]) -> Requirement:
 
 
 def _in_words(against: Mapping[str, str]) -> str:
-    return "; ".join(f"node {name}, whose GPU is broken ({why})" for name, why in against.items())
+    return "; ".join(f"node {name} ({why})" for name, why in against.items())

@@ -1,5 +1,7 @@
 """What speaks against a node's GPUs: its agents, a person's mark, and the failures of trainings on it. Pure.
 
+So does a training that asks for another node by its exit code, but only for its own DAG.
+
 A training's log is text that its author writes, so one DAG's failures keep only that DAG's pods off a node. Two
 witnesses keep all pods off it: two DAGs, or one DAG and an agent on the node (health_agents). The failures are kept in
 an annotation on the node, so that they are there for every task and go with the node. They count for one boot of the
@@ -26,6 +28,9 @@ BAD_GPU = "airflow-gpu-provider/bad-gpu"
 The label of that name, by which all pods avoid the node, follows it and what agents say. A person may set either:
 then the node is avoided until it is taken off."""
 
+ASKED = "asked_for_node"
+"""The key of an error's details that is True where the training has asked for another node."""
+
 OURS = "boot-"
 """How the value of a label begins, unless a person has set it."""
 
@@ -50,16 +55,18 @@ class Witness:
         run: The DAG run; empty for an agent.
         at: When, by the cluster's clock, as RFC 3339.
         what: The failure in one line, its last log line included, of at most LONGEST_WHAT characters.
+        is_request: The training has asked for another node; whether its GPU is broken is unknown.
     """
 
     by: str
     run: str
     at: str
     what: str
+    is_request: bool = False
 
     @classmethod
-    def of_failure(cls, by: str, run: str, at: datetime, what: str) -> Self:
-        return cls(by=by, run=run, at=format_time(at), what=one_line(what, LONGEST_WHAT))
+    def of_failure(cls, by: str, run: str, at: datetime, what: str, *, is_request: bool = False) -> Self:
+        return cls(by=by, run=run, at=format_time(at), what=one_line(what, LONGEST_WHAT), is_request=is_request)
 
     @property
     def in_words(self) -> str:
@@ -67,13 +74,15 @@ class Witness:
             return self.what
         return f"{self.what.rstrip('.')} in {self.by.rpartition('/')[2]} {self.run} at {self.at}"
 
-    def to_json(self) -> dict[str, str]:
-        return {"by": self.by, "run": self.run, "at": self.at, "what": self.what}
+    def to_json(self) -> dict[str, Any]:
+        request = {"request": True} if self.is_request else {}
+        return {"by": self.by, "run": self.run, "at": self.at, "what": self.what, **request}
 
     @classmethod
     def of_json(cls, raw: Mapping[str, Any]) -> Self:
         """Read it; raises KeyError or TypeError if it is none."""
-        return cls(**{key: one_line(str(raw[key]), 2 * LONGEST_WHAT) for key in ("by", "run", "at", "what")})
+        texts = {key: one_line(str(raw[key]), 2 * LONGEST_WHAT) for key in ("by", "run", "at", "what")}
+        return cls(**texts, is_request=raw.get("request") is True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +95,20 @@ class Evidence:
     @property
     def counts_for_all(self) -> bool:
         """Whether all pods avoid the node."""
-        return len(self.witnesses) > 1
+        return sum(not witness.is_request for witness in self.witnesses) > 1
 
     @property
     def in_words(self) -> str:
         return "; ".join(witness.in_words for witness in self.witnesses)
 
     def with_witness(self, witness: Witness) -> Self:
-        """Return it with one more witness, in place of what the same source has said before."""
+        """Return it with one more witness, in place of what the same source has said before.
+
+        A request replaces no failure.
+        """
         others = tuple(each for each in self.witnesses if each.by != witness.by)
+        if witness.is_request and any(not each.is_request for each in self.witnesses if each.by == witness.by):
+            return self
         return type(self)(boot=self.boot, witnesses=(*others, witness)[-MOST_WITNESSES:])
 
     def dump(self) -> str:
@@ -126,7 +140,8 @@ def doubt(raw: Mapping[str, Any]) -> Witness | None:
     evidence = Evidence.of_node(raw)
     if evidence is None or not evidence.witnesses or why_bad(raw):  # most nodes have no witness: asked first
         return None
-    return evidence.witnesses[0]
+    failures = [witness for witness in evidence.witnesses if not witness.is_request]
+    return failures[0] if failures else evidence.witnesses[-1]
 
 
 def accused(raw: Mapping[str, Any], witness: Witness) -> Evidence | None:

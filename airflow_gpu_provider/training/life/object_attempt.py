@@ -17,7 +17,7 @@ from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api.access_review import check_namespace
 from airflow_gpu_provider.cluster.model.pod_state import Json, PodState
-from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed
+from airflow_gpu_provider.errors import LOST, EndUnknown, GpuError, PodFailed
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
 from airflow_gpu_provider.scaling.wait.retry import Setbacks, call_with_retries
@@ -34,6 +34,7 @@ from airflow_gpu_provider.training.place.indexed_job import indexed_job
 from airflow_gpu_provider.training.place.kinds import Manifest, WorkloadKind, kind_of
 from airflow_gpu_provider.training.place.manifest import place_workload, queue_in, training_pods
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
+from airflow_gpu_provider.training.wait.end import end_of
 from airflow_gpu_provider.training.wait.gang_wait import GangWait
 from airflow_gpu_provider.training.wait.object_wait import ObjectWait, R, of_rank
 from airflow_gpu_provider.training.wait.workload_wait import WorkloadWait
@@ -137,6 +138,7 @@ class ObjectAttempt(TaskAttempt, Generic[R]):
         base = state.base.name if state is not None and state.base is not None else ""
         own = replace(watched, name=state.name) if state is not None else watched
         found = explained(error, own, state, base, self._cluster)
+        found = self._settings.preemptions.end(found, state.node if state is not None else None)
         return of_rank(found, rank) if found is not None else None
 
     def _result(
@@ -371,10 +373,21 @@ class GangAttempt(ObjectAttempt[int]):
         self, watched: WaitOutcome, wait: ObjectWait[int], states: Mapping[int, PodState], setbacks: Setbacks
     ) -> GpuError | None:
         error = super()._end(watched, wait, states, setbacks)
+        if isinstance(error, PodFailed) and not isinstance(error, LOST):
+            error = self._request(states) or error
         rank = error.details.get("rank") if error is not None else None
         if type(error) is PodFailed and rank is not None:
             return lost_peer(states, rank, self._cluster) or error
         return error
+
+    def _request(self, states: Mapping[int, PodState]) -> GpuError | None:
+        """Return the end of the rank that has asked for another node, whichever failed first: its peers lost it."""
+        codes = self._settings.preemptions.on_exit_codes
+        for rank, state in states.items():
+            ended = end_of(state) if state.base is not None and state.base.exit_code in codes else None
+            if ended is not None and ended.error is not None:
+                return of_rank(ended.error, rank)
+        return None
 
     def _result(
         self, pods: Mapping[int, Json], states: Mapping[int, PodState], error: GpuError | None, watched: WaitOutcome

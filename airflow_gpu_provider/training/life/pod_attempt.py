@@ -93,6 +93,7 @@ class PodAttempt(TaskAttempt):
         self.there, pod, base = raw, self._show(raw), self._settings.placement.base_container
         state = PodState.parse(raw, base)
         error = explained(self._end(watched, state, setbacks), watched, state, base, self._cluster)
+        error = self._settings.preemptions.end(error, state.node)
         self._run.pod_log.write_rest(raw, state, error, api=self._cluster.api, setbacks=setbacks)
         result = None
         if self._settings.has_result:

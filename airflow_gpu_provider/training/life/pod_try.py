@@ -15,6 +15,7 @@ from typing import NoReturn
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
+from airflow_gpu_provider.cluster.model.gpu_evidence import ASKED
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.errors import (
     LOST,
@@ -222,7 +223,8 @@ class PodTry:
             raise error
         if lines:
             write_again(self.log.log, lines, what=f"attempt {record.number}")
-        following = record.following(deadline=deadline, phases=self.attempt.phases)
+        is_request = error.details.get(ASKED) is True
+        following = record.following(deadline=deadline, phases=self.attempt.phases, is_request=is_request)
         self.log.warning("%s Attempt %s starts.", error.what, following.number)
         self._run.pod_log.followed = {}
         self.attempt = self._attempt(following)

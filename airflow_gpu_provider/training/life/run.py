@@ -8,16 +8,28 @@ which a pod must have ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api.clock import Clock
+from airflow_gpu_provider.cluster.model.gpu_evidence import ASKED
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.errors import PermissionDenied, PodDeadline, PoolSpecError, RunTimeOver
+from airflow_gpu_provider.errors import (
+    LOST,
+    GpuError,
+    GpuHung,
+    GpuIdle,
+    PermissionDenied,
+    PodDeadline,
+    PodFailed,
+    PodPreempted,
+    PoolSpecError,
+    RunTimeOver,
+)
 from airflow_gpu_provider.money.budget import Budget, money_is_used
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.demand_key import DemandKey
@@ -29,6 +41,7 @@ from airflow_gpu_provider.scaling.wait.stopping import Stop
 from airflow_gpu_provider.training.life.asked import Asked
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
+from airflow_gpu_provider.training.wait.end import KILLED
 from airflow_gpu_provider.training.wait.gpu_use import GpuWatching
 
 if TYPE_CHECKING:
@@ -39,6 +52,9 @@ if TYPE_CHECKING:
 OnPreemption = Literal["resume", "fail"]
 
 MAX_PREEMPTIONS = 3
+
+REQUEST = "asked for another node"
+"""How an attempt ended whose program wants to continue elsewhere: in its error, and in the timeline."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +79,10 @@ class AttemptRecord(Record):
         """Return it with this deadline."""
         return replace(self, deadline=deadline)
 
-    def following(self, *, deadline: datetime, phases: Sequence[Json]) -> Self:
-        """Return the attempt after this one, whose pod went through `phases`."""
+    def following(self, *, deadline: datetime, phases: Sequence[Json], is_request: bool = False) -> Self:
+        """Return the attempt after this one, whose pod went through `phases`; it may have asked for another node."""
+        if is_request and phases:
+            phases = [*phases[:-1], {**phases[-1], "end": REQUEST}]
         return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
 
     def whole_timeline(self, phases: Sequence[Json]) -> tuple[Json, ...]:
@@ -74,20 +92,65 @@ class AttemptRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Preemptions:
-    """What a task does when its pod is preempted: `resume` at most `at_most` times in one try, or fail."""
+    """What a task does when its pod is preempted: `resume` at most `at_most` times in one try, or fail.
+
+    Attributes:
+        on_exit_codes: With one of these its program has saved a checkpoint, and asks for another node.
+    """
 
     resume: bool
     at_most: int
+    on_exit_codes: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, on_preemption: str | None, *, max_preemptions: int, has_checkpoint: bool) -> Self:
-        """Read the operator's arguments; raises PoolSpecError for a wrong one."""
+    def of(
+        cls,
+        on_preemption: str | None,
+        *,
+        max_preemptions: int,
+        has_checkpoint: bool,
+        exit_codes: object = None,
+        skips: Container[int] = (),
+    ) -> Self:
+        """Read the operator's arguments; raises PoolSpecError for a wrong one.
+
+        Args:
+            exit_codes: `resume_on_exit_codes`: one, or several; None for none.
+            skips: Exit codes with which the task is skipped.
+        """
         if on_preemption not in (None, "resume", "fail"):
             raise PoolSpecError(f"on_preemption={on_preemption!r}.", "It is 'resume' or 'fail'.")
         if isinstance(max_preemptions, bool) or not isinstance(max_preemptions, int) or max_preemptions < 0:
             raise PoolSpecError(f"max_preemptions={max_preemptions!r}.", "Use a whole number of at least 0.")
         resume = has_checkpoint if on_preemption is None else on_preemption == "resume"
-        return cls(resume=resume, at_most=max_preemptions)
+        codes = _exit_codes(exit_codes, skips)
+        if codes and not has_checkpoint:
+            raise PoolSpecError(
+                f"resume_on_exit_codes={exit_codes!r} without a checkpoint: the next pod would begin from the start.",
+                "Give checkpoint=, and have the program save there before it ends.",
+            )
+        if codes and not resume:
+            raise PoolSpecError(
+                f"resume_on_exit_codes={exit_codes!r} with on_preemption='fail'.", "Leave out one of the two."
+            )
+        return cls(resume=resume, at_most=max_preemptions, on_exit_codes=codes)
+
+    def end(self, error: GpuError | None, node: str | None) -> GpuError | None:
+        """Return how a pod ended: a PodPreempted where its program has asked for another node by its exit code.
+
+        An end that was not the program's own, such as the pod's deadline, stays what it is. Args: `node` is the pod's.
+        """
+        if not isinstance(error, PodFailed) or isinstance(error, (*LOST, PodDeadline, GpuHung, GpuIdle)):
+            return error
+        code = error.details.get("exit_code")
+        if code not in self.on_exit_codes:
+            return error
+        details = {key: value for key, value in error.details.items() if key not in ("rank", "without_log")}
+        return PodPreempted(
+            f"The training {REQUEST} than {node or 'its own'} (exit code {code}).",
+            "Its log has the reason, and the next pod continues from the checkpoint.",
+            **{**details, "node": node or "", ASKED: True},
+        )
 
     def why_not(self, attempt: AttemptRecord, *, deadline: datetime, now: datetime) -> str:
         """Return why no other attempt follows this one; empty if one does."""
@@ -96,6 +159,21 @@ class Preemptions:
         if attempt.number > self.at_most:
             return f"max_preemptions={self.at_most} is used up"
         return "its deadline has passed" if now >= deadline else ""
+
+
+def _exit_codes(given: object, skips: Container[int]) -> frozenset[int]:
+    codes: list[Any] = [] if given is None else [*given] if isinstance(given, Sequence | Set) else [given]
+    for code in codes:
+        if isinstance(code, bool) or not isinstance(code, int) or not 0 < code < 256:
+            raise PoolSpecError(f"resume_on_exit_codes={given!r}.", "Use whole numbers from 1 to 255, such as [75].")
+        if code in KILLED:
+            raise PoolSpecError(
+                f"resume_on_exit_codes={given!r}: {code} is the exit code of a container that was killed.",
+                "Have the program end with another one, such as 75.",
+            )
+        if code in skips:
+            raise PoolSpecError(f"Exit code {code} is in resume_on_exit_codes and in skip_on_exit_code.", "Choose one.")
+    return frozenset(codes)
 
 
 LEAST_SECONDS = 10

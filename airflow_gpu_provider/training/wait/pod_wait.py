@@ -369,7 +369,7 @@ def _node_line(node: Node, pod: PodState) -> str:
     if node.cordoned:
         return f"node {node.name} is cordoned"
     if node.bad_gpu:
-        return f"node {node.name} is avoided for its GPU: {node.bad_gpu}"
+        return f"node {node.name} is avoided: {node.bad_gpu}"
     if kept_out := untolerated(node.taints, pod.tolerations):
         taints = ", ".join(map(str, kept_out))
         return f"node {node.name} is Ready, with the taint {taints}, which the pod does not tolerate"

@@ -83,6 +83,14 @@ def deletes(*, says: str = "", **options: Any) -> Callable[[client.CoreV1Api, st
     return act
 
 
+def given_deadline(core: client.CoreV1Api, name: str) -> None:
+    """Have the kubelet end the pod that runs, 20 seconds after its start."""
+    deadline = time.monotonic() + 240
+    while core.read_namespaced_pod(name, "default").status.phase != "Running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    core.patch_namespaced_pod(name, "default", {"spec": {"activeDeadlineSeconds": 20}})
+
+
 def one(container: dict[str, Any], **pod: Any) -> dict[str, Any]:
     return {"containers": [container], **pod}
 
@@ -109,6 +117,8 @@ STORIES: dict[str, Told] = {
     "it is over its deadline": Told(
         spec=one(sh("sleep 600"), activeDeadlineSeconds=30, terminationGracePeriodSeconds=1), until=ended
     ),
+    # As this package ends a training in its worker's or trigger's stead: SIGTERM, and the grace period.
+    "it is given a deadline while it runs": Told(spec=one(sh(_POLITE)), until=ended, act=given_deadline),
     "it gets GPUs": Told(
         spec=one(
             sh("echo $CUDA_VISIBLE_DEVICES | tr , ' ' | wc -w; sleep 2", resources={"limits": {"nvidia.com/gpu": "2"}})

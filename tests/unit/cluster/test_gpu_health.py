@@ -195,7 +195,7 @@ def test_cluster_autoscaler_sees_no_label_that_it_would_expect_of_new_nodes(serv
 def test_autopilot_admits_no_pod_that_avoids_a_node(server: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     put(server, AUTOPILOT, "n1", a_node(("GpuUnhealthy", "True")))
     assert health(server, AUTOPILOT).avoidance(A) == ()
-    assert "this one may run on node n1, whose GPU is broken (GpuUnhealthy=True (R))" in caplog.text
+    assert "this one may run on node n1 (GpuUnhealthy=True (R))" in caplog.text
     fail(server, AUTOPILOT, A)
     assert "the next try may run on n1." in caplog.text
     assert not [each for each in server.requests if each.verb == "patch"]
@@ -367,3 +367,29 @@ def test_a_wait_sees_the_node_that_its_pods_avoid_as_they_do(server: ApiServer) 
     pods.append({"spec": {"affinity": {"nodeAffinity": required}}})
     assert [node.name for node in seen.ready()] == ["n2"]
     assert "NVRM: Xid" in seen.named("n1")[0].bad_gpu
+
+
+def request_of(key: DemandKey) -> Witness:
+    return Witness.of_failure(key.writer, key.run_id, AT, "asked for another node", is_request=True)
+
+
+def test_requests_for_another_node_count_for_their_own_dag_only() -> None:
+    evidence = Evidence(boot="b1").with_witness(request_of(A)).with_witness(request_of(B))
+    assert not evidence.counts_for_all
+    node = a_node(mark=evidence.dump())
+    assert not why_bad(node)
+    last = doubt(node)
+    assert last is not None
+    assert last.by == B.writer
+    assert Evidence.of_node(node) == evidence
+
+
+def test_a_request_neither_replaces_a_failure_nor_joins_another_dags() -> None:
+    failed = Evidence.of_node(a_node(mark=mark_of(A)))
+    assert failed is not None
+    assert failed.with_witness(request_of(A)) == failed
+    both = failed.with_witness(request_of(B))
+    assert not both.counts_for_all
+    first = doubt(a_node(mark=both.dump()))
+    assert first is not None
+    assert first.by == A.writer

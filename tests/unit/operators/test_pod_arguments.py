@@ -156,3 +156,12 @@ def test_a_checkpoint_on_the_containers_own_disk_is_refused_before_it_costs_a_no
         pod(checkpoint="/checkpoints")
     for other in ("s3://bucket/folder", "{{ var.value.checkpoint }}"):
         pod(checkpoint=other)
+
+
+def test_exit_codes_in_default_args_are_for_the_tasks_with_a_checkpoint() -> None:
+    with DAG("codes", default_args={"resume_on_exit_codes": [75]}, start_date=datetime(2026, 1, 1), schedule=None):
+        without, resumed = pod(task_id="without"), pod(task_id="resumed", checkpoint="s3://bucket/run")
+        with pytest.raises(PoolSpecError, match="skip_on_exit_code"):
+            pod(task_id="skipped", checkpoint="s3://bucket/run", skip_on_exit_code=75)
+    assert not without._preemptions().on_exit_codes
+    assert resumed._preemptions().on_exit_codes == {75}

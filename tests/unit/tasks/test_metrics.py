@@ -103,11 +103,16 @@ def test_a_deferral_is_no_end(received: Callable[[], list[str]]) -> None:
 
 
 def test_phases_and_preemptions(received: Callable[[], list[str]]) -> None:
-    phases = [{"phase": "image pull", "seconds": 2.5, "attempt": 1}, {"phase": "ran", "seconds": 60.0, "attempt": 3}]
+    phases = [
+        {"phase": "image pull", "seconds": 2.5, "attempt": 1},
+        {"phase": "ran", "seconds": 9.0, "attempt": 3, "end": "asked for another node"},
+        {"phase": "ran", "seconds": 60.0, "attempt": 4},
+    ]
     time_phases(training(), phases)
     assert received() == [
         f"gpu_provider.phase.image_pull,{TAGS}:2500.000000|ms",
         f"gpu_provider.phase.ran,{TAGS}:60000.000000|ms",
+        f"gpu_provider.phase.ran,{TAGS}:9000.000000|ms",
         f"gpu_provider.preemptions,{TAGS}:2|c",
     ]
 

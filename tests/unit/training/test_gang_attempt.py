@@ -19,7 +19,7 @@ from airflow_gpu_provider.scaling.wait.retry import Setbacks
 from airflow_gpu_provider.training.life import object_attempt
 from airflow_gpu_provider.training.life.object_attempt import GangAttempt
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.run import AttemptRecord, PodSettings
+from airflow_gpu_provider.training.life.run import AttemptRecord, PodSettings, Preemptions
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.wait.attempt_wait import WaitOutcome
 from tests.unit.training import test_gang_wait
@@ -188,6 +188,16 @@ def test_exit_code_that_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AirflowSkipException):
         gang.collect(RANK_1)
     assert gang.steps[-1] == "delete the Job"
+
+
+def test_a_rank_that_asks_for_another_node_decides_whichever_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = Preemptions.of(None, max_preemptions=3, has_checkpoint=True, exit_codes=75)
+    gang = Gang(monkeypatch, FAILED, pod(ended(75), phase="Failed"), preemptions=asks)
+    with pytest.raises(PodPreempted, match=r"Rank 1: The training asked for another node .* \(exit code 75\)"):
+        gang.collect(PodFailed("Rank 0: it broke.", rank=0, exit_code=3))
+    lost = PodPreempted("Rank 0: its node was reclaimed.", rank=0)
+    with pytest.raises(PodPreempted, match="reclaimed"):
+        gang.collect(lost)
 
 
 def test_kept_pods_hold_no_node_and_no_rank_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
