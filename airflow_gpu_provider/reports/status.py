@@ -25,7 +25,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     wanted_by,
     wanted_nodes,
 )
-from airflow_gpu_provider.scaling.end.janitor import unwanted
+from airflow_gpu_provider.scaling.end.janitor import Kind, unwanted
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.gang_jobs import GangJob
 from airflow_gpu_provider.scaling.state.gang_requests import list_gang_jobs
@@ -59,6 +59,7 @@ class MachineRow:
         gpus: Allocatable nvidia.com/gpu.
         gpus_used: What its unfinished pods request.
         pods: Pods for which its node must stay.
+        runs: The DAG runs of the pods that run there, as "<dag>/<run>".
         age_seconds: Since it was launched; None if unknown.
         cost_per_hour: By the spec's price, or the list price that its demand was asked for at; None if there is none.
         cost_so_far: `cost_per_hour` for its age.
@@ -75,6 +76,7 @@ class MachineRow:
     age_seconds: float | None
     cost_per_hour: float | None
     cost_so_far: float | None
+    runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,7 @@ class PoolStatus:
         booting: Machines that exist and will soon be such nodes: those that are coming.
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
+        unwanted: Machines that no run wants, as `airflow gpu reap` finds them.
         notes: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
             that no run wants.
         gpus_idle: GPUs of its nodes that no pod requests.
@@ -140,6 +143,7 @@ class PoolStatus:
     gangs: tuple[GangRow, ...] = ()
     hangs: tuple[HangRow, ...] = ()
     notes: tuple[str, ...] = ()
+    unwanted: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -155,6 +159,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
     machines = snapshot.supply
     rows = tuple(_machine_row(snapshot, each) for each in machines if each.is_there)
     states = Counter(row.state for row in rows)
+    left = Counter(each.kind for each in unwanted(snapshot, snapshot))
     gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)
     return PoolStatus(
         pool=snapshot.pool.name,
@@ -176,7 +181,8 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         leases=_lease_rows(snapshot),
         gangs=gangs,
         hangs=tuple(_hang_rows(snapshot)),
-        notes=(*_notes_of_provisioners(snapshot, machines), *_left_over(snapshot)),
+        notes=(*_notes_of_provisioners(snapshot, machines), *_left_over(snapshot, left)),
+        unwanted=left["machine"],
     )
 
 
@@ -198,6 +204,7 @@ def _machine_row(snapshot: PoolSnapshot, each: MachineStatus) -> MachineRow:
         gpus=each.node.gpus if each.node else 0,
         gpus_used=sum(pod.gpus for pod in pods),
         pods=tuple(str(pod) for pod in (*each.holders, *each.overdue)),
+        runs=tuple(dict.fromkeys(f"{pod.owner.dag_id}/{pod.owner.run_id}" for pod in pods if pod.owner and pod.gpus)),
         age_seconds=round((snapshot.now - each.since).total_seconds(), 1) if each.since else None,
         cost_per_hour=price,
         cost_so_far=cost_since(price, each.since, snapshot.now),
@@ -214,9 +221,8 @@ def _notes_of_provisioners(snapshot: PoolSnapshot, machines: Sequence[MachineSta
         yield from (f"{each}: {who}: {each.machine.lacks}" for each in mine if each.machine.lacks)
 
 
-def _left_over(snapshot: PoolSnapshot) -> Iterator[str]:
+def _left_over(snapshot: PoolSnapshot, unwanted_now: Mapping[Kind, int]) -> Iterator[str]:
     over = [f"the demand of {lease.key}, which is over" for lease in snapshot.leases if not lease.live(snapshot.now)]
-    unwanted_now = Counter(each.kind for each in unwanted(snapshot, snapshot))
     machines, sizes = unwanted_now["machine"], unwanted_now["size"]
     left = [
         *over,

@@ -110,7 +110,7 @@ def status(pool: str, runs: dict[str, datetime], *, max_cost: float | None = Non
         "cost_per_hour": 2.0,
         "currency": "USD",
         "machines": (
-            machine("1", gpus_used=1, pods=("default/train-abc",)),
+            machine("1", gpus_used=1, pods=("default/train-abc",), runs=tuple(runs)),
             machine("2", node="", state="coming", gpus=0),
         ),
         "leases": tuple(lease(run, until) for run, until in runs.items()),

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from gpu_sandbox.airflow_api import PATIENCE, RunStatus
 from gpu_sandbox.airflow_home import AirflowHome
@@ -129,10 +129,12 @@ def test_a_look_that_is_hours_old_is_called_stale(nights: Recorded, visit: Visit
     )
 
 
-def test_a_pool_that_no_task_has_looked_at_says_so(seen: Page) -> None:
-    card = seen.locator("[data-pool='big-gpu']")
-    expect(card).to_contain_text("No task has checked this pool yet")
-    expect(card).to_contain_text("No run wants nodes of this pool now.")
+def test_pools_that_no_task_has_looked_at_are_named_once_with_the_line_to_copy(seen: Page) -> None:
+    told = seen.get_by_text("No task has checked these pools yet")
+    expect(told).to_have_count(1)
+    notice = seen.locator("div", has=told).filter(has=seen.locator("code", has_text="GpuPoolStatusOperator(")).last
+    expect(notice).to_contain_text("big-gpu")
+    expect(seen.locator("tr[data-pool='big-gpu']")).to_contain_text("not yet")
 
 
 @pytest.mark.parametrize(
@@ -145,11 +147,20 @@ def test_a_pool_that_no_task_has_looked_at_says_so(seen: Page) -> None:
         ("plain", "+0.1417 USD"),
         ("sampled", "GPUs 38 %, known for 50 %"),
         ("training_failed", "run failed"),
-        ("training_failed", "train-gpu-train: GangHung: No rank has <b>printed</b> anything. Raise hang_timeout."),
     ],
 )
 def test_each_kind_of_night_has_its_word(night: str, said: str, seen: Page) -> None:
     expect(seen.locator(f"[data-night='{night}+02:00']")).to_contain_text(said)
+
+
+def test_a_red_nights_error_has_the_rows_width_and_opens(seen: Page) -> None:
+    error = seen.locator("[data-failed='training_failed+02:00']")
+    expect(error.locator("summary")).to_have_text("train-gpu-train: GangHung: No rank has <b>printed</b> anything.")
+    expect(error).not_to_contain_text("Raise hang_timeout.", use_inner_text=True)
+    error.locator("summary").click()
+    expect(error).to_contain_text("Raise hang_timeout.", use_inner_text=True)
+    row = seen.locator("[data-night='training_failed+02:00']")
+    assert error.locator("td").bounding_box()["width"] == pytest.approx(row.bounding_box()["width"], abs=2)  # type: ignore[index]
 
 
 def test_bars_and_totals_are_the_sums_of_the_bills(nights: Recorded, seen: Page) -> None:
@@ -227,7 +238,7 @@ def test_a_run_of_two_blocks_with_mapped_and_retried_tasks(nights: Recorded, vis
 def test_a_run_boots_works_and_drains_and_is_shown_so(
     nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
 ) -> None:
-    stages = {"train-gpu.ensure": "booting", "train-gpu-train": "working", "train-gpu.scale_down": "draining"}
+    stages = {"train-gpu.ensure": "booting", "train-gpu-train": "not checked yet", "train-gpu.scale_down": "draining"}
     conf = {task: {"until": str(tmp_path / stage)} for task, stage in stages.items()}
     run = admin.record("nightly", conf)
     tab = visit(clock=True)
@@ -240,8 +251,16 @@ def test_a_run_boots_works_and_drains_and_is_shown_so(
             loaded(tab.open())
         row = page.locator(f"[data-run='nightly/{run.run_id}']")
         expect(row).to_contain_text(stage)
+        if stage == "not checked yet":
+            wanted = {f"nightly/{run.run_id}": datetime.now(UTC) + timedelta(hours=3)}
+            look_at(admin, [recorded.status("train-gpu", wanted)], [])
+            tab.context.clock.fast_forward(76_000)
+            expect(row).to_contain_text("working")
         (tmp_path / stage).touch()
     admin.wait_for_run(run.dag_id, run.run_id)
+    tab.context.clock.fast_forward(76_000)
+    expect(page.locator(f"[data-run='nightly/{run.run_id}']")).to_contain_text("over since that check")
+    look_at(admin, [recorded.status("train-gpu", {})], [])
     tab.context.clock.fast_forward(76_000)
     expect(page.locator(f"[data-run='nightly/{run.run_id}']")).to_have_count(0)
     assert not tab.problems
@@ -400,10 +419,10 @@ def test_a_run_that_has_ended_since_the_last_look_is_told_as_over(
     expect(row.locator("[data-hang]")).to_have_count(0)
 
 
-def test_a_pool_that_no_look_has_named_has_no_button_and_says_why(nights: Recorded, visit: Visit) -> None:
-    card = loaded(visit("user").open()).locator("[data-pool='big-gpu']")
-    expect(card).to_contain_text("No task has checked this pool yet, so there is no button for it")
-    expect(card.get_by_role("button")).to_have_count(0)
+def test_a_pool_that_no_look_has_named_has_no_button(nights: Recorded, visit: Visit) -> None:
+    row = loaded(visit("user").open()).locator("[data-pool='big-gpu']")
+    expect(row).to_contain_text("not yet")
+    expect(row.get_by_role("button")).to_have_count(0)
 
 
 def test_pools_of_one_name_are_told_apart_and_have_buttons_of_their_own(
@@ -429,7 +448,7 @@ def test_pools_of_one_name_are_told_apart_and_have_buttons_of_their_own(
 def test_a_team_s_subclasses_are_shown_as_the_operators_are(
     nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
 ) -> None:
-    wanted = {"of_a_team/any": datetime.now(UTC) + timedelta(hours=3)}
+    wanted = {"of_a_team/team+02:00": datetime.now(UTC) + timedelta(hours=3)}
     left = [recorded.finding("warning", "The team's launch failed.", pool="team-gpu", fix="Name more zones.")]
     look_at(admin, [recorded.status("team-gpu", wanted)], left, dag_id="looks_of_a_team")
     conf = recorded.night("team-gpu", MIDNIGHT, recorded.usage(MIDNIGHT))
@@ -499,3 +518,36 @@ def test_nobody_gets_more_than_the_script(airflow: AirflowHome, admin: Person) -
             assert answer.status_code in (307, 404), path
             assert nobody.post(f"/gpu-pools{path}").status_code in (307, 404, 405)
         assert nobody.get("/api/v2/dags/~/dagRuns/~/taskInstances").status_code == 401
+
+
+def test_the_first_screen_answers_what_runs_how_last_night_went_and_what_would_stop_tonight(
+    nights: Recorded, admin: Person, visit: Visit
+) -> None:
+    idle = {"machines": (), "nodes": 0, "booting": 0, "cost_per_hour": 0.0}
+    statuses = [recorded.status(f"pool-{number:02d}", {}, **idle) for number in range(19)]
+    left = recorded.status("zz-not-ended", {}, unwanted=1)
+    look_at(admin, [*statuses, left], [recorded.finding("problem", "The quota is 0.", pool="pool-03")])
+    tab = visit()
+    tab.page.set_viewport_size({"width": 1440, "height": 900})
+    page = loaded(tab.open())
+    answers = {
+        "Now": r"machines: \d+\.00 USD an hour",
+        "Last night": r"\d+ runs? red|all green",
+        "Tonight": "1 problem",
+    }
+    for name, answer in answers.items():
+        box = page.locator(f"[data-answer='{name}']")
+        expect(box).to_contain_text(re.compile(answer))
+        assert lower_edge(box) < 900
+    first = page.locator("[data-pool]").first
+    expect(first).to_have_attribute("data-pool", "zz-not-ended")
+    expect(first).to_contain_text("It has machines that no run wants.")
+    assert lower_edge(first.get_by_text("It has machines")) < 900
+    assert page.locator("tr[data-pool^='pool-']").count() == 19
+    assert not tab.problems
+
+
+def lower_edge(of: Locator) -> float:
+    box = of.bounding_box()
+    assert box is not None
+    return box["y"] + box["height"]

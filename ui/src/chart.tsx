@@ -26,7 +26,8 @@ export function useWidth(): [RefObject<HTMLDivElement | null>, number] {
   return [box, width];
 }
 
-const sum = (amounts: Amounts) =>
+/** Amounts of money as text. */
+export const sum = (amounts: Amounts) =>
   Object.entries(amounts)
     .map(([currency, amount]) => money(amount, currency))
     .join(" + ");

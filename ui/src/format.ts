@@ -5,6 +5,23 @@ export const UNKNOWN = "unknown";
 /** A share in whole percent. */
 export const percent = (share: number) => `${Math.round(share * 100)} %`;
 
+/** What the currency of money at a cloud's list prices ends with. */
+export const LISTED = " (list price)";
+
+/** Whether all of this money goes by list prices, so that a table's head has that once. */
+export const areListed = (currencies: readonly string[]) => currencies.length > 0 && currencies.every((each) => each.endsWith(LISTED));
+
+/** A currency without whose prices it goes by. */
+export const plain = (currency: string) => (currency.endsWith(LISTED) ? currency.slice(0, -LISTED.length) : currency);
+
+/** A text's first sentence, and the rest of it. */
+export function firstSentence(text: string): [string, string] {
+  const end = /[.!?](?=\s)|\n/.exec(text);
+  if (!end) return [text, ""];
+  const at = end.index + (end[0] === "\n" ? 0 : 1);
+  return [text.slice(0, at), text.slice(at).trim()];
+}
+
 /** Money with its currency, or "unknown". Bills of an earlier release name no currency. */
 export function money(cost: number | null, currency: string): string {
   if (cost === null) return UNKNOWN;

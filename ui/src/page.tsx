@@ -1,16 +1,17 @@
-// Browse > GPU pools, from top to bottom: what would stop a night, each pool now, thirty nights, totals by DAG.
+// Browse > GPU pools, from top to bottom: three answers, what would stop a night, each pool by its need, thirty nights.
 
-import { Badge, Box, Button, Heading, Spinner, Table, Text } from "@chakra-ui/react";
-import { useEffect, useRef } from "react";
+import { Badge, Box, Button, Code, Heading, Spinner, Table, Text } from "@chakra-ui/react";
+import { type ReactNode, useEffect, useRef } from "react";
 import { useSearchParams } from "react-router-dom";
 
-import { Bars, costOf, extraOf } from "./chart.tsx";
-import { count, day as dayOf, duration, moment, money, timeZone } from "./format.ts";
+import { Bars, costOf, extraOf, sum } from "./chart.tsx";
+import { areListed, count, day as dayOf, duration, LISTED, moment, money, plain, timeZone } from "./format.ts";
 import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
 import { add, beginOf, byDag, byDay, computedIn, extraCost, type Night, noTotal, type Total } from "./nights.ts";
 import { keyOf, meant, once, type PoolId, titleOf } from "./pools.ts";
 import { PHASES } from "./records.ts";
-import { PoolCard } from "./pool-card.tsx";
+import { PoolCard, PoolRow } from "./pool-card.tsx";
+import { isInUse, lastNight, needOf, running } from "./summary.ts";
 import { useLoaded } from "./use-loaded.ts";
 import { DagLink, Failed, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Wide, Working } from "./words.tsx";
 
@@ -34,6 +35,7 @@ export const Page = () => {
         </Text>
       </Box>
       {now.error ? <Notice status="error">What the pools are now could not be read: {now.error}</Notice> : null}
+      {now.value ? <Summary now={now.value} nights={nights.value} /> : null}
       {now.value ? <Health now={now.value} /> : null}
       {now.value ? <Pools now={now.value} nights={nights.value} reload={now.reload} /> : null}
       {!now.value && !now.error ? <Spinner mt={4} /> : null}
@@ -54,6 +56,61 @@ function useWhenOneEnds(now: Now | null, then: () => void) {
     before.current = live;
   }, [now]);
 }
+
+/** The three answers that fit on the first screen. */
+const Summary = ({ now, nights }: { now: Now; nights: Nights | null }) => {
+  const seen = new Map(now.pools.map((pool) => [keyOf(pool.status.pool), pool]));
+  const found = running(now, (run) => (run.pool ? seen.get(keyOf(run.pool)) : undefined));
+  const stages = [...found.stages].map(([stage, runs]) => `${runs} ${stage}`).join(", ");
+  const cost = Object.keys(found.cost).length ? sum(found.cost) : found.nodes ? "" : money(0, "");
+  const unpriced = found.unpriced ? `${cost ? ", and " : ""}${count(found.unpriced, "pool")} of unknown price` : "";
+  const last = nights ? lastNight(nights.nights) : null;
+  const worst = (result: string) => now.findings.filter(({ finding }) => finding.result === result).length;
+  const problems = worst("problem") + now.leftovers.length;
+  const warnings = worst("warning");
+  return (
+    <Box display="grid" gridTemplateColumns="repeat(auto-fit, minmax(260px, 1fr))" gap={3} mt={3} data-summary="">
+      <Answer name="Now" is={found.runs ? count(found.runs, "run") : "Nothing runs"} more={stages}>
+        {count(found.nodes, "machine")}: {cost}
+        {unpriced} an hour, as far as checks have seen
+      </Answer>
+      <Answer
+        name="Last night"
+        is={last ? (last.failed.length ? `${last.total.redRuns.size} of ${count(last.total.runs.size, "run")} red` : `${count(last.total.runs.size, "run")}, all green`) : nights ? "No night yet" : "…"}
+        bad={Boolean(last?.failed.length)}
+        more={last ? `cost ${costOf(last.total)}` : ""}
+      >
+        {last ? `until ${moment(last.at)}` : ""}
+        {last?.failed[0]?.failure ? `: ${last.failed[0].failure.type} in ${last.failed[0].task.dag_id}` : ""}
+      </Answer>
+      <Answer
+        name="Tonight"
+        is={!now.findings.length ? "Not checked" : problems ? count(problems, "problem") : warnings ? count(warnings, "warning") : "Nothing found"}
+        bad={problems > 0}
+        more={problems && warnings ? count(warnings, "warning") : ""}
+      >
+        {now.findings.length ? "by the doctor's last check" : "no doctor has run"}
+      </Answer>
+    </Box>
+  );
+};
+
+type AnswerProps = { name: string; is: string; more: string; bad?: boolean; children: ReactNode };
+
+const Answer = ({ name, is, more, bad, children }: AnswerProps) => (
+  <Box borderWidth={1} borderRadius="md" p={3} data-answer={name}>
+    <Text fontSize="sm" color="fg.muted">
+      {name}
+    </Text>
+    <Text fontSize="xl" fontWeight="semibold" color={bad ? "fg.error" : undefined}>
+      {is}
+    </Text>
+    {more ? <Text fontSize="sm">{more}</Text> : null}
+    <Text fontSize="sm" color="fg.muted" overflowWrap="anywhere">
+      {children}
+    </Text>
+  </Box>
+);
 
 const sentence = (said: string) => (/[.!?]$/.test(said) ? said : `${said}.`);
 
@@ -89,7 +146,7 @@ const Health = ({ now }: { now: Now }) => {
           <TaskLink task={task} /> of {task.dag_id} {why}, so what it saw is unknown here.
         </Notice>
       ))}
-      {now.findings.length && !problems.length && !unchecked.length && !now.leftovers.length ? (
+      {now.findings.length && !problems.length && !warnings.length && !unchecked.length && !now.leftovers.length ? (
         <Sentence>The doctor found nothing that would stop a night.</Sentence>
       ) : null}
       {!now.findings.length ? (
@@ -108,6 +165,14 @@ const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reloa
   const isOf = (pool: PoolId) => (each: { pool: PoolId | null }) =>
     each.pool !== null && keyOf(meant(each.pool, named)) === keyOf(pool);
   const lost = now.live.filter((run) => run.pool === null);
+  const shown = pools.map((pool) => {
+    const own = { pool, title: titleOf(pool, pools), seen: seen.get(keyOf(pool)) };
+    const [live, of] = [now.live.filter(isOf(pool)), (nights?.nights ?? []).filter(isOf(pool))];
+    return { ...own, live, nights: of, need: needOf(own.seen, live, of, now), now, reload };
+  });
+  const first = [...shown.filter((each) => each.need), ...shown.filter((each) => !each.need && isInUse(each.seen, each.live))];
+  const rest = shown.filter((each) => !first.includes(each));
+  const unseen = shown.filter((each) => !each.seen).map((each) => each.title);
   return (
     <Section title="Pools now">
       {!pools.length ? (
@@ -121,23 +186,39 @@ const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reloa
           A check is running: <TaskLink task={now.running[0]!} />.
         </Sentence>
       ) : null}
-      {pools.map((pool) => (
-        <PoolCard
-          key={keyOf(pool)}
-          pool={pool}
-          title={titleOf(pool, pools)}
-          seen={seen.get(keyOf(pool))}
-          live={now.live.filter(isOf(pool))}
-          nights={(nights?.nights ?? []).filter(isOf(pool))}
-          now={now}
-          reload={reload}
-        />
+      {first.map((each) => (
+        <PoolCard key={keyOf(each.pool)} {...each} />
       ))}
       {lost.map((run) => (
         <Sentence key={`${run.dagId} ${run.runId}`}>
           <RunLink dagId={run.dagId} runId={run.runId} /> has tasks for GPUs too; their pool is not known yet.
         </Sentence>
       ))}
+      {unseen.length ? (
+        <Notice status="info" title="No task has checked these pools yet">
+          {unseen.join(", ")}. Put this into a DAG on a schedule, as example_dags/janitor.py does:{" "}
+          <Code whiteSpace="pre-wrap">{'GpuPoolStatusOperator(task_id="status", gpu_pools=[...])'}</Code>
+        </Notice>
+      ) : null}
+      {rest.length ? (
+        <Wide>
+          <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="Pools at zero">
+            <Table.Header>
+              <Table.Row>
+                {["At zero", "Last night", "Checked"].map((name) => (
+                  <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
+                ))}
+                <Table.ColumnHeader w="120px" />
+              </Table.Row>
+            </Table.Header>
+            <Table.Body>
+              {rest.map((each) => (
+                <PoolRow key={keyOf(each.pool)} {...each} />
+              ))}
+            </Table.Body>
+          </Table.Root>
+        </Wide>
+      ) : null}
     </Section>
   );
 };
@@ -156,6 +237,7 @@ const History = ({ found }: { found: Nights }) => {
   const pools = [...new Set(found.nights.map((night) => night.pool?.name ?? "unknown"))].sort();
   const nights = found.nights.filter((night) => !pool || (night.pool?.name ?? "unknown") === pool);
   const shown = nights.filter((night) => !chosenDay || dayOf(beginOf(night)) === chosenDay);
+  const total = nights.reduce(add, noTotal());
   const filters = pools.length > 1 ? <Filter names={pools} chosen={pool} choose={(name) => choose("pool", name)} /> : null;
   if (!found.nights.length) {
     return (
@@ -176,6 +258,11 @@ const History = ({ found }: { found: Nights }) => {
         {found.blind ? (
           <Sentence>You may not read DAG runs, so a night is called red here only if its scale-down failed.</Sentence>
         ) : null}
+        <Sentence>
+          <span data-total="">
+            {count(total.runs.size, "night")}, {total.redRuns.size} of them red; cost {costOf(total)}
+          </span>
+        </Sentence>
         <Bars days={byDay(nights, Date.now(), DAYS)} onPick={(day) => choose("day", chosenDay === day ? null : day)} />
       </Section>
       <Section title="By DAG">
@@ -201,13 +288,19 @@ const History = ({ found }: { found: Nights }) => {
 type FilterProps = { names: string[]; chosen: string | null; choose: (name: string | null) => void };
 
 const Filter = ({ names, chosen, choose }: FilterProps) => (
-  <Box display="flex" gap={1} flexWrap="wrap">
-    {[null, ...names].map((name) => (
-      <Button key={name ?? ""} size="xs" aria-pressed={name === chosen} variant={name === chosen ? "solid" : "outline"} onClick={() => choose(name)}>
-        {name ?? "all pools"}
-      </Button>
+  <select
+    aria-label="Pool"
+    value={chosen ?? ""}
+    onChange={(event) => choose(event.target.value || null)}
+    style={{ border: "1px solid var(--chakra-colors-border)", borderRadius: 4, padding: "2px 6px", background: "var(--chakra-colors-bg)" }}
+  >
+    <option value="">all pools</option>
+    {names.map((name) => (
+      <option key={name} value={name}>
+        {name}
+      </option>
     ))}
-  </Box>
+  </select>
 );
 
 const Head = ({ names }: { names: string[] }) => (
@@ -223,21 +316,27 @@ const Head = ({ names }: { names: string[] }) => (
 );
 
 const DagTable = ({ nights }: { nights: Night[] }) => {
-  const rows = byDag(nights);
+  const isListed = areListed(currenciesOf(nights));
+  const rows = byDag(isListed ? nights.map(withoutListed) : nights);
   return (
     <Wide>
       <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Totals of each DAG">
-        <Head names={["DAG", "Nights", ...PHASES, "Cost", MORE]} />
+        <Head names={["DAG", "Nights", ...PHASES, cost(isListed), MORE]} />
         <Table.Body>
           {rows.map(({ dagId, total }) => (
             <DagRow key={dagId} dagId={dagId} total={total} />
           ))}
-          {rows.length > 1 ? <DagRow dagId={null} total={nights.reduce(add, noTotal())} /> : null}
+          {rows.length > 1 ? (
+            <DagRow dagId={null} total={(isListed ? nights.map(withoutListed) : nights).reduce(add, noTotal())} />
+          ) : null}
         </Table.Body>
       </Table.Root>
     </Wide>
   );
 };
+
+const withoutListed = (night: Night): Night =>
+  night.usage ? { ...night, usage: { ...night.usage, currency: plain(night.usage.currency) } } : night;
 
 /** For one DAG, or for all. */
 const DagRow = ({ dagId, total }: { dagId: string | null; total: Total }) => (
@@ -260,34 +359,50 @@ const DagRow = ({ dagId, total }: { dagId: string | null; total: Total }) => (
   </Table.Row>
 );
 
-const NightTable = ({ nights }: { nights: Night[] }) => (
-  <Wide>
-    <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
-      <Head names={["Run", "Due", ...PHASES, "Cost", MORE]} />
-      <Table.Body>
-        {nights.map((night) => (
-          <NightRow key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`} night={night} />
-        ))}
-      </Table.Body>
-    </Table.Root>
-  </Wide>
-);
+/** The head of a column of money. */
+const cost = (isListed: boolean) => `Cost${isListed ? LISTED : ""}`;
 
-const NightRow = ({ night }: { night: Night }) => {
-  const { task, usage } = night;
+const NightTable = ({ nights }: { nights: Night[] }) => {
+  const isListed = areListed(currenciesOf(nights));
+  return (
+    <Wide>
+      <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
+        <Head names={["Run", "Due", ...PHASES, cost(isListed), MORE]} />
+        <Table.Body>
+          {nights.map((night) => (
+            <NightRow
+              key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`}
+              {...{ night, isListed }}
+            />
+          ))}
+        </Table.Body>
+      </Table.Root>
+    </Wide>
+  );
+};
+
+const currenciesOf = (nights: readonly Night[]) =>
+  nights.flatMap(({ usage }) => (usage && usage.cost.total !== null ? [usage.currency] : []));
+
+/** An automatic run's id repeats when it was due, which has a column of its own. */
+const shortId = (runId: string) => runId.replace(/^(scheduled)__.*$/, "$1");
+
+const NightRow = ({ night, isListed }: { night: Night; isListed: boolean }) => {
+  const { task } = night;
+  const usage = night.usage && isListed ? { ...night.usage, currency: plain(night.usage.currency) } : night.usage;
   const extra = usage ? extraCost(usage) : null;
   return (
+    <>
     <Table.Row data-night={task.dag_run_id}>
       <Table.Cell overflowWrap="anywhere">
         <NodesLink dagId={task.dag_id} runId={task.dag_run_id}>
-          {task.dag_id} {task.dag_run_id}
+          {task.dag_id} {shortId(task.dag_run_id)}
         </NodesLink>{" "}
         {night.red ? <Badge colorPalette="red">{task.state === "failed" ? "scale-down failed" : "run failed"}</Badge> : null}
         <Text fontSize="xs" color="fg.muted">
           {night.pool?.name ?? "unknown pool"}
           {usage ? "" : `: its scale-down ${night.why}, so its node time is unknown`}
         </Text>
-        {night.failure ? <Failed failure={night.failure} /> : null}
       </Table.Cell>
       <Table.Cell textAlign="end">{moment(beginOf(night))}</Table.Cell>
       {PHASES.map((phase) => (
@@ -304,5 +419,13 @@ const NightRow = ({ night }: { night: Night }) => {
       </Table.Cell>
       <Table.Cell textAlign="end">{usage === null || extra === null ? "unknown" : `+${money(extra, usage.currency)}`}</Table.Cell>
     </Table.Row>
+    {night.failure ? (
+      <Table.Row data-failed={task.dag_run_id}>
+        <Table.Cell colSpan={4 + PHASES.length} pt={0}>
+          <Failed failure={night.failure} />
+        </Table.Cell>
+      </Table.Row>
+    ) : null}
+    </>
   );
 };

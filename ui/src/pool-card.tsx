@@ -6,10 +6,11 @@ import type { ReactNode } from "react";
 import { LookNow, MoreMoney, MoreTime, ZeroNow } from "./actions.tsx";
 import { count, duration, moment, money, UNKNOWN } from "./format.ts";
 import type { Now, PoolNow } from "./load.ts";
-import type { Night } from "./nights.ts";
+import { beginOf, type Night } from "./nights.ts";
 import { keyOf, type PoolId } from "./pools.ts";
 import { type Budget, type Hang, type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
-import { endOf, type LiveRun, type Stage } from "./tasks.ts";
+import { type SeenStage, seenStage } from "./summary.ts";
+import { endOf, inOrderOfBegin, type LiveRun } from "./tasks.ts";
 import { Notice, NodesLink, RunLink, Sentence, TaskLink, Wide } from "./words.tsx";
 
 type Props = {
@@ -18,11 +19,44 @@ type Props = {
   seen: PoolNow | undefined;
   live: LiveRun[];
   nights: readonly Night[];
+  /** Why somebody has to look at it first; "" where nobody has to. */
+  need: string;
   now: Now;
   reload: () => void;
 };
 
-export const PoolCard = ({ pool, title, seen, live, nights, now, reload }: Props) => {
+/** A pool that is at zero and wants nobody's attention. */
+export const PoolRow = ({ pool, title, seen, nights, now, reload }: Props) => {
+  const last = nights.reduce<Night | null>((one, other) => (!one || beginOf(other) > beginOf(one) ? other : one), null);
+  return (
+    <Table.Row data-pool={pool.name} data-cluster={pool.cluster ?? ""}>
+      <Table.Cell overflowWrap="anywhere">{title}</Table.Cell>
+      <Table.Cell overflowWrap="anywhere">
+        {last ? (
+          <>
+            <RunLink dagId={last.task.dag_id} runId={last.task.dag_run_id}>
+              {moment(beginOf(last))}
+            </RunLink>{" "}
+            {last.red ? <Badge colorPalette="red">red</Badge> : null}
+          </>
+        ) : (
+          "none in 30 days"
+        )}
+      </Table.Cell>
+      <Table.Cell>{seen ? <Age seen={seen} now={now} /> : "not yet"}</Table.Cell>
+      <Table.Cell>{seen ? <LookNow janitor={seen.task.dag_id} pool={pool.name} done={reload} /> : null}</Table.Cell>
+    </Table.Row>
+  );
+};
+
+const Age = ({ seen, now }: { seen: PoolNow; now: Now }) => (
+  <>
+    <TaskLink task={seen.task}>{moment(seen.at)}</TaskLink>{" "}
+    {now.at - Date.parse(seen.at) > 2 * now.period ? <Badge colorPalette="orange">stale</Badge> : null}
+  </>
+);
+
+export const PoolCard = ({ pool, title, seen, live, nights, need, now, reload }: Props) => {
   const extender = now.extenders.get(keyOf(pool)) ?? null;
   const newer = now.red.find((look) => seen && look.task.dag_id === seen.task.dag_id);
   return (
@@ -34,8 +68,9 @@ export const PoolCard = ({ pool, title, seen, live, nights, now, reload }: Props
         <Box flex={1} />
         {seen ? <LookNow janitor={seen.task.dag_id} pool={pool.name} done={reload} /> : null}
       </Box>
+      {need ? <Notice status="error">{need}</Notice> : null}
       {seen ? <Counts status={seen.status} /> : null}
-      {seen ? <AsOf seen={seen} now={now} /> : <Sentence>{NO_LOOK}</Sentence>}
+      {seen ? <AsOf seen={seen} now={now} /> : null}
       {newer && seen && newer.task.run_after > seen.task.run_after ? (
         <Notice status="warning">
           The last check failed, so this is what an earlier one saw: see <TaskLink task={newer.task} />.
@@ -46,8 +81,6 @@ export const PoolCard = ({ pool, title, seen, live, nights, now, reload }: Props
     </Box>
   );
 };
-
-const NO_LOOK = "No task has checked this pool yet, so there is no button for it: put GpuPoolStatusOperator into a DAG on a schedule, as example_dags/janitor.py does.";
 
 const NO_EXTENDER =
   "There is no button for more time: no ExtendGpuPoolOperator with this pool in gpu_pools has run yet, as example_dags/extend_run.py has one.";
@@ -94,11 +127,13 @@ const AsOf = ({ seen, now }: { seen: PoolNow; now: Now }) => {
   );
 };
 
-const STAGE: Record<Stage, { text: string; palette: string }> = {
-  waiting: { text: "waiting", palette: "gray" },
-  booting: { text: "booting", palette: "orange" },
-  working: { text: "working", palette: "green" },
-  draining: { text: "draining", palette: "purple" },
+const PALETTE: Record<SeenStage, string> = {
+  waiting: "gray",
+  booting: "orange",
+  working: "green",
+  draining: "purple",
+  "waiting for its pod": "orange",
+  "not checked yet": "gray",
 };
 
 /** The nights whose scale-down has ended since the last check: what that check saw of them is outdated. */
@@ -188,7 +223,7 @@ const RunRowView = ({ row, alone, pool, seen, ended, extender, reload }: RunRowP
         ))}
       </Table.Cell>
       <Table.Cell overflowWrap="anywhere">
-        {row.live ? <Live run={row.live} /> : null}
+        {row.live ? <Live run={row.live} seen={seen} /> : null}
         {over ? (
           <Text color="fg.muted">
             over since that check: <TaskLink task={over.task} /> ended {moment(over.task.end_date ?? over.task.run_after)}
@@ -235,12 +270,12 @@ const hangInWords = (hang: Hang) =>
     hang.shownBy
   } since ${hang.since ? moment(hang.since) : UNKNOWN}.`;
 
-const Live = ({ run }: { run: LiveRun }) => (
+const Live = ({ run, seen }: { run: LiveRun; seen: PoolNow | undefined }) => (
   <>
-    <Badge colorPalette={STAGE[run.stage].palette} mr={2}>
-      {STAGE[run.stage].text}
+    <Badge colorPalette={PALETTE[seenStage(run, seen)]} mr={2}>
+      {seenStage(run, seen)}
     </Badge>
-    {run.tasks.map((task) => (
+    {inOrderOfBegin(run.tasks).map((task) => (
       <Box key={`${task.task_id} ${task.map_index}`} as="span" mr={2}>
         <TaskLink task={task} />
       </Box>

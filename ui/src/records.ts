@@ -1,6 +1,7 @@
 // What this package's tasks leave in XCom (docs/xcom.md), read defensively: a missing field, or a custom XCom backend's
 // reference in place of a value, is unknown (null).
 
+import { LISTED } from "./format.ts";
 import type { PoolId } from "./pools.ts";
 
 export type Phase = "booting" | "working" | "idle";
@@ -80,6 +81,8 @@ export type MachineNow = {
   gpus: number | null;
   gpus_used: number | null;
   pods: string[];
+  /** The runs whose pods run on it, as "dag/run"; null in a record of an earlier release. */
+  runs: string[] | null;
   age: number | null;
   cost: number | null;
   price: number | null;
@@ -103,6 +106,8 @@ export type Status = {
   booting: number | null;
   out_of_use: number | null;
   launching: number | null;
+  /** Machines that no run wants; null in a record of an earlier release. */
+  unwanted: number | null;
   cost_per_hour: number | null;
   currency: string;
   machines: MachineNow[];
@@ -151,7 +156,7 @@ export function readUsage(value: unknown): Usage | null {
 
 /** The currency of money, with whose prices it goes by where that is the cloud's list: money of the two is not added up. */
 const currencyOf = (value: Json): string =>
-  text(value.currency) + (value.price_source === "list price" ? " (list price)" : "");
+  text(value.currency) + (value.price_source === "list price" ? LISTED : "");
 
 function readComputed(value: Json): Computed | null {
   const share = number(value.share);
@@ -272,6 +277,7 @@ export function readStatus(value: unknown): Status[] {
     booting: number(each.booting),
     out_of_use: number(each.out_of_use),
     launching: number(each.launching),
+    unwanted: number(each.unwanted),
     cost_per_hour: number(each.cost_per_hour),
     currency: currencyOf(each),
     machines: objects(each.machines).map(readMachineNow),
@@ -308,6 +314,7 @@ function readMachineNow(value: Json): MachineNow {
     gpus: number(value.gpus),
     gpus_used: number(value.gpus_used),
     pods: (Array.isArray(value.pods) ? value.pods : []).map(text),
+    runs: Array.isArray(value.runs) ? value.runs.map(text) : null,
     age: number(value.age_seconds),
     cost: number(value.cost_so_far),
     price: number(value.cost_per_hour),

@@ -22,7 +22,7 @@ import {
   type TimedPhase,
   type Usage,
 } from "./records.ts";
-import { hasRole, LIVE, ofRoles, OF_A_RUN, poolOf, type Task } from "./tasks.ts";
+import { hasRole, inOrderOfBegin, LIVE, ofRoles, OF_A_RUN, poolOf, type Task } from "./tasks.ts";
 import { useLoaded } from "./use-loaded.ts";
 import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Wide, Working } from "./words.tsx";
 
@@ -70,7 +70,7 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
   });
   return {
-    tasks: [...tasks.found].sort((one, other) => begunAt(one) - begunAt(other)),
+    tasks: inOrderOfBegin(tasks.found),
     phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [],
     computed: (task) => computed.get(keyOf(task.task_id, task.map_index)) ?? null,
     gpus: tasks.found
@@ -84,8 +84,6 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   };
 }
 
-/** When a task started; tasks that have not started come last. */
-const begunAt = (task: Task) => (task.start_date ? Date.parse(task.start_date) : Infinity);
 
 export const RunTab = (props: Props) => {
   const { value, error } = useLoaded(`run ${props.dagId} ${props.runId}`, () => loadRun(props), 60_000);
@@ -108,11 +106,11 @@ const Run = ({ records }: { records: RunRecords }) => {
       </Text>
       {records.failures.map((failure) => (
         <Notice key={failure.task} status="error" title={`${failure.task}: ${failure.type}`}>
-          {failure.what} {failure.fix}
+          {`${failure.what} ${failure.fix}`}
         </Notice>
       ))}
       {lanes.length ? (
-        <Section title="From ask to gone">
+        <Section title="From request to release">
           <Chart lanes={lanes} />
           <Legend />
           <Clock records={records} />

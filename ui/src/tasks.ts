@@ -112,6 +112,20 @@ export function lastOfEach(tasks: readonly Task[], role: Role, states = ["succes
 
 export const endOf = (task: Task) => Date.parse(task.end_date ?? task.start_date ?? task.run_after);
 
+/** Tasks in the order in which they began, those that have not begun last; a mapped task's instances by their index. */
+export function inOrderOfBegin(tasks: readonly Task[]): Task[] {
+  const begun = new Map<string, number>();
+  for (const task of tasks) {
+    const at = task.start_date ? Date.parse(task.start_date) : Infinity;
+    begun.set(task.task_id, Math.min(begun.get(task.task_id) ?? Infinity, at));
+  }
+  const order = (one: Task, other: Task) => {
+    const [first, second] = [begun.get(one.task_id)!, begun.get(other.task_id)!];
+    return first === second ? one.task_id.localeCompare(other.task_id) || one.map_index - other.map_index : first - second;
+  };
+  return [...tasks].sort(order);
+}
+
 const HALF_AN_HOUR = 30 * 60_000;
 
 /** Milliseconds between two scheduled checks: the shortest observed, or half an hour as in example_dags/janitor.py. */

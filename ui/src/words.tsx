@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import { Link } from "react-router-dom";
 
 import { runPath, segment } from "./api.ts";
-import { percent } from "./format.ts";
+import { firstSentence, percent } from "./format.ts";
 import type { Computed, Failure, Phase } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
@@ -43,12 +43,24 @@ export const Sentence = ({ children }: Children) => (
   </Text>
 );
 
-/** A failed task's error: its type, what happened, and what to do. */
-export const Failed = ({ failure }: { failure: Failure }) => (
-  <Text fontSize="xs" data-failure={failure.type}>
-    {failure.task}: {failure.type}: {failure.what} {failure.fix}
-  </Text>
-);
+/** A failed task's error: its type and first sentence; what else happened and what to do opens. */
+export const Failed = ({ failure }: { failure: Failure }) => {
+  const [first, more] = firstSentence(failure.what);
+  const rest = [more, failure.fix].filter(Boolean).join("\n");
+  const head = `${failure.task}: ${failure.type}: ${first}`;
+  return (
+    <Box fontSize="xs" whiteSpace="pre-wrap" overflowWrap="anywhere" data-failure={failure.type}>
+      {rest ? (
+        <details>
+          <summary>{head}</summary>
+          {rest}
+        </details>
+      ) : (
+        head
+      )}
+    </Box>
+  );
+};
 
 type NoticeProps = Children & { status: "error" | "warning" | "info" | "success"; title?: string };
 
@@ -58,7 +70,7 @@ export const Notice = ({ status, title, children }: NoticeProps) => (
     <Alert.Content minW={0} overflowWrap="anywhere">
       {title ? <Alert.Title>{title}</Alert.Title> : null}
       {/* Airflow's colour of links is too faint on a notice's own. */}
-      <Alert.Description css={{ "& a": { color: "inherit", textDecoration: "underline" } }}>{children}</Alert.Description>
+      <Alert.Description whiteSpace="pre-wrap" css={{ "& a": { color: "inherit", textDecoration: "underline" } }}>{children}</Alert.Description>
     </Alert.Content>
   </Alert.Root>
 );

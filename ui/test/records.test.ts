@@ -1,8 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { money } from "../src/format.ts";
+import { firstSentence, money } from "../src/format.ts";
 import { laneOfMachine, lanesOf, type RunRecords } from "../src/lanes.ts";
+import type { Now, PoolNow } from "../src/load.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
 import {
   inOrder,
@@ -18,7 +19,8 @@ import {
   xcomValue,
 } from "../src/records.ts";
 import { clusterOf, dagsOf, keyOf, meant, once, titleOf } from "../src/pools.ts";
-import { hasRole, lastOfEach, liveRuns, lookPeriod, ofRoles, poolOf, type Role, type Task } from "../src/tasks.ts";
+import { lastNight, needOf, running, seenStage } from "../src/summary.ts";
+import { hasRole, inOrderOfBegin, lastOfEach, type LiveRun, liveRuns, lookPeriod, ofRoles, poolOf, type Role, type Task } from "../src/tasks.ts";
 
 const BILL = {
   machines: 1,
@@ -345,4 +347,80 @@ test("a pool's runs are extended by a DAG that had this pool, whatever has run l
   assert.deepEqual([...found], [[keyOf(THERE), "of_team_b"], [keyOf(HERE), "ours"]]);
   assert.deepEqual(readExtends("s3://bucket/key"), []);
   assert.deepEqual(readStatus([{ pool: "train", cluster: HERE.cluster }])[0]?.pool, HERE);
+});
+
+const status = (changed: Record<string, unknown> = {}) => readStatus([{ pool: "train-gpu", cluster: "k8s", wanted: 0, machines: [], leases: [], ...changed }])[0]!;
+
+const seen = (changed: Record<string, unknown> = {}, at = "2026-03-02T00:00:00Z"): PoolNow => ({ status: status(changed), at, task: task() });
+
+const nowWith = (changed: Partial<Now> = {}): Now => ({
+  live: [],
+  pools: [],
+  findings: [],
+  leftovers: [],
+  unreadable: [],
+  red: [],
+  running: [],
+  extenders: new Map(),
+  period: 1_800_000,
+  at: Date.parse("2026-03-02T00:00:00Z"),
+  ...changed,
+});
+
+const training = (start: string): LiveRun => ({
+  dagId: "nightly",
+  runId: "r1",
+  pool: { name: "train-gpu", cluster: "k8s" },
+  stage: "working",
+  tasks: [task({ start_date: start, state: "deferred" })],
+});
+
+test("a training works where the last check saw its pod, and nowhere else", () => {
+  const run = training("2026-03-01T23:00:00Z");
+  const on = (...runs: string[]) => seen({ machines: [{ machine: "i-1", runs }] });
+  assert.equal(seenStage(run, on("nightly/r1")), "working");
+  assert.equal(seenStage(run, on("other/r1")), "waiting for its pod");
+  assert.equal(seenStage(run, seen()), "waiting for its pod");
+  assert.equal(seenStage(run, seen({}, "2026-03-01T22:00:00Z")), "not checked yet");
+  assert.equal(seenStage(run, seen({ machines: [{ machine: "i-1" }] })), "working", "a record of an earlier release");
+  assert.equal(seenStage({ ...run, stage: "booting" }, on("nightly/r1")), "booting");
+});
+
+test("what runs costs as much an hour as its priced machines, and what has no price is told", () => {
+  const machines = [{ machine: "i-1" }];
+  const pools = [seen({ machines, cost_per_hour: 2, currency: "USD" }), seen({ machines, cost_per_hour: "unknown" }), seen()];
+  const found = running(nowWith({ pools, live: [training("2026-03-01T23:00:00Z")] }), () => undefined);
+  assert.deepEqual([found.runs, found.nodes, found.cost, found.unpriced], [1, 2, { USD: 2 }, 1]);
+});
+
+test("the last night is the newest run's, with all that were due in the day before it", () => {
+  const due = (at: string, state = "success") => ({ ...night(BILL, { run_after: at, dag_run_id: at, state }), red: state === "failed" });
+  const last = lastNight([due("2026-03-01T01:00:00Z"), due("2026-03-02T02:00:00Z"), due("2026-03-02T01:00:00Z", "failed")])!;
+  assert.deepEqual([last.total.runs.size, last.failed.length, last.at], [2, 1, "2026-03-02T02:00:00Z"]);
+  assert.equal(lastNight([]), null);
+});
+
+test("a pool needs somebody after a failed scale-down, with machines that no run wants, and with what the janitor left", () => {
+  const failed = [{ ...night(null, { state: "failed" }), red: true }];
+  const machines = [{ machine: "i-1" }];
+  const before = "2026-03-01T01:00:00Z";
+  assert.match(needOf(seen({}, before), [], failed, nowWith()), /scale-down failed/);
+  assert.match(needOf(seen({ machines }), [], failed, nowWith()), /scale-down failed/);
+  assert.equal(needOf(seen(), [], failed, nowWith()), "", "a later check has seen that nothing is left");
+  assert.match(needOf(seen({ machines, unwanted: 1 }), [], [], nowWith()), /no run wants/);
+  assert.equal(needOf(seen({ machines, unwanted: 0 }), [], [], nowWith()), "", "machines that are always there");
+  const leftovers = [{ leftover: { pool: "train-gpu", kind: "machine", name: "i-1", why: "" }, task: task() }];
+  assert.match(needOf(seen(), [], [], nowWith({ leftovers })), /janitor/);
+});
+
+test("an instance of a mapped task follows the one before it, whichever began first", () => {
+  const mapped = [2, 0, 1].map((index, order) => task({ task_id: "train", map_index: index, start_date: `2026-03-01T02:00:0${order}Z` }));
+  const order = inOrderOfBegin([task({ task_id: "later", start_date: null }), ...mapped, task({ start_date: "2026-03-01T01:00:00Z" })]);
+  assert.deepEqual(order.map((each) => `${each.task_id} ${each.map_index}`), ["train-gpu.scale_down -1", "train 0", "train 1", "train 2", "later -1"]);
+});
+
+test("a message opens after its first sentence or line", () => {
+  assert.deepEqual(firstSentence("Rank 1 failed. It is v1.2 on node n1."), ["Rank 1 failed.", "It is v1.2 on node n1."]);
+  assert.deepEqual(firstSentence("Traceback:\n  file x"), ["Traceback:", "file x"]);
+  assert.deepEqual(firstSentence("No end"), ["No end", ""]);
 });

@@ -25,6 +25,18 @@ def test_gpus_in_use_and_idle_and_what_they_cost() -> None:
     assert status.machines[0].pods == ("default/train",)
 
 
+def test_a_machine_is_shown_with_the_runs_whose_pods_use_its_gpus() -> None:
+    owner, other = lease("a").key, lease("b").key
+    pods = (
+        pod("train-0", on=1, owner=owner),
+        pod("train-1", on=1, owner=owner),
+        pod("over", on=1, owner=other, phase="Succeeded"),
+    )
+    seen = snapshot(machine(1), machine(2), nodes=(node(1), node(2)), pods=pods)
+    rows = pool_status(seen, "here").to_json()["machines"]
+    assert [list(row["runs"]) for row in rows] == [["dag/a"], []]
+
+
 def test_a_price_that_is_not_known_is_said_not_to_be() -> None:
     status = pool_status(snapshot(machine(1), nodes=(node(1),)), "here")
     assert status.cost_per_hour is None
@@ -116,7 +128,9 @@ def test_only_what_comes_is_called_booting() -> None:
 
 def test_what_is_left_without_an_owner_is_said_with_how_it_goes() -> None:
     over, one = lease("old", until=NOW - timedelta(minutes=1)), machine(1)
-    (notes,) = pool_status(snapshot(one, nodes=(node(1),), leases=(over,)), "here").notes
+    status = pool_status(snapshot(one, nodes=(node(1),), leases=(over,)), "here")
+    (notes,), unwanted = status.notes, status.to_json()["unwanted"]
+    assert unwanted == 1
     assert notes.startswith(
         "no run wants the demand of dag/old, which is over, nor 1 machine: unless a scale-down is at it,"
     )
