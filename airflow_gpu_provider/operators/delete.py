@@ -35,7 +35,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         timeout: How long to wait until the groups are gone. Default 30 minutes.
 
     Returns:
-        `{"pool", "deleted": [group, ...]}`.
+        dict: `{"pool", "deleted": [group, ...]}`.
 
     Raises:
         PoolInUse: Pods run there, or a run wants nodes; nothing was deleted.

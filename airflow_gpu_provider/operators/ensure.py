@@ -87,7 +87,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
-        `{"pool", "nodes": [...], "gpus", "wanted", "got", "tried": [...], "plan": [...], "timeline": [{"phase",
+        dict: `{"pool", "nodes": [...], "gpus", "wanted", "got", "tried": [...], "plan": [...], "timeline": [{"phase",
         "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, or cost too much
         to be tried (`times` is 0), and why.
 

@@ -49,8 +49,8 @@ class ExtendGpuPoolOperator(PoolOperator):
             included. Not a template. Default: the pool's `max_runtime` once more.
 
     Returns:
-        `[{"pool", "run", "before", "until", "max_cost"}]`, one for each block, times in ISO 8601; `max_cost` is None
-            for one without a limit.
+        list: `[{"pool", "run", "before", "until", "max_cost"}]`, one for each block, times in ISO 8601; `max_cost` is
+        None for one without a limit.
 
     Its pools are the XCom "extends_pools", `[{"pool", "cluster"}]`, by which the page in the web UI finds this DAG.
 

@@ -31,7 +31,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
             Not taken from default_args.
 
     Returns:
-        `{"deployment", "changes": {object: "created" | "configured" | "unchanged"}}`.
+        dict: `{"deployment", "changes": {object: "created" | "configured" | "unchanged"}}`.
 
     Raises:
         PoolSpecError: The pool is not on EKS; when the DAG is parsed, if known by then.

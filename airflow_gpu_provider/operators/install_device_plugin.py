@@ -59,7 +59,7 @@ class InstallDevicePluginOperator(PoolOperator):
         dry_run: Log what would be done, change nothing. Default False.
 
     Returns:
-        `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs},
+        dict: `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs},
         "timeline": [...]}`; the timeline has how long it took until they were allocatable.
 
     Raises:

@@ -35,9 +35,9 @@ class ReapGpuPoolsOperator(PoolOperator):
             run.
 
     Returns:
-        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "currency", "error"}]`; `cost` is what
-            the unwanted machines have cost so far, by the pool's `price_per_hour`, or "unknown". It is also the XCom
-            "reaped", which is pushed even if the task fails.
+        list: `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "currency", "error"}]`; `cost` is
+        what the unwanted machines have cost so far, by the pool's `price_per_hour`, or "unknown". It is also the XCom
+        "reaped", which is pushed even if the task fails.
 
     Raises:
         PoolSpecError: No pool is given; when the DAG is parsed.

@@ -37,7 +37,7 @@ class GpuPoolStatusOperator(_ReportOperator):
         gpu_pools: The pools to check.
 
     Returns:
-        A list of what `airflow gpu status --output json` prints. Where a pool cannot be read, that of the others is the
+        list: What `airflow gpu status --output json` prints. Where a pool cannot be read, that of the others is the
             XCom "return_value", and the task fails with that pool's error.
     """
 
@@ -96,7 +96,7 @@ class GpuPoolDoctorOperator(_ReportOperator):
         pod_namespace: Where their pods run. Default "default".
 
     Returns:
-        A list of what `airflow gpu doctor --output json` prints. It is also the XCom "findings", which is pushed even
+        list: What `airflow gpu doctor --output json` prints. It is also the XCom "findings", which is pushed even
             if the task fails.
 
     Raises:

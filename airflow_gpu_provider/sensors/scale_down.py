@@ -65,8 +65,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         depends_on_past, wait_for_downstream: Not taken from default_args: machines do not wait for an earlier run.
 
     Returns:
-        `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and cost:
-        `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}, "currency",
+        dict: `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and
+        cost: `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}, "currency",
         "at_least"}`: "unknown" where the pool has no `price_per_hour` for a machine, and why it may have been more, or
         None. It is not there if the cluster did not say. `nothing_begun` is True where the pool could not be read, and
         nothing is there to be released: no try of the block's Ensure has written anything, and no training has started.
