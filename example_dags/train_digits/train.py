@@ -218,6 +218,8 @@ class Run:
             "learning_rate": self.options.learning_rate,
             "seed": self.options.seed,
             "device": self.device,
+            "data": self.options.data,
+            "model": str(self.checkpoint) if self.checkpoint else None,
         }
 
     def _begin(self, batches: int) -> Training:
@@ -269,6 +271,11 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto: a GPU if any")
+    parser.add_argument(
+        "--data",
+        default=os.environ.get("TRAIN_DATA") or None,
+        help="the data's name, for the result: here the digits are always the same (default: none)",
+    )
     parser.add_argument(
         "--checkpoint-dir",
         type=folder,

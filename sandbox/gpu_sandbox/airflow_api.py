@@ -274,6 +274,22 @@ class AirflowApi:
         """What the toggle next to the DAG's name does."""
         self._call("PATCH", f"/dags/{quote(dag_id)}", json={"is_paused": paused})
 
+    def answer(self, dag_id: str, run_id: str, task_id: str, option: str) -> None:
+        """Choose an option of a task that waits for a person, as under Browse > Required Actions."""
+        path = f"{_task_path(dag_id, run_id, task_id, -1)}/-1/hitlDetails"
+        self._call("PATCH", path, json={"chosen_options": [option], "params_input": {}})
+
+    def add_asset_event(self, uri: str, partition: str | None = None) -> None:
+        """What the UI's "Create Asset Event" does; `partition` is the key of the data that changed."""
+        assets = self._call("GET", "/assets", params={"limit": 100})["assets"]
+        (asset,) = (each for each in assets if each["uri"] == uri)
+        self._call("POST", "/assets/events", json={"asset_id": asset["id"], "partition_key": partition})
+
+    def asset_events(self, name: str, *, partition: str | None = None) -> list[dict[str, Any]]:
+        """The metadata of an asset's events, the oldest first; of all partitions or one."""
+        found = self._call("GET", "/assets/events", params={"order_by": "timestamp"})["asset_events"]
+        return [each["extra"] for each in found if each["name"] == name and partition in (None, each["partition_key"])]
+
     def set_variable(self, key: str, value: str) -> None:
         self._call("POST", "/variables", json={"key": key, "value": value})
 

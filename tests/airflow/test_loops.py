@@ -11,6 +11,7 @@ from airflow.sdk import task_group
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import TaskState, wait_until
 from gpu_sandbox.airflow_home import AirflowHome, python_path
+from gpu_sandbox.demo_trainings import example_dags
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 from tests.airflow.pools import pods_of, zero
@@ -26,6 +27,7 @@ pytestmark = [
 def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     dags = tmp_path_factory.mktemp("dags-with-loops")
     (dags / "loops.py").symlink_to(Path(__file__).parent / "dags_loops" / "loops.py")
+    (dags / "example.py").symlink_to(example_dags() / "airflow_3_4" / "train_until_good_eks.py")
     env = sandbox.env() | {"PYTHONPATH": python_path(REPOSITORY)}
     with AirflowHome(tmp_path_factory.mktemp("airflow-with-loops"), dags, env, inherited=INHERITED) as home:
         yield Airflow(home, sandbox)
@@ -56,6 +58,16 @@ def test_a_clear_of_one_iteration_leaves_the_others_alone(airflow: Airflow) -> N
     usage = airflow.xcom(finished, "loop-around.scale_down", key="usage")
     assert (usage["block"], usage["machines"]) == ("loop-around", 1)
     zero(airflow, "loop-around")
+
+
+def test_the_example_trains_on_one_machine_until_its_model_is_good(airflow: Airflow) -> None:
+    run = airflow.run_dag("train_until_good_eks")
+    assert run.state == "success", airflow.account()
+    trainings = [task for task in run.tasks if task.task_id == "attempt.train"]
+    assert 1 < len(trainings) <= 3
+    usage = airflow.xcom(run, "train-gpu.scale_down", key="usage")
+    assert usage["machines"] == 1
+    zero(airflow, "train-gpu")
 
 
 def started(airflow: Airflow, *others: str) -> tuple[str, str]:

@@ -36,6 +36,14 @@ def test_a_dag_that_a_how_to_shows_parses(code: str) -> None:
     exec(compile(code, "example", "exec"), {})
 
 
+def test_the_recipes_for_checkpoints_compile() -> None:
+    recipes = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/checkpoints.md").read_text(), re.DOTALL)
+    assert len(recipes) == 3
+    for number, recipe in enumerate(recipes):
+        compile(recipe, f"recipe {number}", "exec")
+        assert "AIRFLOW_GPU_CHECKPOINT" in recipe
+
+
 @pytest.mark.parametrize("page", SITE, ids=lambda page: page.stem)
 def test_a_list_begins_after_a_blank_line(page: Path) -> None:
     """Without one the site shows it as running text; the repository's own view does not."""
