@@ -7,7 +7,7 @@ AirflowSensorTimeout, which it never sees.
 
     GpuError
       PoolSpecError                the DAG's author can fix it, at parse time where that is possible
-                                   CheckpointUnusable
+                                   CheckpointUnusable  CodeUnusable
       ClusterNotFound  ClusterUnreachable  ConnectionNotFound  CredentialsError
       PermissionDenied             ServiceDisabled
       CloudError                   RequestRejected  ObjectRejected  ReferenceNotFound
@@ -106,6 +106,10 @@ class PoolSpecError(GpuError, ValueError):
 
 class CheckpointUnusable(PoolSpecError):
     """The checkpoint is stored where it is lost together with the pod or its node."""
+
+
+class CodeUnusable(PoolSpecError):
+    """The folder that `code` names is not there, leads out of its bundle, or is too large."""
 
 
 class ClusterNotFound(GpuError):

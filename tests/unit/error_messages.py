@@ -31,6 +31,7 @@ ANY = "…"
 SHOWN: Mapping[str, str] = {
     "PoolSpecError": "No GPU pool is given",
     "CheckpointUnusable": "the task mounts no volume",
+    "CodeUnusable": "are the most",
     "ClusterNotFound": "no EKS cluster",
     "ClusterUnreachable": "Check that the worker can reach",
     "CredentialsError": "AWS does not accept",

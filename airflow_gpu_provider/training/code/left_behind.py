@@ -1,0 +1,99 @@
+"""Which files of a code folder stay where they are: what ignore files name, and what never travels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from pathspec import GitIgnoreSpec
+
+AIRFLOWIGNORE: Final = ".airflowignore"
+GPUIGNORE: Final = ".gpuignore"
+"""The files that name what is left out, in any folder. The second is read after the first, and may take back of it."""
+
+Syntax = Literal["glob", "regexp"]
+"""Of .airflowignore: the option `[core] dag_ignore_file_syntax`. That of .gpuignore is gitignore's, which glob is."""
+
+Why = Literal["it may be secret", ".airflowignore", ".gpuignore", "made by Python"]
+
+_SECRETS = GitIgnoreSpec.from_lines(
+    (
+        *(".git", ".env", ".env.*", "*.env", ".envrc"),
+        *("*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdbx"),
+        *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".ssh", ".gnupg"),
+        *(".aws", ".azure", ".kube", ".docker", ".config", "kubeconfig"),
+        *(".netrc", ".pgpass", ".pypirc", ".git-credentials"),
+    )
+)
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[^-]{0,300}?[A-Za-z0-9+/]{32}",
+)
+"""A private key in PEM or OpenPGP's armour, in a JSON file too; not a program that only names the first line of one."""
+
+_MADE = GitIgnoreSpec.from_lines(("__pycache__", "*.py[co]"))
+_COMMENT = re.compile(r"\s*#.*")  # as Airflow reads .airflowignore: it may follow a pattern
+
+
+def is_secret(path: str) -> bool:
+    """Return True for a path, relative to its bundle, whose names are those of credentials or of a repository."""
+    return _SECRETS.match_file(path)
+
+
+def has_private_key(data: bytes) -> bool:
+    return _PRIVATE_KEY.search(data) is not None
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """The patterns of one ignore file, and the folder that it is in, relative to the code's."""
+
+    source: Why
+    folder: str
+    ignores: GitIgnoreSpec | tuple[re.Pattern[str], ...]
+
+    def decide(self, path: str) -> bool | None:
+        """Return True where the path is left out, False where it is taken back, and None otherwise."""
+        if isinstance(self.ignores, GitIgnoreSpec):
+            return self.ignores.check_file(path.removeprefix(self.folder)).include
+        return True if any(each.search(path.rstrip("/")) for each in self.ignores) else None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is left out of a folder: by the ignore files in it, and in the folders above it, down from the code's."""
+
+    patterns: Sequence[_Patterns] = ()
+
+    def of_folder(self, folder: Path, name: str, syntax: Syntax) -> Rules:
+        """Return the rules for a folder, whose ignore files are read; `name` is "" or ends with a slash."""
+        return Rules((*self.patterns, *_read(folder, name, syntax)))
+
+    def why(self, path: str) -> Why | None:
+        """Return why a path is left out, a folder's with a slash at its end; None where it travels."""
+        if is_secret(path):
+            return "it may be secret"
+        if _MADE.match_file(path):
+            return "made by Python"
+        why: Why | None = None
+        for each in self.patterns:
+            decided = each.decide(path)
+            if decided is not None:
+                why = each.source if decided else None
+        return why
+
+
+def _read(folder: Path, name: str, syntax: Syntax) -> Iterator[_Patterns]:
+    if (file := folder / AIRFLOWIGNORE).is_file():
+        lines = [_COMMENT.sub("", line) for line in file.read_text().splitlines()]
+        yield _Patterns(AIRFLOWIGNORE, name, _compiled(lines, syntax))
+    if (file := folder / GPUIGNORE).is_file():
+        yield _Patterns(GPUIGNORE, name, GitIgnoreSpec.from_lines(file.read_text().splitlines()))
+
+
+def _compiled(lines: Sequence[str], syntax: Syntax) -> GitIgnoreSpec | tuple[re.Pattern[str], ...]:
+    if syntax == "regexp":
+        return tuple(re.compile(line) for line in lines if line)
+    return GitIgnoreSpec.from_lines(lines)

@@ -1,0 +1,144 @@
+"""Which files of a folder travel into a pod, and which folders and links are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.errors import CodeUnusable
+from airflow_gpu_provider.training.code.code_files import (
+    MOST_BYTES,
+    MOST_FILES,
+    Code,
+    code_folder,
+    read_code,
+)
+
+KEY = f"-----BEGIN {'RSA PRIVATE'} KEY-----\n{'MIIEpAIBAAKCAQEA' * 4}\n-----END"
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def paths(code: Code) -> list[str]:
+    return [each.path for each in code.files]
+
+
+def test_a_bundle_travels_without_secrets_and_what_it_has_of_them_is_named(tmp_path: Path) -> None:
+    secret = {".env": "A=1", "prod.env": "", ".git/config": "", "a/id_rsa": "", "keys/gcp.json": f'{{"k": "{KEY}"}}'}
+    made = {"trainer/__pycache__/train.pyc": ""}
+    kept = {
+        "trainer/train.py": "if '-----BEGIN PRIVATE KEY-----' in text: ...",
+        "ca.pem": "-----BEGIN CERTIFICATE-----",
+    }
+    write(tmp_path, {**secret, **made, **kept})
+    (tmp_path / "ca.pem").chmod(0o755)
+    code = read_code(tmp_path, tmp_path)
+    assert paths(code) == sorted(kept)
+    assert [each.is_executable for each in code.files] == [True, False]
+    assert {path for path, why in code.left_out if why == "it may be secret"} == {
+        *(".env", ".git/", "a/id_rsa", "keys/gcp.json", "prod.env"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ignored", "travels"),
+    [
+        ({".airflowignore": "trainer/  # no DAGs\n*.csv"}, ["dag.py"]),
+        ({".airflowignore": "trainer/", ".gpuignore": "!trainer/\n*.csv"}, ["dag.py", "trainer/train.py"]),
+        ({".gpuignore": "/data.csv", "trainer/.gpuignore": "data.csv"}, ["dag.py", "trainer/train.py"]),
+        (
+            {".gpuignore": "*.csv", "trainer/.gpuignore": "!data.csv"},
+            ["dag.py", "trainer/data.csv", "trainer/train.py"],
+        ),
+        ({".gpuignore": "!.env"}, ["dag.py", "data.csv", "trainer/data.csv", "trainer/train.py"]),
+    ],
+)
+def test_ignore_files_name_what_stays(tmp_path: Path, ignored: dict[str, str], travels: list[str]) -> None:
+    files = dict.fromkeys(("dag.py", "data.csv", "trainer/train.py", "trainer/data.csv", ".env"), "")
+    assert paths(read_code(write(tmp_path, {**files, **ignored}), tmp_path)) == travels
+
+
+def test_airflowignore_has_the_syntax_that_airflow_reads_it_with(tmp_path: Path) -> None:
+    write(tmp_path, {"dag.py": "", "trainer/train.py": "", ".airflowignore": "rain.r"})
+    assert paths(read_code(tmp_path, tmp_path, "regexp")) == ["dag.py"]
+    assert paths(read_code(tmp_path, tmp_path)) == ["dag.py", "trainer/train.py"]
+
+
+def test_a_link_within_the_bundle_brings_what_it_leads_to(tmp_path: Path) -> None:
+    write(tmp_path, {"common/loss.py": "1", "trainer/train.py": "2", ".env": "A=1"})
+    (tmp_path / "trainer" / "common").symlink_to(tmp_path / "common")
+    (tmp_path / "trainer" / "settings").symlink_to(tmp_path / ".env")
+    code = read_code(code_folder("trainer/", tmp_path / "dag.py", tmp_path), tmp_path)
+    assert paths(code) == ["common/loss.py", "train.py"]
+    assert code.left_out == (("settings", "it may be secret"),)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("..", "leads out of the DAG file's bundle"), (".", "contains itself"), ("no", "nowhere")]
+)
+def test_a_link_that_leaves_the_bundle_is_refused_unless_it_stays(tmp_path: Path, target: str, words: str) -> None:
+    bundle = write(tmp_path / "bundle", {"dag.py": ""})
+    (bundle / "link").symlink_to(bundle / target)
+    with pytest.raises(CodeUnusable, match=words):
+        read_code(bundle, bundle)
+    write(bundle, {".gpuignore": "link"})
+    assert paths(read_code(bundle, bundle)) == ["dag.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("/etc", "absolute"),
+        ("", "code=''"),
+        (True, "code=True"),
+        ("trained/", "does not exist"),
+        ("dag.py", "is a file"),
+        ("../..", "leads out of the DAG file's bundle"),
+        ("out", "leads out of the DAG file's bundle"),
+    ],
+)
+def test_a_folder_that_is_none_of_the_bundle_is_refused(tmp_path: Path, code: str, words: str) -> None:
+    bundle = write(tmp_path / "bundle", {"dags/dag.py": ""})
+    (bundle / "dags" / "out").symlink_to(tmp_path)
+    with pytest.raises(CodeUnusable, match=words):
+        code_folder(code, bundle / "dags" / "dag.py", bundle)
+
+
+def test_a_folder_beside_the_dag_files_is_in_the_bundle(tmp_path: Path) -> None:
+    write(tmp_path, {"dags/dag.py": "", "trainer/train.py": ""})
+    assert code_folder("../trainer", tmp_path / "dags" / "dag.py", tmp_path) == (tmp_path / "trainer").resolve()
+    assert code_folder("bundle", tmp_path / "dags" / "dag.py", tmp_path) == tmp_path.resolve()
+
+
+def test_too_much_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+    sizes = {f"data/{number:02}.csv": number * MOST_BYTES // 20 for number in range(12)}
+    write(tmp_path, {**{name: "x" * size for name, size in sizes.items()}, "train.py": ""})
+    with pytest.raises(
+        CodeUnusable, match=r"13 files.*700 KiB.*largest: data/11.csv \(385 KiB\), .*02.csv \(70 KiB\)\. "
+    ):
+        read_code(tmp_path, tmp_path)
+    write(tmp_path, {".gpuignore": "data/"})
+    assert paths(read_code(tmp_path, tmp_path)) == ["train.py"]
+
+
+def test_too_many_are_refused_as_are_none(tmp_path: Path) -> None:
+    write(tmp_path, {f"{number}.py": "" for number in range(MOST_FILES + 1)})
+    with pytest.raises(CodeUnusable, match="1001 files"):
+        read_code(tmp_path, tmp_path)
+    write(tmp_path, {".gpuignore": "*"})
+    with pytest.raises(CodeUnusable, match="No file"):
+        read_code(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "words"), [(b"\xff.py", "UTF-8"), (b"..py", "two dots")])
+def test_names_that_no_volume_can_have_are_refused(tmp_path: Path, name: bytes, words: str) -> None:
+    Path(str(tmp_path), name.decode(errors="surrogateescape")).write_text("")
+    with pytest.raises(CodeUnusable, match=words):
+        read_code(tmp_path, tmp_path)
