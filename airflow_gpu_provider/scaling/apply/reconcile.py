@@ -13,11 +13,13 @@ from functools import cached_property
 from airflow_gpu_provider.clouds.base import Group, Platform, Report, platform_for
 from airflow_gpu_provider.cluster.api.autoscaler import check_running, read_autoscaler_status
 from airflow_gpu_provider.cluster.api.clock import Clock, ServerClock
+from airflow_gpu_provider.cluster.api.code_requests import delete_code, list_code
 from airflow_gpu_provider.cluster.api.karpenter_objects import why_kept
 from airflow_gpu_provider.cluster.api.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.api.pods import delete_pod, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.api.threads import AT_ONCE, all_in_parallel
+from airflow_gpu_provider.cluster.model.code_record import CodeRecord
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.ledger.ledger import Ledger
@@ -394,21 +396,34 @@ class Reconciler:
         were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)
         return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
 
+    def code(self, run: str = "") -> tuple[CodeRecord, ...]:
+        """Return the code that tasks have left on the pool: of all runs, or of one by the hash of its DemandKey."""
+        return list_code(self.api, self.pool.name, run=run)
+
+    def delete_code(self, code: Iterable[CodeRecord]) -> list[str]:
+        """Delete the ConfigMaps of exactly these, and return the names of those that were there."""
+        return [str(each) for each in code if self._delete_code(each)]
+
+    def _delete_code(self, each: CodeRecord) -> bool:
+        with _named(f"Code {each}"):
+            return delete_code(self.api, each)
+
     def run_pods(self, key: DemandKey) -> list[Pod]:
         return list_run_pods(self.api, self.pool.node_selector, key.hash)
 
     def release(self, key: DemandKey) -> Outcome:
-        """Delete the gangs and the pods that the run left, and release its demand. Idempotent.
+        """Delete the gangs, the pods and the code that the run left, and release its demand. Idempotent.
 
         Raises:
-            GpuError: An error of the cluster or the cloud. If a pod cannot be deleted, the demand and the machines
-                without a running pod are released nevertheless.
+            GpuError: An error of the cluster or the cloud. If a pod or code cannot be deleted, the demand and the
+                machines without a running pod are released nevertheless.
         """
         try:
             leases = [lease for lease in list_demand(self.api, self.pool.name) if lease.key == key]
             pods = self.run_pods(key)
             deleted = [f"gang {name}" for lease in leases for name in self.delete_gangs(lease)]
             deleted += [f"pod {name}" for name in self.delete_pods(pods)]
+            deleted += [f"code {name}" for name in self.delete_code(self.code(key.hash))]
         except GpuError:
             self.delete_demand_and_reconcile(key)
             raise

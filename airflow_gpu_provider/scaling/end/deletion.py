@@ -45,12 +45,13 @@ def delete_pool(reconciler: Reconciler, *, force: bool, report: Report) -> tuple
 
 
 def delete_pool_records(reconciler: Reconciler, report: Report) -> None:
-    """Delete what is left of a pool that is gone, if no run wants it again: the ledger, the lock's Lease, and in the
-    cloud what was made beside its groups.
+    """Delete what is left of a pool that is gone, if no run wants it again: its tasks' code, the ledger, the lock's
+    Lease, and in the cloud what was made beside its groups.
     """
     if list_demand(reconciler.api, reconciler.pool.name):
         return
     reconciler.platform.delete_remains(report)
+    reconciler.delete_code(reconciler.code())
     usage.delete_usage(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
     found = read_lease(reconciler.api, lock.name)

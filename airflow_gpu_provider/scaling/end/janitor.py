@@ -7,13 +7,14 @@ its `until`. The janitor removes things as scale-down does: through the Reconcil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any, Literal
 
 from airflow_gpu_provider.clouds.base import Report
+from airflow_gpu_provider.cluster.model.code_record import CodeRecord
 from airflow_gpu_provider.cluster.model.pool_pod import Pod
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.money.amounts import UNKNOWN, cost_since, price_source, total
@@ -26,12 +27,13 @@ from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.end.other_pools import OtherPools
 from airflow_gpu_provider.scaling.state.demand import DemandLease
 
-Kind = Literal["lease", "pod", "machine", "size"]
+Kind = Literal["lease", "pod", "code", "machine", "size"]
 
 RunIsOver = Callable[[DemandKey], bool]
 """Asks Airflow whether a DAG run of this installation has ended, or no longer exists."""
 
 _POLL_SECONDS = 3.0
+_RUN_IS_OVER = "the run that it was for is over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Leftover:
     """One thing that no run wants.
 
     Attributes:
-        kind: "size": machines that a group requests and that have not come.
+        kind: "size": machines that a group requests and that have not come. "code": the ConfigMaps of a task's try.
         age_seconds: Since its creation; None if unknown.
         cost: What a machine has cost so far, by the spec's price; None if unknown, or if nothing is paid.
     """
@@ -63,19 +65,26 @@ class Findings:
         leftovers: Everything that no run wants, for the report.
         leases: Demand of ended runs, as it was when Airflow was asked.
         pods: Pods of such runs.
+        code: The code of their tasks.
         unreadable: What of Leases cannot be read, and what it is taken for.
     """
 
     leftovers: tuple[Leftover, ...] = ()
     leases: tuple[DemandLease, ...] = ()
     pods: tuple[Pod, ...] = ()
+    code: tuple[CodeRecord, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
-def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> Findings:
+def look(
+    snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver, code: Iterable[CodeRecord] = ()
+) -> Findings:
     """Return what no run wants in a pool that was read before this call, so that Airflow's answer is newer.
 
-    A run that is cleared after that writes new demand, which `reap` recognizes.
+    A run that is cleared after that writes new demand, which `reap` recognizes, and each try has code of its own.
+
+    Args:
+        code: What `Reconciler.code` has returned.
     """
 
     @cache
@@ -87,6 +96,7 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
     left = (pod for pod in snapshot.pods if pod.run and not pod.deleting)
     pods = tuple(pod for pod in left if pod.run in gone or (pod.owner is not None and is_over(pod.owner)))
     leaving = {str(pod) for pod in pods}
+    left_code = tuple(each for each in code if each.key.hash in gone or is_over(each.key))
     without = replace(
         snapshot,
         leases=tuple(lease for lease in snapshot.leases if lease not in leases),
@@ -95,10 +105,11 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
     leftovers = (
         *(_lease(snapshot, lease) for lease in leases),
         *(_pod(snapshot, pod) for pod in pods),
+        *(_code(snapshot, each) for each in left_code),
         *unwanted(snapshot, without),
     )
     unreadable = tuple(str(each) for lease in snapshot.leases for each in lease.unreadable)
-    return Findings(leftovers=leftovers, leases=leases, pods=pods, unreadable=unreadable)
+    return Findings(leftovers=leftovers, leases=leases, pods=pods, code=left_code, unreadable=unreadable)
 
 
 def reap(
@@ -113,7 +124,7 @@ def reap(
     logged: frozenset[str] = frozenset()
     while True:
         snapshot = reconciler.snapshot()
-        found = look(snapshot, installation, run_is_over)
+        found = look(snapshot, installation, run_is_over, reconciler.code())
         first = first or found
         is_done = not found.leftovers and not any(_is_ending(pod, snapshot.now) for pod in snapshot.pods)
         lines = [*found.unreadable, *(() if is_done else _remove(reconciler, found))]
@@ -202,7 +213,7 @@ def reap_pools(
             if others:
                 todo += [(other, False) for other in found_too.beside(pool, reconciler.api)]
             if dry_run:
-                found = look(reconciler.snapshot(), installation, run_is_over)
+                found = look(reconciler.snapshot(), installation, run_is_over, reconciler.code())
                 left = found.leftovers
                 for line in found.unreadable:
                     report(f"pool {pool.name}: {line}")
@@ -240,6 +251,8 @@ def _remove(reconciler: Reconciler, found: Findings) -> Iterator[str]:
             yield f"kept the demand of {lease.key}: it has changed meanwhile"
     for name in reconciler.delete_pods(pod for pod in found.pods if pod.run not in kept):
         yield f"deleted leftover pod {name}"
+    for name in reconciler.delete_code(each for each in found.code if each.key.hash not in kept):
+        yield f"deleted leftover code {name}"
     yield from reconciler.reconcile().log_lines
 
 
@@ -255,9 +268,13 @@ def _lease(snapshot: PoolSnapshot, lease: DemandLease) -> Leftover:
 
 
 def _pod(snapshot: PoolSnapshot, pod: Pod) -> Leftover:
-    why = "the run that it was for is over"
     age = _age(snapshot, pod.created_at)
-    return Leftover(pool=snapshot.pool.name, kind="pod", name=str(pod), why=why, age_seconds=age)
+    return Leftover(pool=snapshot.pool.name, kind="pod", name=str(pod), why=_RUN_IS_OVER, age_seconds=age)
+
+
+def _code(snapshot: PoolSnapshot, code: CodeRecord) -> Leftover:
+    age = _age(snapshot, code.created_at)
+    return Leftover(pool=snapshot.pool.name, kind="code", name=str(code), why=_RUN_IS_OVER, age_seconds=age)
 
 
 def unwanted(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover]:

@@ -47,3 +47,23 @@ def test_the_demand_is_given_up_though_a_pod_cannot_be_deleted(monkeypatch: pyte
 
     given_up.assert_called_once_with(key)
     assert sorted(asked) == ["kept", "other"]
+
+
+def test_the_demand_is_given_up_though_code_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = [Mock(__str__=lambda _, name=name: name) for name in ("ml/first", "ml/kept")]
+
+    def delete(_api: object, each: object) -> bool:
+        if each is code[1]:
+            raise PermissionDenied("A policy refuses it.", "Change the policy.")
+        return True
+
+    for name, double in {"list_demand": (), "list_run_pods": [], "list_code": code}.items():
+        monkeypatch.setattr(reconcile, name, Mock(return_value=double))
+    monkeypatch.setattr(reconcile, "delete_code", delete)
+    monkeypatch.setattr(reconcile, "Ledger", Mock())
+    given_up = Mock()
+    monkeypatch.setattr(Reconciler, "delete_demand_and_reconcile", given_up)
+    reconciler = Reconciler(Mock(), Mock(), Mock(), holder="test", report=print, clock=Mock(), at_once=1)
+    with pytest.raises(PermissionDenied, match="Code ml/kept could not be deleted: A policy refuses it"):
+        reconciler.release(Mock(spec=DemandKey, hash="x"))
+    given_up.assert_called_once()

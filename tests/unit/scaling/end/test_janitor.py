@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.cluster.model.code_record import CodeRecord
 from airflow_gpu_provider.cluster.model.lease import LEASES, lease_manifest
 from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.pools import GpuPool
@@ -31,6 +32,15 @@ HERE = key("any").installation
 
 def find(seen: PoolSnapshot, *over: str, installation: str = HERE) -> Findings:
     return look(seen, installation, lambda run: run.run_id in over)
+
+
+def test_code_of_a_run_that_is_over_is_left_and_no_other() -> None:
+    key_of = {name: key(name) for name in ("dead", "alive")}
+    code = [CodeRecord(key=each, task=name, try_id=name, namespace="ml", maps=1) for name, each in key_of.items()]
+    without_demand = look(snapshot(), HERE, lambda run: run.run_id == "dead", code)
+    assert without_demand.code == (code[0],)
+    assert [(each.kind, each.name) for each in without_demand.leftovers] == [("code", f"ml/{code[0].name}")]
+    assert not look(snapshot(), "another", lambda run: True, code).leftovers
 
 
 def kinds(findings: Findings) -> list[str]:
@@ -136,7 +146,7 @@ class Cluster:
         if getattr(to, "aws_conn_id", "") in self._away:
             raise ConnectionNotFound("It is not there.")
         platform = SimpleNamespace(account=lambda: "here")
-        return SimpleNamespace(pool=to, api=self.api, platform=platform, snapshot=lambda: snapshot())
+        return SimpleNamespace(pool=to, api=self.api, platform=platform, snapshot=lambda: snapshot(), code=tuple)
 
 
 def external(name: str, **groups: Any) -> EksGpuPool:
