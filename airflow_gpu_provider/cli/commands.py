@@ -20,6 +20,7 @@ from airflow_gpu_provider.cli.metadata import (
     NamedPool,
     pools_of_dags,
     pools_of_file,
+    pools_with_code,
     recorded_bills,
     run_is_over_in_metadata,
     stale_dags,
@@ -165,8 +166,11 @@ def doctor(args: Namespace) -> None:
     could not be checked.
     """
 
+    with_code = set() if args.spec else pools_with_code(args.dag_id)
+
     def ask(pool: GpuPool) -> tuple[Finding, ...]:
-        return examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
+        connect = functools.partial(_open, pool)
+        return examine(pool, connect, pod_namespace=args.pod_namespace, takes_code=pool.name in with_code)
 
     findings = [finding for found in in_parallel(ask, _pools(args)) for finding in found]
     findings += [] if args.spec else ensures_left_alone(args.dag_id, args.pools)

@@ -71,6 +71,17 @@ def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
     return sorted(found.values(), key=lambda each: (each.name, each.dags))
 
 
+def pools_with_code(dag_id: str | None = None) -> set[str]:
+    """Return the names of the pools on which a task of these DAGs has `code`, as far as known without a run."""
+    found = set()
+    for _, tasks in serialized_tasks(dag_id):
+        for task in tasks:
+            given = {**task, **task.get("partial_kwargs", {})}
+            if given.get("code") is not None and isinstance(given.get("gpu_pool"), Mapping):
+                found.add(named(given["gpu_pool"]).name)
+    return found
+
+
 def stale_dags() -> list[str]:
     """Return the DAGs whose files Airflow has not read lately: they are gone, or no DAG processor runs."""
     with create_session() as session:

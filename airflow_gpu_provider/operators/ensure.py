@@ -226,6 +226,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _read(self, nodes: int, context: Context) -> tuple[Reconciler, Plan]:
         """Connect to the pool, check what is asked before anything is written, and plan."""
+        from airflow_gpu_provider.operators.training_code import check_code_of_trainings
         from airflow_gpu_provider.operators.training_namespaces import check_namespaces
         from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 
@@ -233,6 +234,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
             self._call_with_retries(reconciler.check_autoscaler)
             self._call_with_retries(lambda: check_namespaces(self, reconciler.api, self.log.warning))
+            self._call_with_retries(lambda: check_code_of_trainings(self, reconciler.api))
             key = self._key(context)
             self._call_with_retries(lambda: reconciler.check_one_spec(key))
             return reconciler, self._call_with_retries(lambda: self._plan(reconciler, nodes, context))

@@ -61,7 +61,7 @@ SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 _ASKED = (
-    *("image", "cmds", "arguments", "env_vars", "env_from", "secrets", "gpus", "nodes"),
+    *("image", "cmds", "arguments", "env_vars", "env_from", "secrets", "gpus", "nodes", "code"),
     *("pod_template_dict", "full_pod_spec"),
 )
 """The arguments that say what is trained, and on what."""
@@ -108,7 +108,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         on_gpu_out_of_memory: What to do when it runs out of GPU memory: "larger" has the next try ask for the pool's
             next machine type with more memory per GPU, at most twice, and needs `retries` and a `gpu_nodes` block;
             "fail" fails at once. See docs/running.md. Default "fail".
-        utilization, idle_gpu_warning, idle_gpu_timeout: See TrainingOperator.
+        utilization, idle_gpu_warning, idle_gpu_timeout, code: See TrainingOperator.
         **kwargs: KubernetesPodOperator's, and those that EksPodOperator and GKEStartPodOperator add to them (see
             pod_arguments). `log_pod_spec_on_failure` is False by default. The connection is the pool's own;
             in_cluster and config_file are not used, and of kubernetes_conn_id on a cloud's pool only the XCom
@@ -121,6 +121,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone, or the scheduler
             excludes the pool's free nodes for another reason.
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
+        CodeUnusable: See TrainingOperator.
         PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
             the pod ended, or with nodes= the rank that failed first.
         GpuHung, GangHung: It has printed nothing for hang_timeout, or its GPUs were busy at a draw near idle.

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import CodeUnusable, PoolSpecError
 from airflow_gpu_provider.operators.pod_arguments import check_pod_arguments
 from airflow_gpu_provider.operators.training import TrainingOperator
 from airflow_gpu_provider.pools import GpuPool
@@ -65,6 +65,7 @@ class GpuWorkloadOperator(TrainingOperator):
             again. Restarts by its own controller (backoffLimit, maxRestarts) do not count.
         get_logs: Write the pods' logs to the task's log. Default True.
         utilization, idle_gpu_warning, idle_gpu_timeout: See TrainingOperator.
+        code: See TrainingOperator; for a Job alone, whose container with the GPUs gets it.
         on_finish_action: "delete_pod" (default) deletes the object and its pods when it has ended,
             "delete_succeeded_pod" only when it has succeeded, "keep_pod" never.
         reattach_on_restart: Continue with the object that this try created before its worker died. Default True.
@@ -129,7 +130,7 @@ class GpuWorkloadOperator(TrainingOperator):
         self._note_what_is_asked()
 
     def _asked(self) -> Mapping[str, object]:
-        return {"manifest": self.manifest}
+        return {"manifest": self.manifest, "code": self.code}
 
     @property
     def nodes(self) -> int:
@@ -151,11 +152,9 @@ class GpuWorkloadOperator(TrainingOperator):
     @cached_property
     def named_manifest(self) -> Manifest:
         """The rendered manifest, with its queue, its namespace and its name."""
-        return named(
-            with_queue(read_manifest(self.manifest), self.queue_name),
-            namespace=self.namespace,
-            prefix=self.task_id,
-        )
+        manifest = with_queue(read_manifest(self.manifest), self.queue_name)
+        _check_takes_code(manifest, self.code)
+        return named(manifest, namespace=self.namespace, prefix=self.task_id)
 
     def _cluster(self) -> PoolHook:
         return PoolHook(self.rendered_pool)
@@ -201,6 +200,7 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     pool = given.get("gpu_pool")
     manifest = with_queue(read_manifest(given["manifest"]), given.get("queue_name"))
     check_manifest_namespace(manifest, given.get("namespace"))
+    _check_takes_code(manifest, given.get("code"))
     asked = gpus_asked(manifest)
     for gpus in asked:
         if isinstance(pool, GpuPool) and pool.is_rendered:
@@ -208,3 +208,12 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     if asked and isinstance(pool, GpuPool):
         annotations = [*((manifest.get("metadata") or {}).get("annotations") or {})]
         pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest), annotations=annotations)
+
+
+def _check_takes_code(manifest: Manifest, code: object) -> None:
+    """Raise CodeUnusable for code with a kind whose pods this package does not describe alone."""
+    if code is not None and manifest["kind"] != "Job":
+        raise CodeUnusable(
+            f"code={code!r} with a manifest of kind {manifest['kind']}.",
+            "Give a Job, or run the training with GpuPodOperator(nodes=...); or put the code into the image.",
+        )

@@ -27,6 +27,12 @@ def tasks_after(ensure: Any) -> list[Any]:
     return [task for task in mine if task.task_id not in over]
 
 
+def trainings_after(ensure: Any) -> list[Any]:
+    """Return the trainings among `tasks_after`, in one order: the first that cannot run is the error in each try."""
+    trainings = (task for task in tasks_after(ensure) if role_of(task) == "training")
+    return sorted(trainings, key=lambda task: str(task.task_id))
+
+
 def largest(tasks: Iterable[Any]) -> int:
     """Return the largest `nodes` above 1 of tasks that run pods; 0 if there is none."""
     return max(_sizes(tasks), default=0)

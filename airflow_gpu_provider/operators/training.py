@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import CodeUnusable, PoolSpecError, TaskKilled
+from airflow_gpu_provider.operators.task_code import check_folder, take_code
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.loops import check_loops, is_overtaken, iteration_of
 from airflow_gpu_provider.tasks.next_try import next_try_within
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, of_task, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
+from airflow_gpu_provider.training.code.code_files import check_code
 from airflow_gpu_provider.training.life.asked import Asked, digest_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -39,6 +41,7 @@ from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
@@ -57,9 +60,13 @@ class TrainingOperator(PoolOperator):
             near idle; in seconds or as a timedelta, None or 0 for never. Default 15 minutes.
         idle_gpu_timeout: After how long without computing to fail with GpuIdle, in seconds or as a timedelta; the
             task's pods are deleted. None or 0 for never. Default None.
+        code: The files that its container gets, read-only, at /app, which is then its working directory and its
+            PYTHONPATH unless these are set: "bundle" for all of the DAG file's bundle, or a folder relative to the DAG
+            file, such as "trainer/". Not templated. Default None: the image has all. See docs/gpu-pod.md.
 
     Raises:
         PoolSpecError: idle_gpu_timeout without utilization, or an invalid duration.
+        CodeUnusable: The code is not in the bundle, or too large.
     """
 
     gpu_role = "training"
@@ -83,9 +90,13 @@ class TrainingOperator(PoolOperator):
         utilization: bool = True,
         idle_gpu_warning: float | timedelta | None = IDLE_GPU_WARNING,
         idle_gpu_timeout: float | timedelta | None = None,
+        code: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if code is not None:
+            check_code(code)
+        self.code = code
         self.utilization = utilization
         self.idle_gpu_warning = idle_gpu_warning
         self.idle_gpu_timeout = idle_gpu_timeout
@@ -94,6 +105,16 @@ class TrainingOperator(PoolOperator):
         if end is not None and not utilization:
             raise PoolSpecError("idle_gpu_timeout with utilization=False.", "Leave out one of the two.")
         self.gpu_watching = GpuWatching(warn_seconds=warn, end_seconds=end) if utilization else None
+
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        return super().get_serialized_fields() | {"code"}  # for the doctor
+
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
+        if kwargs.get("code") is not None:
+            check_code(kwargs["code"])
 
     @property
     @abstractmethod
@@ -141,6 +162,11 @@ class TrainingOperator(PoolOperator):
     def resolve_template_files(self) -> None:
         """Read the files that its arguments name, and note what is asked for: the DAG file has been read by now."""
         super().resolve_template_files()
+        if self.code is not None:
+            try:
+                check_folder(self.code, self.get_dag())
+            except CodeUnusable as error:
+                raise of_task(error, self.task_id, self._dag) from error.__cause__
         self._note_what_is_asked()
 
     def _note_what_is_asked(self) -> None:
@@ -211,6 +237,7 @@ class TrainingOperator(PoolOperator):
             settings=self._settings(),
             asked=self._asked_in(context["ti"]),
             has_next_try=context["ti"].try_number <= context["ti"].max_tries,
+            take_code=partial(take_code, self.code, self.get_dag()) if self.code is not None else None,
         )
 
     def _asked_in(self, ti: Any) -> Asked:

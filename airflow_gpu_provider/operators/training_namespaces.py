@@ -5,11 +5,12 @@ A namespace that is not there is an error before a node costs anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.operators.tasks_after_ensure import tasks_after
+from airflow_gpu_provider.operators.tasks_after_ensure import trainings_after
+from airflow_gpu_provider.operators.training_code import namespace_given
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.block_tasks import value_of
 from airflow_gpu_provider.tasks.roles import role_of
@@ -43,12 +44,8 @@ def check_namespaces(ensure: Any, api: ApiClient, report: Report) -> None:
 
 
 def _named(ensure: Any) -> Iterator[tuple[Any, str]]:
-    # In one order: the first that is not there is the error, in each try the same.
-    trainings = (task for task in tasks_after(ensure) if role_of(task) == "training")
-    for task in sorted(trainings, key=lambda task: str(task.task_id)):
-        manifest = value_of(task, "manifest")
-        meta = manifest.get("metadata") if isinstance(manifest, Mapping) else None
-        given = value_of(task, "namespace") or (meta.get("namespace") if isinstance(meta, Mapping) else None)
+    for task in trainings_after(ensure):
+        given = namespace_given(task)
         if isinstance(given, str) and not is_template(given):
             yield task, given
 

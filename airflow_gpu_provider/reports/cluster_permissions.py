@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.addons.device_plugin import PLUGIN_NAMESPACE
 from airflow_gpu_provider.cluster.api.access_review import is_allowed
+from airflow_gpu_provider.cluster.api.code_requests import CODE_VERBS
 from airflow_gpu_provider.cluster.api.rest import ApiClient
 from airflow_gpu_provider.cluster.model.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
@@ -46,10 +47,13 @@ class Rule:
         return f"{'/'.join(self.verbs)} {self.resource}{f' {self.name}' if self.name else ''}{where}"
 
 
-def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
-    """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
+def rules(pool: GpuPool, pod_namespace: str, *, takes_code: bool = False) -> tuple[Rule, ...]:
+    """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it.
+
+    `takes_code`: a task of the pool has `code`.
+    """
     wanted = (*_of_every_run(pod_namespace), *_of_plugins(pool), *_of_autoscaling(pool), *_of_provisioners(pool))
-    wanted += (*_of_queues(pool, pod_namespace),)
+    wanted += (*_of_queues(pool, pod_namespace), *(_of_code(pod_namespace) if takes_code else ()))
     if pool.manage != "scale":
         return wanted
     return tuple(replace(rule, roles="scale-only.yaml") if rule.roles in _OF_OWNED else rule for rule in wanted)
@@ -112,6 +116,10 @@ def _of_queues(pool: GpuPool, pod_namespace: str) -> Iterator[Rule]:
     yield Rule(group=API_GROUP, resource="localqueues", verbs=("list",), namespace=pod_namespace, **own)
     for resource in OF_CLUSTER:
         yield Rule(group=API_GROUP, resource=resource, verbs=("list",), **own)
+
+
+def _of_code(pod_namespace: str) -> Iterator[Rule]:
+    yield Rule(group="", resource="configmaps", verbs=CODE_VERBS, namespace=pod_namespace, roles="code.yaml")
 
 
 def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:

@@ -72,10 +72,15 @@ class Finding:
         return asdict(self)
 
 
-def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:
+def examine(
+    pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default", takes_code: bool = False
+) -> tuple[Finding, ...]:
     """Return what each check found, the credentials first; if those or the cluster fail, the other checks are skipped.
 
-    `connect` connects to the pool, which is rendered, as `open_pool` does; `pod_namespace` is where its pods run.
+    Args:
+        connect: Connects to the pool, which is rendered, as `open_pool` does.
+        pod_namespace: Where its pods run.
+        takes_code: Some of its tasks have `code`.
     """
     try:
         reconciler = connect()
@@ -84,7 +89,7 @@ def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: 
         no_credentials = isinstance(error, (ConnectionNotFound, CredentialsError))
         return (_problem(pool, "credentials" if no_credentials else "cluster", error),)
     findings = [Finding(pool=pool.name, check="credentials", result="ok", message=where)]
-    for name, check in _Doctor(reconciler, pod_namespace).checks().items():
+    for name, check in _Doctor(reconciler, pod_namespace, takes_code=takes_code).checks().items():
         try:
             for result, message, fix in check():
                 findings.append(Finding(pool=pool.name, check=name, result=result, message=message, fix=fix))
@@ -112,10 +117,11 @@ Findings = Iterator[tuple[Result, str, str]]
 class _Doctor:
     """The checks of one pool; each yields a result, what it found, and what to do."""
 
-    def __init__(self, reconciler: Reconciler, pod_namespace: str) -> None:
+    def __init__(self, reconciler: Reconciler, pod_namespace: str, *, takes_code: bool) -> None:
         self._on = reconciler
         self._pool = reconciler.pool
         self._namespace = pod_namespace
+        self._takes_code = takes_code
         self._has_quota = False
         self._provisioner = reconciler.pool.provisioner
 
@@ -164,7 +170,7 @@ class _Doctor:
         yield "ok", f"reached; nodes of the pool: {len(self._seen.nodes)}, runs that want some: {live}", ""
 
     def _permissions(self) -> Findings:
-        refused = missing(self._on.api, rules(self._pool, self._namespace))
+        refused = missing(self._on.api, rules(self._pool, self._namespace, takes_code=self._takes_code))
         yield from map(_refusal, refused)
         try:
             check_namespace(self._on.api, self._namespace, creates_pods=False)

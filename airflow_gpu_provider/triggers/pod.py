@@ -24,6 +24,7 @@ from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
+from airflow_gpu_provider.training.life.code_of_try import delete_code_of_task
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import KeptLines
@@ -63,7 +64,8 @@ class GpuPodTrigger(Recorded):
     Args:
         record: Its whole state, versioned: "pool" (the spec), "kind" and "wait" (what is waited for: see read_wait),
             "owner" (who writes the groups' spec), "key" (the demand that covers the pods), "owns_demand" (that is a
-            Lease of the task's own), "holder" (for the pool's lock), "deferred_at", "delete_on_kill", "grace_seconds"
+            Lease of the task's own), "code_of" (the task, as its label has it, whose code is deleted; None for none),
+            "holder" (for the pool's lock), "deferred_at", "delete_on_kill", "grace_seconds"
             (of that deletion; None for the pods' own), "logs" (which containers' logs are streamed; see PodLogs),
             "has_next" (another attempt follows if it is preempted: its worker gets what was logged; see KeptLines),
             "result" (the "container" and "path" of the result file), "pause" (seconds before it begins, after a
@@ -210,6 +212,8 @@ class GpuPodTrigger(Recorded):
         for pod in pods:
             await in_thread(self._note_use, pod)
         await self._release()
+        if self.record.get("code_of"):
+            await in_thread(self._delete_code, self.record["code_of"])
 
     async def _release(self) -> None:
         """Release the pod's node if no ScaleDownSensor will: the run is over, or no demand covers the pod."""
@@ -225,6 +229,13 @@ class GpuPodTrigger(Recorded):
         holder = f"{self.record['holder']}+trigger"
         opened = partial(open_pool, self._pool, owner=self.record["owner"], holder=holder, report=self.log.info)
         await in_thread(release_quietly, opened, key, log=self.log, own=self._own or {self._wait().uid})
+
+    def _delete_code(self, task: str) -> None:
+        """Delete the code that no pod needs any more."""
+        try:
+            delete_code_of_task(cluster_access(self._pool).api_client(), self._pool.name, task)
+        except GpuError as error:
+            self.log.error("The ConfigMaps with the task's code stay until its run is released: %s", error)
 
     def _note_use(self, pod: Json) -> None:
         """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""

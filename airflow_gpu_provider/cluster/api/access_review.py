@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from airflow_gpu_provider.cluster.api.code_requests import CODE_VERBS
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call
 from airflow_gpu_provider.errors import GpuError, NamespaceTerminating, PermissionDenied, ReferenceNotFound
 
@@ -47,6 +48,19 @@ def verbs_missing_for_exec(api: ApiClient, namespace: str) -> tuple[str, ...]:
     if refused == ["create"] and _version(api) < _EXEC_IS_CREATE:
         return ()
     return tuple(refused)
+
+
+def check_code_is_writable(api: ApiClient, namespace: str) -> None:
+    """Raise PermissionDenied if the ConfigMaps with a task's code may not be read, created and deleted there."""
+    verbs = [verb for verb in CODE_VERBS if not is_allowed(api, verb, "configmaps", namespace=namespace)]
+    if verbs:
+        raise PermissionDenied(
+            f"The cluster denies permission to {' and '.join(verbs)} configmaps in namespace {namespace}, in which the"
+            " code of a training would be.",
+            "Bind docs/rbac/code.yaml there, or leave out code=.",
+            resource="configmaps",
+            namespace=namespace,
+        )
 
 
 def _version(api: ApiClient) -> tuple[int, ...]:

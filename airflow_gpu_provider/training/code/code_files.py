@@ -12,6 +12,7 @@ from airflow_gpu_provider.errors import CodeUnusable
 from airflow_gpu_provider.training.code.left_behind import (
     AIRFLOWIGNORE,
     GPUIGNORE,
+    SECRET,
     Rules,
     Syntax,
     Why,
@@ -89,7 +90,7 @@ def read_code(folder: Path, bundle: Path, syntax: Syntax = "glob") -> Code:
     for each in found:
         data = _content(each)
         if has_private_key(data):
-            left_out.append((each.path, "it may be secret"))
+            left_out.append((each.path, SECRET))
         else:
             files.append(CodeFile(path=each.path, data=data, is_executable=each.is_executable))
     if not files:
@@ -154,7 +155,7 @@ class _Walk:
             raise CodeUnusable(f"The link {path} of the code leads nowhere.", "Remove it, or name it in .gpuignore.")
         _check_inside(link, self._bundle, f"The link {path} of the code")
         target = link.resolve().relative_to(self._bundle).as_posix()
-        return "it may be secret" if is_secret(target) else None
+        return SECRET if is_secret(target) else None
 
     def _found(self, file: Path, path: str) -> _Found:
         _check_path(path)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.training.code.code_files import MOST_BYTES, MOST_MAPS, CodeFile, kib, too_much
@@ -56,18 +57,18 @@ def size_of(file: CodeFile) -> int:
     return content + len(json.dumps(file.path)) + _ENTRY
 
 
-def volume(maps: Iterable[Json]) -> dict[str, Any]:
+def volume(maps: Iterable[Json]) -> k8s.V1Volume:
     """Return the projected volume that has the files of these ConfigMaps at their paths."""
-    sources = [{"configMap": {"name": each["metadata"]["name"], "items": _items(each)}} for each in maps]
-    return {"name": VOLUME, "projected": {"sources": sources}}
-
-
-def _items(of_map: Json) -> list[dict[str, Any]]:
-    index: Mapping[str, tuple[str, int | None]] = loads(of_map["data"][_INDEX])
-    return [
-        {"key": key, "path": path, **({"mode": mode} if mode is not None else {})}
-        for key, (path, mode) in index.items()
+    projected = [
+        k8s.V1ConfigMapProjection(name=each["metadata"]["name"], items=[*_items(each["data"][_INDEX])]) for each in maps
     ]
+    sources = [k8s.V1VolumeProjection(config_map=each) for each in projected]
+    return k8s.V1Volume(name=VOLUME, projected=k8s.V1ProjectedVolumeSource(sources=sources))
+
+
+def _items(index: str) -> Iterator[k8s.V1KeyToPath]:
+    for key, (path, mode) in loads(index).items():
+        yield k8s.V1KeyToPath(key=key, path=path, mode=mode)
 
 
 def _contents(files: Mapping[str, CodeFile]) -> Contents:

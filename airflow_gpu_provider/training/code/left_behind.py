@@ -17,7 +17,10 @@ GPUIGNORE: Final = ".gpuignore"
 Syntax = Literal["glob", "regexp"]
 """Of .airflowignore: the option `[core] dag_ignore_file_syntax`. That of .gpuignore is gitignore's, which glob is."""
 
-Why = Literal["it may be secret", ".airflowignore", ".gpuignore", "made by Python"]
+SECRET: Final = "secret"
+MADE_BY_PYTHON: Final = "made by Python"
+
+Why = Literal["secret", ".airflowignore", ".gpuignore", "made by Python"]
 
 _SECRETS = GitIgnoreSpec.from_lines(
     (
@@ -74,9 +77,9 @@ class Rules:
     def why(self, path: str) -> Why | None:
         """Return why a path is left out, a folder's with a slash at its end; None where it travels."""
         if is_secret(path):
-            return "it may be secret"
+            return SECRET
         if _MADE.match_file(path):
-            return "made by Python"
+            return MADE_BY_PYTHON
         why: Why | None = None
         for each in self.patterns:
             decided = each.decide(path)

@@ -237,7 +237,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
             manifest = self._host.named_manifest
             self._cluster.pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
-            return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines))
+            return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines, self.namespace))
 
         return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 

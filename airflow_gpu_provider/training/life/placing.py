@@ -11,6 +11,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gpus_warning
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
+from airflow_gpu_provider.training.life.code_of_try import code_volume
 from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodDeadlines, Run
@@ -53,8 +54,11 @@ def _keep_machines(run: Run) -> bool:
     return is_asked and any(group.keeps for group in cluster.platform.observe())
 
 
-def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placement:
-    """Return the placement of the try's next pod, once the run's demand allows the machines that it needs."""
+def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines, namespace: str) -> Placement:
+    """Return the placement of the try's next pod, once the run's demand allows the machines that it needs.
+
+    The code of the task is in `namespace` then, that of its pods.
+    """
     now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
     follow_spec(run, demand)
     larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
@@ -62,7 +66,7 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
         run.log.info(
             "Asking for %s: an earlier try ran out of GPU memory.", memory_of(run.cluster.pool, larger.instance_type)
         )
-    return replace(
+    placed = replace(
         settings.placement,
         instance_type=larger.instance_type if larger is not None else "",
         active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now, keeps_machines=_keep_machines(run)),
@@ -74,3 +78,4 @@ def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines) -> Placeme
             **settings.variables,
         },
     )
+    return replace(placed, code=code_volume(run, owner, namespace))

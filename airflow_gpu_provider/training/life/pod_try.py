@@ -32,6 +32,7 @@ from airflow_gpu_provider.scaling.deadlines import DEFERRED_AFTER, deferred_for
 from airflow_gpu_provider.scaling.end.release_now import WHEN_KILLED, release_quietly
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.retry import Setbacks
+from airflow_gpu_provider.training.life.code_of_try import delete_code_quietly
 from airflow_gpu_provider.training.life.collect import ResultUnread
 from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earlier_success
 from airflow_gpu_provider.training.life.host import Host
@@ -67,6 +68,8 @@ class PodTry:
         """The first pod was waited for elsewhere and was preempted; the next one is to run here."""
         self.has_timed_out = False
         """execution_timeout has passed and has been handled."""
+        self._is_kept = False
+        """The task was killed, and its pod runs on."""
 
     def run(self) -> object:
         """Create a pod and wait for it, here or in the triggerer; if it is preempted and may resume, run the next one.
@@ -112,6 +115,7 @@ class PodTry:
     def kill(self) -> None:
         """Delete the pod, unless on_kill_action keeps it; may be called in a signal handler."""
         if self._settings.is_kept_when_killed:
+            self._is_kept = True
             self.log.info("Pod is kept (on_kill_action).")
         else:
             self.attempt.kill()
@@ -244,12 +248,13 @@ class PodTry:
         attempt, owner, now = self.attempt, self._known_owner(), self._cluster.now()
         sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
         carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
-        record = {
+        record: dict[str, object] = {
             "pool": self._cluster.pool.serialize(),
             "kind": wait.run_kind,
             "wait": wait.to_record(),
             "owner": owner.writer,
             "key": asdict(attempt.owner.key),
+            "code_of": owner.task if self._run.take_code else None,
             "owns_demand": attempt.owns_demand,
             "holder": self._run.holder,
             "deferred_at": time.time(),
@@ -324,7 +329,7 @@ class PodTry:
         self._release_nodes()
 
     def _release_nodes(self, *uids: str) -> None:
-        """Release the nodes; an error is only logged, since how the pod ended is what matters.
+        """Release the nodes, and the task's code; an error is only logged, since how the pod ended is what matters.
 
         A task that received SIGTERM has seconds left, and if that happens midway, the release starts again: its first
         write moves the cloud's own switch.
@@ -335,6 +340,9 @@ class PodTry:
         except TaskKilled:
             self._release(own)
             raise
+        finally:
+            if self._run.take_code is not None and self._owner is not None and not self._is_kept:
+                delete_code_quietly(self._run, self._owner)
 
     def _release(self, own: set[str]) -> None:
         owner, pool = self._owner, self._cluster.pool

@@ -8,7 +8,7 @@ which a pod must have ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -38,6 +38,7 @@ from airflow_gpu_provider.scaling.state.demand import DemandLease
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.scaling.wait.records import Record
 from airflow_gpu_provider.scaling.wait.stopping import Stop
+from airflow_gpu_provider.training.code.code_files import Code
 from airflow_gpu_provider.training.life.asked import Asked
 from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import Placement
@@ -366,6 +367,7 @@ class Run:
         holder: The name under which it holds the pool's lock.
         asked: What its task's author asks for.
         has_next_try: Airflow may try the task once more.
+        take_code: Reads the code that its pods get; None where they get none.
     """
 
     log: Logger
@@ -377,3 +379,4 @@ class Run:
     settings: PodSettings
     asked: Asked
     has_next_try: bool = False
+    take_code: Callable[[], Code] | None = None

@@ -283,7 +283,7 @@ class TaskAttempt(ABC):
             check_gpus(self._cluster.pool, own.gpus)
             self._cluster.pool.check_nodes_come(nodes=nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
-            return place(pod, placement_of(self._run, self.owner, self.deadlines))
+            return place(pod, placement_of(self._run, self.owner, self.deadlines, pod.metadata.namespace))
 
         return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 

@@ -274,6 +274,8 @@ def _take_over(each: PodTemplate, base: Manifest, before: Manifest, placed: Mani
         spec["containers"] = [container]
     _append(variables, "env", was, now)
     _append(container, "volumeMounts", was, now)
+    if now.get("workingDir") != was.get("workingDir"):
+        container["workingDir"] = now["workingDir"]
 
 
 def _append(to: Manifest, key: str, before: Manifest, placed: Manifest) -> None:

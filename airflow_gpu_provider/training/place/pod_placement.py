@@ -26,6 +26,7 @@ from airflow_gpu_provider.pools.on_nodes import PodFabric
 from airflow_gpu_provider.pools.values import is_dns_subdomain, is_template
 from airflow_gpu_provider.pools.workload_placement import check_most, tolerations_of
 from airflow_gpu_provider.scaling.state.gang_jobs import QUEUE_LABEL
+from airflow_gpu_provider.training.code.code_maps import MOUNT_PATH
 from airflow_gpu_provider.training.place.fit import check_fits, requests_of
 
 SHM_PATH = "/dev/shm"
@@ -54,6 +55,7 @@ class Placement:
         instance_type: The machine type that its node has to be; empty for any of the pool's.
         env: Variables for the base container; the user's variables with the same names take precedence.
         fabric: What the base container gets of its nodes' fabric; None where it trains on one node, or they have none.
+        code: The volume that the base container has its code from; None for the image's own.
     """
 
     pool: GpuPool
@@ -68,6 +70,7 @@ class Placement:
     instance_type: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     fabric: PodFabric | None = None
+    code: k8s.V1Volume | None = None
 
 
 def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
@@ -94,6 +97,8 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
         pod.spec.host_ipc = True
     else:
         _mount_shm(pod.spec, base, placement.shm_size)
+    if placement.code is not None:
+        _mount_code(pod.spec, base, placement.code)
     _tell(base, {**placement.env, **(placement.fabric.env if placement.fabric else {})})
     _limit_time(pod, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
@@ -249,6 +254,19 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
     spec.volumes = [*(spec.volumes or []), k8s.V1Volume(name=SHM_VOLUME, empty_dir=memory)]
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
+
+
+def _mount_code(spec: k8s.V1PodSpec, base: k8s.V1Container, code: k8s.V1Volume) -> None:
+    mounts = base.volume_mounts or []
+    if any(mount.mount_path.rstrip("/") == MOUNT_PATH for mount in mounts):
+        raise PoolSpecError(
+            f"Container {base.name} mounts a volume at {MOUNT_PATH}, where code= puts the code.",
+            "Mount the volume elsewhere, or leave out code=.",
+        )
+    spec.volumes = [*(spec.volumes or []), code]
+    base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=code.name, mount_path=MOUNT_PATH, read_only=True)]
+    base.working_dir = base.working_dir or MOUNT_PATH
+    _tell(base, {"PYTHONPATH": MOUNT_PATH})
 
 
 def _of_types(pool: GpuPool) -> tuple[Requirement, ...]:

@@ -42,7 +42,7 @@ def test_a_bundle_travels_without_secrets_and_what_it_has_of_them_is_named(tmp_p
     code = read_code(tmp_path, tmp_path)
     assert paths(code) == sorted(kept)
     assert [each.is_executable for each in code.files] == [True, False]
-    assert {path for path, why in code.left_out if why == "it may be secret"} == {
+    assert {path for path, why in code.left_out if why == "secret"} == {
         *(".env", ".git/", "a/id_rsa", "keys/gcp.json", "prod.env"),
     }
 
@@ -77,7 +77,7 @@ def test_a_link_within_the_bundle_brings_what_it_leads_to(tmp_path: Path) -> Non
     (tmp_path / "trainer" / "settings").symlink_to(tmp_path / ".env")
     code = read_code(code_folder("trainer/", tmp_path / "dag.py", tmp_path), tmp_path)
     assert paths(code) == ["common/loss.py", "train.py"]
-    assert code.left_out == (("settings", "it may be secret"),)
+    assert code.left_out == (("settings", "secret"),)
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,12 @@ def restored(maps: tuple[Contents, ...]) -> list[CodeFile]:
         f"m{number}": {"metadata": {"name": f"m{number}"}, **each} for number, each in enumerate(maps)
     }
     found = []
-    for source in volume(named.values())["projected"]["sources"]:
-        of_map = named[source["configMap"]["name"]]
-        for item in source["configMap"]["items"]:
-            text, binary = of_map["data"].get(item["key"]), of_map["binaryData"].get(item["key"], "")
+    for source in volume(named.values()).projected.sources:
+        of_map = named[source.config_map.name]
+        for item in source.config_map.items:
+            text, binary = of_map["data"].get(item.key), of_map["binaryData"].get(item.key, "")
             data = base64.b64decode(binary) if text is None else text.encode()
-            found.append(CodeFile(path=item["path"], data=data, is_executable=item.get("mode") == 0o755))
+            found.append(CodeFile(path=item.path, data=data, is_executable=item.mode == 0o755))
     return found
 
 

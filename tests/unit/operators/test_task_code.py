@@ -1,0 +1,136 @@
+"""Which code= is refused when the DAG is parsed, and from where it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_gpu_provider import gpu_nodes
+from airflow_gpu_provider.cli import metadata
+from airflow_gpu_provider.cluster.api.code_requests import CODE_VERBS
+from airflow_gpu_provider.errors import CodeUnusable, PermissionDenied
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
+from airflow_gpu_provider.operators.task_code import take_code
+from airflow_gpu_provider.operators.training_code import check_code_of_trainings
+from airflow_gpu_provider.reports.cluster_permissions import rules
+from tests.unit.training.manifests import a
+from tests.unit.training.test_manifest_placement import a_pool as a_large_pool
+from tests.unit.training.test_pod_placement import a_pool
+
+
+def dag_in(bundle: Path, relative: str = "dags/nightly.py") -> DAG:
+    """Return a DAG as the DAG processor and a worker have it."""
+    file = bundle / relative
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("")
+    dag = DAG("nightly", schedule=None)
+    dag.fileloc, dag.relative_fileloc = str(file), relative
+    return dag
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("/etc", "Task train of DAG nightly: code='/etc' is an absolute path"),
+        ("trainer/", "Task train of DAG nightly: code='trainer/': .* does not exist"),
+        ("../..", "leads out of the DAG file's bundle"),
+    ],
+)
+def test_code_that_is_not_in_the_bundle_is_refused_with_the_dag(tmp_path: Path, code: str, words: str) -> None:
+    dag = dag_in(tmp_path / "bundle")
+
+    def parse() -> None:
+        GpuPodOperator(task_id="train", gpu_pool=a_pool(), code=code, dag=dag)
+        dag.resolve_template_files()
+
+    with pytest.raises(CodeUnusable, match=words):
+        parse()
+
+
+def test_mapped_code_is_refused_with_the_dag() -> None:
+    with pytest.raises(CodeUnusable, match="absolute"):
+        GpuPodOperator.partial(task_id="train", gpu_pool=a_pool(), code="/etc").expand(arguments=[["1"]])
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "RayJob", "PyTorchJob"])
+def test_a_manifest_of_another_kind_than_job_gets_no_code(kind: str) -> None:
+    def of(manifest: Any) -> GpuWorkloadOperator:
+        return GpuWorkloadOperator(task_id="train", gpu_pool=a_large_pool(), manifest=manifest, code="bundle")
+
+    with pytest.raises(CodeUnusable, match=f"code='bundle' with a manifest of kind {kind}"):
+        of(a(kind))
+    assert of(a("Job")).code == "bundle"
+
+
+def test_a_bundle_is_taken_whole_and_a_folder_by_the_dag_file(tmp_path: Path) -> None:
+    dag = dag_in(tmp_path)
+    (tmp_path / "dags" / "trainer").mkdir()
+    (tmp_path / "dags" / "trainer" / "train.py").write_text("")
+    assert [each.path for each in take_code("bundle", dag).files] == ["dags/nightly.py", "dags/trainer/train.py"]
+    assert [each.path for each in take_code("trainer/", dag).files] == ["train.py"]
+
+
+def test_without_a_bundle_the_dag_files_folder_is_one(tmp_path: Path) -> None:
+    dag = dag_in(tmp_path)
+    dag.relative_fileloc = dag.fileloc
+    assert [each.path for each in take_code("bundle", dag).files] == ["nightly.py"]
+    with pytest.raises(CodeUnusable, match="leads out"):
+        take_code("..", dag)
+    with pytest.raises(CodeUnusable, match="needs the file of the task's DAG"):
+        take_code("bundle", None)
+
+
+class Rights:
+    """An API server that allows nothing but `allowed` of what it is asked about."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.namespaces = set[str]()
+        self._allowed = allowed
+
+    def call_api(self, path: str, method: str, *, body: Any, **_: Any) -> Any:
+        asked = body["spec"]["resourceAttributes"]
+        assert asked["resource"] == "configmaps"
+        self.namespaces.add(asked["namespace"])
+        return {"status": {"allowed": asked["verb"] in self._allowed}}
+
+
+def ensure_before(bundle: Path, **training: Any) -> Any:
+    dag = dag_in(bundle)
+    with dag, gpu_nodes(a_pool(name="gpu")):
+        GpuPodOperator(task_id="train", image="python", **training)
+    return dag.get_task("gpu.ensure")
+
+
+def test_ensure_finds_what_would_refuse_the_code_before_it_wants_a_node(tmp_path: Path) -> None:
+    ensure = ensure_before(tmp_path, code="bundle", namespace="ml")
+    rights: Any = Rights(*CODE_VERBS)
+    check_code_of_trainings(ensure, rights)
+    assert rights.namespaces == {"ml"}
+    with pytest.raises(PermissionDenied, match=r"create and delete configmaps in namespace ml.*docs/rbac/code\.yaml"):
+        check_code_of_trainings(ensure, Rights("get"))  # type: ignore[arg-type]
+    (tmp_path / "data.csv").write_bytes(b"x" * 2**22)
+    with pytest.raises(CodeUnusable, match=r"largest: data\.csv"):
+        check_code_of_trainings(ensure, rights)
+
+
+def test_ensure_asks_nothing_where_no_training_has_code(tmp_path: Path) -> None:
+    rights: Any = Rights()
+    check_code_of_trainings(ensure_before(tmp_path), rights)
+    assert rights.namespaces == set()
+
+
+def test_the_doctor_knows_the_pools_on_which_a_dag_has_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dag = dag_in(tmp_path)
+    with dag:
+        GpuPodOperator(task_id="train", gpu_pool=a_pool(name="with"), image="python", code="bundle")
+        GpuPodOperator(task_id="other", gpu_pool=a_pool(name="without"), image="python")
+    tasks = [each["__var"] for each in DagSerialization.to_dict(dag)["dag"]["tasks"]]
+    monkeypatch.setattr(metadata, "serialized_tasks", lambda dag_id: [(dag_id, tasks)])
+    assert metadata.pools_with_code("nightly") == {"with"}
+    assert any(rule.roles == "code.yaml" for rule in rules(a_pool(), "ml", takes_code=True))
+    assert not any(rule.roles == "code.yaml" for rule in rules(a_pool(), "ml"))
