@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.sdk import DAG
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
@@ -154,6 +155,33 @@ def test_a_night_on_several_nodes_needs_their_roles_too(pool: EksGpuPool, admini
     give(administrator, "several-nodes.yaml")
     assert train(several, nodes=2) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=several))["nodes"] == 0
+
+
+def test_code_needs_its_role_too(
+    pool: EksGpuPool, administrator: client.ApiClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(administrator, *documented_roles.FULL_ROLES)
+    take(administrator, "code.yaml")
+    coded = replace(pool, name="rbac-code")
+    (tmp_path / "own.json").write_text('{"accuracy": 0.97}')
+    with DAG("nightly", schedule=None) as dag:
+        task = GpuPodOperator(
+            task_id="train",
+            gpu_pool=coded,
+            image="busybox:1.36",
+            code="bundle",
+            cmds=["cp", "own.json", "/airflow/xcom/return.json"],
+            do_xcom_push=True,
+        )
+    dag.fileloc = str(tmp_path / "nightly.py")
+    monkeypatch.setattr(PermissionDenied, "tolerated_for", timedelta(0))
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=coded))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=coded))
+    with pytest.raises(PermissionDenied, match="configmaps"):
+        run(task)
+    give(administrator, "code.yaml")
+    assert run(task) == {"accuracy": 0.97}
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=coded))["nodes"] == 0
 
 
 def test_a_prefetch_needs_its_role_too_and_a_night_goes_on_without(

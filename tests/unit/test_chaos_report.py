@@ -48,6 +48,7 @@ def test_a_training_that_was_there_and_did_not_end_by_itself_is_lost(pod: PodSto
         (("placement_groups",), (True, False, False)),
         (("interfaces",), (False, False, False)),
         (("prefetches",), (False, False, False)),
+        (("code",), (False, False, False)),
         (("instances", "interfaces", "groups"), (False, False, False)),
     ],
 )

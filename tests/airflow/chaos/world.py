@@ -91,6 +91,7 @@ class PoolLeft:
     """What there is of one pool; all zero is what a night is to leave behind.
 
     Attributes:
+        code: ConfigMaps with the code of its tasks, and the Leases that name them.
         prefetches: DaemonSets that pull images.
         groups: These stay, until their pool is deleted.
         templates: Launch templates and
@@ -103,6 +104,7 @@ class PoolLeft:
     pods: int
     jobs: int
     leases: int
+    code: int
     interfaces: int
     prefetches: int
     templates: int
@@ -113,7 +115,7 @@ class PoolLeft:
     def no_machines(self) -> bool:
         """Whether nothing is left but what its deletion removes."""
         of_machines = self.nodes or self.instances or self.interfaces or self.desired
-        return not (of_machines or self.pods or self.jobs or self.leases or self.prefetches)
+        return not (of_machines or self.pods or self.jobs or self.leases or self.code or self.prefetches)
 
     @property
     def nothing(self) -> bool:
@@ -128,6 +130,7 @@ class PoolLeft:
         return (
             f"{self.nodes} nodes, {self.instances} instances, {self.interfaces} network interfaces, "
             f"desired size {self.desired}, {self.pods} pods, {self.jobs} Jobs, {self.leases} leases, "
+            f"{self.code} ConfigMaps and Leases of code, "
             f"{self.prefetches} DaemonSets for a prefetch, {self.groups} groups, {self.templates} launch templates, "
             f"{self.placement_groups} placement groups"
         )
@@ -236,6 +239,12 @@ class World:
         selector = f"airflow-gpu-provider%2Fkind%3Ddemand,{POOL_LABEL.replace('/', '%2F')}%3D{pool}"
         return self.items(f"{LEASES}?labelSelector={selector}")
 
+    def code(self, pool: str) -> list[dict[str, Any]]:
+        """The code of the pool's tasks."""
+        of_pool = f"{POOL_LABEL.replace('/', '%2F')}%3D{pool}"
+        leases = f"{LEASES}?labelSelector=airflow-gpu-provider%2Fkind%3Dcode,{of_pool}"
+        return [*self.items(leases), *self.items(f"/api/v1/configmaps?labelSelector={of_pool}")]
+
     def jobs(self, pool: str) -> list[dict[str, Any]]:
         """The pool's gangs."""
         return self.items(f"{JOBS}?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
@@ -269,6 +278,7 @@ class World:
             pods=len(self.living_pods(pool)),
             jobs=len(self.jobs(pool)),
             leases=len(self.leases(pool)),
+            code=len(self.code(pool)),
             interfaces=made.interfaces,
             prefetches=len(self.prefetches(pool)),
             templates=made.templates,
