@@ -10,6 +10,7 @@ from kubernetes.client import ApiClient, V1Volume
 from airflow_gpu_provider.cluster.api.code_requests import delete_code, list_code, read_maps, write_maps
 from airflow_gpu_provider.cluster.model.code_record import CodeRecord
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 from airflow_gpu_provider.training.code.code_files import Code, kib
 from airflow_gpu_provider.training.code.code_maps import MOUNT_PATH, pack, volume
@@ -72,8 +73,8 @@ def delete_code_quietly(run: Run, owner: Ownership) -> None:
 
 def _in_words(code: Code, namespace: str, *, maps: int) -> Iterator[str]:
     size = kib(sum(len(each.data) for each in code.files))
-    where = f"{maps} ConfigMap{'s' * (maps > 1)} in {namespace}"
-    yield f"Mounting the code at {MOUNT_PATH}: {len(code.files)} files, {size}, in {where}."
+    files, where = plural(len(code.files), "file"), f"{plural(maps, 'ConfigMap')} in {namespace}"
+    yield f"Mounting the code at {MOUNT_PATH}: {files}, {size}, in {where}."
     for why, reason in _SHOWN_REASONS.items():
         paths = [path for path, each in code.left_out if each == why]
         more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
