@@ -11,6 +11,7 @@ from airflow_gpu_provider.clouds.base import Plan, Platform, Report
 from airflow_gpu_provider.clouds.list_prices import Unknown, list_prices
 from airflow_gpu_provider.clouds.quota import Verdict
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied, PriceLimitExceeded
+from airflow_gpu_provider.money.price_order import order_lines
 from airflow_gpu_provider.money.prices import ListPrices, PriceRecord, price_lines, too_dear, too_dear_lines
 from airflow_gpu_provider.pools import Candidate, GpuPool
 
@@ -44,7 +45,7 @@ class CloudPlatform(Platform, Generic[PoolT]):
 
     def plan(self, nodes: int) -> Plan:
         pool = self._pool
-        if not pool.has_list_prices and pool.max_price_per_hour is None:
+        if not pool.has_list_prices and pool.max_price_per_hour is None and pool.prefer == "order":
             return self._plan(nodes)
         candidates = self.candidates()
         listed = self._listed(candidates) if pool.has_list_prices else None
@@ -53,7 +54,9 @@ class CloudPlatform(Platform, Generic[PoolT]):
         if dear and len(dear) == len(candidates):
             raise PriceLimitExceeded.of(pool.name, too_dear_lines(dear))
         plan = self._plan(nodes, {each.candidate.group for each in dear})
-        return replace(plan, prices=price_lines(record, candidates), too_dear=dear, listed=listed)
+        kept = [each for each in candidates if each not in {other.candidate for other in dear}]
+        lines = (*price_lines(record, candidates), *order_lines(record, kept))
+        return replace(plan, prices=lines, too_dear=dear, listed=listed)
 
     def list_prices(self) -> ListPrices | None:
         if not self._pool.has_list_prices:

@@ -1,4 +1,5 @@
-"""What machines cost: the prices that a spec gives, or those of its cloud's list, and the most that it pays. Pure data.
+"""What machines cost: the prices that a spec gives, or those of its cloud's list, the most that it pays, and which of
+them are cheapest. Pure data.
 
 A list price is what the cloud asks of everybody: without the discounts of an account, and without disks and traffic.
 """
@@ -7,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.values import time_of
@@ -24,6 +25,13 @@ LIST_PRICE = "list price"
 """What is said beside each number that comes of such a price."""
 
 _LONGEST_REASON = 300
+
+EQUALLY_CHEAP = 0.05
+"""What costs up to so much more than the cheapest counts as equally cheap: else each new price would move a run."""
+
+UNKNOWN = math.inf
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +151,46 @@ def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooD
             why = f"{money(pool, price)} an hour is more than max_price_per_hour={limit:g}"
             found.append(TooDear(candidate=each, price=price, why=why))
     return tuple(found)
+
+
+def node_costs(record: PriceRecord, candidates: Iterable[Candidate]) -> Mapping[str, float]:
+    """Return by what a pool with prefer="price" orders its groups: what a node of each costs per hour.
+
+    A node is the unit: of each machine type a run wants equally many, each with the GPUs of the pool's smallest type
+    (`GpuPool.nodes_for`), so that a machine with more of them counts its whole price.
+
+    What is reserved costs nothing more, as it is paid for whether a run uses it or not; a price that is not known
+    counts as UNKNOWN. Empty for a pool that does not prefer by price.
+    """
+    if record.pool.prefer != "price":
+        return {}
+    return {each.group: _cost(record, each) for each in candidates}
+
+
+def _cost(record: PriceRecord, candidate: Candidate) -> float:
+    if is_reserved(candidate):
+        return 0.0
+    price = record.price(candidate.group, candidate.market)
+    return UNKNOWN if price is None else price
+
+
+def is_reserved(candidate: Candidate) -> bool:
+    return bool(candidate.reservation) or candidate.market not in ("ON_DEMAND", "SPOT")
+
+
+def equally_cheap(items: Sequence[_Item], cost: Callable[[_Item], float]) -> list[_Item]:
+    """Return the cheapest of some, and what costs at most EQUALLY_CHEAP more, in the order in which they are given."""
+    least = min(map(cost, items), default=0.0)
+    return [each for each in items if cost(each) <= least * (1 + EQUALLY_CHEAP)]
+
+
+def tiers(items: Iterable[_Item], cost: Callable[[_Item], float]) -> Iterator[list[_Item]]:
+    """Yield all of them, those that are equally cheap together, the cheapest first."""
+    left = list(items)
+    while left:
+        tier = equally_cheap(left, cost)
+        yield tier
+        left = [each for each in left if each not in tier]
 
 
 def money(pool: GpuPool, amount: float, *, digits: int | None = None) -> str:

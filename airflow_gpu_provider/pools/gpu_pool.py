@@ -67,7 +67,7 @@ _GIVE: Mapping[str, str] = {
     "max_run_duration": _TIME,
 }
 # The fields that shape no group.
-_OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "min_nodes")
+_OF_RUNS = ("max_runtime", "price_per_hour", "currency", "max_price_per_hour", "prefer", "min_nodes")
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -90,6 +90,9 @@ class GpuPool(ABC):
         price_per_hour: What one node costs per hour: a number, one for each capacity type, or "list" (docs/cost.md).
         currency: That of these prices, and so of all costs that are told of the pool: its ISO 4217 code. Default "USD".
         max_price_per_hour: The most that a node may cost per hour: dearer ones get no machines. Default: no limit.
+        prefer: "order" (default): capacity types, machine types and zones as the spec lists them. "price": what is
+            reserved, then the cheapest node; what costs up to 5 % more counts as equally cheap, and is taken in the
+            spec's order (docs/cost.md).
 
     Args: Groups of others, and autoscalers
         manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
@@ -125,6 +128,7 @@ class GpuPool(ABC):
     price_per_hour: float | dict[str, float] | str | None = None
     currency: str = "USD"
     max_price_per_hour: float | None = None
+    prefer: str = "order"
     manage: str = "full"
     scaling: str = "direct"
 
@@ -585,7 +589,8 @@ class GpuPool(ABC):
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
         self._check("price_per_hour", lambda given: given == LIST or are_prices(given, MARKETS), _PRICES)
         self._check("max_price_per_hour", lambda most: most is None or 0 < most < math.inf, "a number above 0")
-        if not is_template([self.max_price_per_hour, self.price_per_hour, self.scaling]):
+        self._check("prefer", lambda by: by in ("order", "price"), '"order" or "price"')
+        if not is_template([self.max_price_per_hour, self.price_per_hour, self.prefer, self.scaling]):
             self._refuse(self._price_problems())
         self._check("currency", is_currency_code, "an ISO 4217 code: three capital letters, as USD")
         self._check("node_labels", are_labels, "valid Kubernetes labels")
@@ -608,6 +613,7 @@ class GpuPool(ABC):
                 f" {', '.join(markets)}",
                 "Give a price of each of its capacity types.",
             )
+        yield from self._preference_problems()
         limit = self.max_price_per_hour
         if limit is None:
             return
@@ -624,6 +630,15 @@ class GpuPool(ABC):
                 f"each price of price_per_hour is more than max_price_per_hour={limit:g}",
                 "Raise the limit, or name cheaper machines.",
             )
+
+    def _preference_problems(self) -> Iterator[tuple[str, str]]:
+        """Yield why the pool cannot prefer by price, each with its fix."""
+        if self.prefer != "price":
+            return
+        if self.nodes_come_with_pods or not self.types_field:
+            yield 'prefer="price" has no effect where others add the nodes', 'Leave out prefer="price".'
+        if self.price_per_hour is None:
+            yield 'prefer="price" needs prices', 'Set price_per_hour="list", or give the prices there.'
 
     def _check_manage(self, shape: tuple[str, ...]) -> None:
         """Check that groups are named if they are external, and only then; these take no field of `shape`."""

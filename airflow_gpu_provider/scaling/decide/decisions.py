@@ -7,7 +7,7 @@ few seconds, each time from the actual state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -115,7 +115,7 @@ def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:
     groups = {group.name for group in snapshot.groups if group.provisioner}
     machines = snapshot.supply
     empty = [each for each in machines if each.machine.group in groups and not each.holders]
-    idle = sorted((each for each in empty if each.counts), key=_release_order)
+    idle = sorted((each for each in empty if each.counts), key=_release_order(snapshot))
     surplus = sum(each.counts for each in machines) - wanted_nodes(snapshot)
     return (*(each for each in empty if not each.counts), *idle[: max(0, surplus)])
 
@@ -138,7 +138,7 @@ def _sizes(
     missing = _missing(snapshot, machines, gangs)
     types = snapshot.types_in_demand
     groups = [group for group in snapshot.groups if is_one_of(types, group.candidate.instance_type)]
-    placed = place_machines(groups, missing, snapshot.now, gangs.placed, gangs.near)
+    placed = place_machines(groups, missing, snapshot.now, gangs.placed, gangs.near, snapshot.node_costs)
     return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)
 
 
@@ -212,7 +212,9 @@ def _release(
     free = [each for each in machines if each.may_go and each.machine.group not in leaving | kept]
     useless = [each for each in free if not each.counts]
     besides = _besides(gangs, machines)
-    idle = sorted((each for each in free if each.counts and each.machine.id not in gangs.kept), key=_release_order)
+    idle = sorted(
+        (each for each in free if each.counts and each.machine.id not in gangs.kept), key=_release_order(snapshot)
+    )
     going = sum(len(group.live) - group.desired for group in snapshot.groups if group.name in leaving)
     surplus = len(besides) - going - max(gangs.anywhere, _in_demand(snapshot, machines))
     room = Counter({group.name: len(group.live) - group.keeps for group in snapshot.groups})
@@ -251,17 +253,24 @@ def _to_cordon(
     besides = _besides(gangs, machines)
     idle = [each for each in besides if each.node and each.may_go and each.machine.group in groups]
     surplus = len(besides) - gangs.anywhere
-    return tuple(sorted(idle, key=_release_order)[: max(0, surplus)])
+    return tuple(sorted(idle, key=_release_order(snapshot))[: max(0, surplus)])
 
 
-def _release_order(each: MachineStatus) -> tuple[int, float]:
-    """Without a node first, then not Ready, then those that a dead holder cordoned, then the newest."""
-    newest_first = -each.since.timestamp() if each.since else 0.0
-    if each.node is None:
-        return 0, newest_first
-    if each.state != "usable":
-        return 1, newest_first
-    return (2 if each.node.cordoned else 3), newest_first
+def _release_order(snapshot: PoolSnapshot) -> Callable[[MachineStatus], tuple[int, float, float]]:
+    """Without a node first, then not Ready, then those that a dead holder cordoned; of these the dearest, if the pool
+    prefers by price, and then the newest.
+    """
+
+    def order(each: MachineStatus) -> tuple[int, float, float]:
+        newest_first = -each.since.timestamp() if each.since else 0.0
+        dearest_first = -snapshot.node_costs.get(each.machine.group, 0.0)
+        if each.node is None:
+            return 0, dearest_first, newest_first
+        if each.state != "usable":
+            return 1, dearest_first, newest_first
+        return (2 if each.node.cordoned else 3), dearest_first, newest_first
+
+    return order
 
 
 def _switches(

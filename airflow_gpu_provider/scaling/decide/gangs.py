@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.money.prices import UNKNOWN, equally_cheap, tiers
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
@@ -239,10 +240,17 @@ def _growing(
         there, by_group, _, asked = option
         return asked if sum(by_group.values()) <= room else len(there)
 
+    def cost(option: _Option) -> float:
+        there, by_group, _, _ = option
+        nodes = Counter(each.machine.group for each in there) + Counter(by_group)
+        return sum(number * costs.get(name, UNKNOWN) for name, number in nodes.items())
+
+    costs = snapshot.node_costs
     over, types = passed_over(snapshot.groups, snapshot.now), snapshot.types_in_demand
     can_come = [
         group
-        for group in snapshot.groups
+        for tier in tiers(snapshot.groups, lambda group: costs.get(group.name, UNKNOWN))
+        for group in tier
         if group.when_idle == "remove"
         and group.status not in OFF_LIMITS
         and group.name not in over
@@ -253,7 +261,9 @@ def _growing(
     for choices in ([[group] for group in can_come], _zonewise(can_come)):
         options = [option for groups in choices if (option := _option(groups, share.size, free, placed))]
         if options:
-            there, by_group, zone, _ = max(options, key=under_way)
+            most = max(map(under_way, options))
+            best = equally_cheap([each for each in options if under_way(each) == most], cost)
+            there, by_group, zone, _ = best[0]
             return GangPlacement(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
     return None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.money.prices import too_dear
+from airflow_gpu_provider.money.prices import UNKNOWN, equally_cheap, tiers, too_dear
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -34,6 +34,7 @@ def place_machines(
     now: datetime,
     gangs: Mapping[str, int] | None = None,
     near: Mapping[str, int] | None = None,
+    costs: Mapping[str, float] | None = None,
 ) -> Counter[str]:
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created or upgraded can be
     chosen.
@@ -41,7 +42,8 @@ def place_machines(
     Sizes that are already requested stay, unless their group is passed over. The rest is placed on the best market and
     instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing
     is placed until the first one may be tried again. `gangs` are already placed, and are in the result. As many as
-    `near` says for a zone go there first, among those on the best market and instance type.
+    `near` says for a zone go there first, among those on the best market and instance type. With `costs`
+    (`PoolSnapshot.node_costs`) the best are among those that are equally cheap.
     """
     over = passed_over(groups, now)
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
@@ -50,15 +52,18 @@ def place_machines(
     total = missing + placed.total()
     for group in open_groups:
         placed[group.name] += max(0, min(group.unfilled - placed[group.name], total - placed.total()))
-    _spread(open_groups, total, placed, Counter(near or {}))
+    _spread(open_groups, total, placed, Counter(near or {}), costs or {})
     return +placed
 
 
-def _spread(groups: Sequence[Group], total: int, placed: Counter[str], near: Counter[str]) -> None:
+def _spread(
+    groups: Sequence[Group], total: int, placed: Counter[str], near: Counter[str], costs: Mapping[str, float]
+) -> None:
     while placed.total() < total:
         open_groups = [group for group in groups if len(group.live) + placed[group.name] < group.max_size]
         if not open_groups:
             return
+        open_groups = equally_cheap(open_groups, lambda group: costs.get(group.name, UNKNOWN))
         best = _tier(open_groups[0])
         tier = [group for group in open_groups if _tier(group) == best]
         close = [group for group in tier if near[group.candidate.zone] > 0]
@@ -111,7 +116,8 @@ def larger_type(snapshot: PoolSnapshot, than: str, *, gpus: int) -> str | None:
     has = pool.gpus_of(than)
     if has is None:
         return None
-    groups = [group for group in snapshot.groups if group.status not in OFF_LIMITS]
+    by_cost = tiers(snapshot.groups, lambda group: snapshot.node_costs.get(group.name, UNKNOWN))
+    groups = [group for tier in by_cost for group in tier if group.status not in OFF_LIMITS]
     dear = {each.candidate for each in too_dear(snapshot.prices, [group.candidate for group in groups])}
     offered = [group.candidate.instance_type for group in groups if group.candidate not in dear]
     there = [node.instance_type for node in snapshot.nodes if node.usable]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.money.budget import money_is_used
-from airflow_gpu_provider.money.prices import PriceRecord, in_words, rate_in_words, too_dear
+from airflow_gpu_provider.money.prices import PriceRecord, in_words, node_costs, rate_in_words, too_dear
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.deadlines import unleased_until
@@ -103,6 +103,15 @@ class PoolSnapshot:
     def prices(self) -> PriceRecord:
         """What the pool's machines cost, as far as its spec or its demand says."""
         return PriceRecord.of(self.pool, (lease.prices for lease in self.leases))
+
+    @cached_property
+    def node_costs(self) -> Mapping[str, float]:
+        """What a node of each group costs, where the pool prefers by that; empty where it does not.
+
+        By the prices in its demand, so that all tasks decide alike: another order comes only with new prices, which
+        an Ensure has read.
+        """
+        return node_costs(self.prices, (group.candidate for group in self.groups))
 
     def price_of(self, group_name: str) -> float | None:
         """Return what a machine of the group costs per hour; None: unknown."""

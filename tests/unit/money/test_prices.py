@@ -12,6 +12,7 @@ import pytest
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.money.price_order import order_lines
 from airflow_gpu_provider.money.prices import ListPrices, PriceRecord, money, price_lines, too_dear, too_dear_lines
 from airflow_gpu_provider.pools import Candidate
 
@@ -138,6 +139,21 @@ class TestReadings:
         assert (found.per_hour, found.unknown) == ({"train-a": 1.0, "train-b": 2.0}, {})
         assert found.at == newer.at
         assert newer.with_older(None) is newer
+
+
+class TestOrder:
+    def test_each_candidate_has_its_place_and_the_reason(self) -> None:
+        spec = pool(price_per_hour="list", prefer="price")
+        candidates = [candidate("a"), candidate("b"), candidate("c"), candidate("d"), candidate("e", "CAPACITY_BLOCK")]
+        record = PriceRecord.of(spec, [listed(**{"train-a": 1.04, "train-b": 2.0, "train-c": 1.0})])
+        assert order_lines(record, candidates) == (
+            'prefer="price", 1.: g6.xlarge capacity-block in us-west-2e: reserved',
+            'prefer="price", 2.: g6.xlarge on-demand in us-west-2a, us-west-2c: 1.0000 to 1.0400 USD (list price) an'
+            " hour, equally cheap, in the spec's order",
+            'prefer="price", 3.: g6.xlarge on-demand in us-west-2b: 2.0000 USD (list price) an hour',
+            'prefer="price", 4.: g6.xlarge on-demand in us-west-2d: at a price that is not known',
+        )
+        assert order_lines(PriceRecord.of(pool(price_per_hour="list"), []), candidates) == ()
 
 
 class TestLimit:
