@@ -117,7 +117,7 @@ Findings = Iterator[tuple[Result, str, str]]
 class _Doctor:
     """The checks of one pool; each yields a result, what it found, and what to do."""
 
-    def __init__(self, reconciler: Reconciler, pod_namespace: str, *, takes_code: bool) -> None:
+    def __init__(self, reconciler: Reconciler, pod_namespace: str, *, takes_code: bool = False) -> None:
         self._on = reconciler
         self._pool = reconciler.pool
         self._namespace = pod_namespace

@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_gpu_provider.clouds.pool_kinds import deserialize_pool
 from airflow_gpu_provider.cluster.api.async_api import AsyncApi
+from airflow_gpu_provider.cluster.api.code_requests import delete_code_of_task
 from airflow_gpu_provider.cluster.api.informer import connected
 from airflow_gpu_provider.cluster.api.threads import in_thread
 from airflow_gpu_provider.cluster.model.lease import LEASES
@@ -24,7 +25,6 @@ from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.end.release_now import release_quietly
 from airflow_gpu_provider.scaling.wait.records import Narrator, Progress, is_of_later_release
 from airflow_gpu_provider.scaling.wait.retry import persistently
-from airflow_gpu_provider.training.life.code_of_try import delete_code_of_task
 from airflow_gpu_provider.training.life.diagnosis import may_be_spot
 from airflow_gpu_provider.training.log.object_logs import Logs
 from airflow_gpu_provider.training.log.trigger_log import KeptLines

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from airflow_gpu_provider.cluster.api.leases import delete_lease, list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.api.rest import ApiClient, call, delete, find
 from airflow_gpu_provider.cluster.model.code_record import CODE, CodeRecord
 from airflow_gpu_provider.cluster.model.lease import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.model.pod_state import Json
 from airflow_gpu_provider.cluster.model.refusals import ObjectChanged
 from airflow_gpu_provider.untrusted import NotParsed, read
 
@@ -38,7 +38,7 @@ def list_code(api: ApiClient, pool_name: str, *, run: str = "", task: str = "") 
     return tuple(found)
 
 
-def read_maps(api: ApiClient, record: CodeRecord) -> tuple[dict[str, Any], ...]:
+def read_maps(api: ApiClient, record: CodeRecord) -> tuple[Json, ...]:
     """Return the ConfigMaps of a try; none where they are not all written yet."""
     lease = read_lease(api, record.name)
     if lease is None:
@@ -47,7 +47,7 @@ def read_maps(api: ApiClient, record: CodeRecord) -> tuple[dict[str, Any], ...]:
     return tuple(each for each in maps if each) if all(maps) else ()
 
 
-def write_maps(api: ApiClient, record: CodeRecord, contents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+def write_maps(api: ApiClient, record: CodeRecord, contents: Sequence[Json]) -> tuple[Json, ...]:
     """Write the ConfigMaps of a try and return them; its Lease is there before the first.
 
     No pod has mounted any yet: what an interrupted call has left is replaced.
@@ -58,7 +58,7 @@ def write_maps(api: ApiClient, record: CodeRecord, contents: Sequence[Mapping[st
     return tuple(_create(api, record, each) for each in manifests)
 
 
-def _create(api: ApiClient, record: CodeRecord, manifest: dict[str, Any]) -> dict[str, Any]:
+def _create(api: ApiClient, record: CodeRecord, manifest: Json) -> Json:
     collection = _path(record, "").rstrip("/")
     with suppress(ObjectChanged):
         return call(api, "create", collection, resource=_RESOURCE, body=manifest)
@@ -71,6 +71,12 @@ def delete_code(api: ApiClient, record: CodeRecord) -> bool:
     for name in record.map_names:
         delete(api, _path(record, name), resource=_RESOURCE)
     return delete_lease(api, record.name)
+
+
+def delete_code_of_task(api: ApiClient, pool_name: str, task: str) -> None:
+    """Delete what all tries of a task have left of its code; `task` is the value of TASK_LABEL."""
+    for each in list_code(api, pool_name, task=task):
+        delete_code(api, each)
 
 
 def _path(record: CodeRecord, name: str) -> str:

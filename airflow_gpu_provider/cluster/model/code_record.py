@@ -7,13 +7,12 @@ the ConfigMaps of all namespaces, which nobody should have to allow.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
 
 from airflow_gpu_provider.cluster.model.lease import PART_OF, lease_manifest
-from airflow_gpu_provider.cluster.model.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.model.pod_state import OWNER_ANNOTATION, Json
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL, TASK_LABEL
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.gpu_pool import POOL_LABEL
@@ -62,13 +61,13 @@ class CodeRecord:
             "annotations": {**self.key.annotations, OWNER_ANNOTATION: self.try_id},
         }
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, object]:
         """Return the Lease."""
         labels, notes = self._metadata.values()
         notes = {**notes, _NAMESPACE: self.namespace, _MAPS: str(self.maps)}
         return lease_manifest(self.name, CODE, labels=labels, notes=notes, spec={})
 
-    def config_map(self, name: str, contents: Mapping[str, Any]) -> dict[str, Any]:
+    def config_map(self, name: str, contents: Json) -> Json:
         """Return one of the maps, with its `data` and `binaryData`."""
         labels, annotations = self._metadata.values()
         metadata = {"name": name, "namespace": self.namespace, "labels": {**PART_OF, **labels}}
@@ -81,7 +80,7 @@ class CodeRecord:
         }
 
     @classmethod
-    def parse(cls, raw: dict[str, Any]) -> Self:
+    def parse(cls, raw: Json) -> Self:
         """Read it from a Lease; raises KeyError or ValueError for one that somebody has edited."""
         meta = raw["metadata"]
         notes = meta["annotations"]
@@ -89,7 +88,7 @@ class CodeRecord:
         if not is_dns_label(namespace) or not 0 < maps <= _MOST_MAPS:
             raise ValueError(f"{maps} maps in namespace {namespace!r}")
         return cls(
-            key=DemandKey.parse(raw),
+            key=DemandKey.parse(dict(raw)),
             task=meta["labels"][TASK_LABEL],
             try_id=notes[OWNER_ANNOTATION],
             namespace=namespace,

@@ -37,7 +37,6 @@ _PRIVATE_KEY = re.compile(
 """A private key in PEM or OpenPGP's armour, in a JSON file too; not a program that only names the first line of one."""
 
 _MADE = GitIgnoreSpec.from_lines(("__pycache__", "*.py[co]"))
-_COMMENT = re.compile(r"\s*#.*")  # as Airflow reads .airflowignore: it may follow a pattern
 
 
 def is_secret(path: str) -> bool:
@@ -90,10 +89,15 @@ class Rules:
 
 def _read(folder: Path, name: str, syntax: Syntax) -> Iterator[_Patterns]:
     if (file := folder / AIRFLOWIGNORE).is_file():
-        lines = [_COMMENT.sub("", line) for line in file.read_text().splitlines()]
+        lines = [*map(_without_comment, file.read_text().splitlines())]
         yield _Patterns(AIRFLOWIGNORE, name, _compiled(lines, syntax))
     if (file := folder / GPUIGNORE).is_file():
         yield _Patterns(GPUIGNORE, name, GitIgnoreSpec.from_lines(file.read_text().splitlines()))
+
+
+def _without_comment(line: str) -> str:
+    """Return a line as Airflow reads it: other than in gitignore's syntax a comment may follow a pattern."""
+    return line.partition("#")[0].rstrip() if "#" in line else line
 
 
 def _compiled(lines: Sequence[str], syntax: Syntax) -> GitIgnoreSpec | tuple[re.Pattern[str], ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from kubernetes.client import ApiClient, V1Volume
+from kubernetes.client import V1Volume
 
-from airflow_gpu_provider.cluster.api.code_requests import delete_code, list_code, read_maps, write_maps
+from airflow_gpu_provider.cluster.api.code_requests import delete_code_of_task, read_maps, write_maps
 from airflow_gpu_provider.cluster.model.code_record import CodeRecord
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.decide.snapshot import plural
@@ -47,12 +47,6 @@ def code_volume(run: Run, owner: Ownership, namespace: str) -> V1Volume | None:
         for line in _in_words(code, namespace, maps=len(maps)):
             run.log.info("%s", line)
     return volume(maps)
-
-
-def delete_code_of_task(api: ApiClient, pool: str, task: str) -> None:
-    """Delete what all tries of a task have left of its code; `task` is the value of TASK_LABEL."""
-    for each in list_code(api, pool, task=task):
-        delete_code(api, each)
 
 
 def delete_code_quietly(run: Run, owner: Ownership) -> None:

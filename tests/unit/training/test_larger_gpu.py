@@ -177,7 +177,7 @@ def test_the_next_try_s_pod_selects_it(larger: tuple[LargerGpu, ...], gets_large
     life.cluster.pool = pool(instance_types=("g6.xlarge", "g6e.xlarge"))
     life.cluster.gpu_health = SimpleNamespace(avoidance=lambda *_, **__: ())
     deadlines: Any = SimpleNamespace(own_demand=lease(larger=larger), seconds_of_pod=lambda *_, **__: 60)
-    assert placement_of(life.run, OWNER, deadlines).instance_type == selected
+    assert placement_of(life.run, OWNER, deadlines, "ml").instance_type == selected
 
 
 def test_a_placed_pod_has_its_type_beside_the_pool_s_own_labels() -> None:
