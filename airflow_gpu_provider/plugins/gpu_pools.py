@@ -67,7 +67,7 @@ def _react_apps() -> list[dict[str, Any]]:
 
 def _fastapi_apps() -> list[dict[str, Any]]:
     from fastapi import FastAPI
-    from starlette.staticfiles import StaticFiles
+    from fastapi.staticfiles import StaticFiles
 
     app = FastAPI(title="GPU pools", docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=STATIC))

@@ -40,9 +40,7 @@ def check_requirements() -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise SandboxError(
-            "a sandbox with GKE needs google-cloud-container: pip install 'airflow-gpu-provider[google,sandbox]'"
-        )
+        raise SandboxError("a sandbox with GKE needs google-cloud-container: pip install 'gpu-sandbox[google]'")
 
 
 class GkeCluster:

@@ -48,12 +48,14 @@ def _workers(count: str) -> tuple[str, ...]:
 
 LINT = Tier(
     name="lint",
-    title="ruff, mypy, import-linter; no broken link in the documentation",
+    title="ruff, mypy, import-linter, deptry; no broken link in the documentation",
     commands=(
         (f"{BIN}/ruff", "check", "."),
         (f"{BIN}/ruff", "format", "--check", "."),
         (f"{BIN}/mypy",),
         (f"{BIN}/lint-imports", "--no-cache"),
+        (f"{BIN}/deptry", "airflow_gpu_provider"),
+        (f"{BIN}/deptry", "sandbox/gpu_sandbox", "--config", "sandbox/pyproject.toml"),
         (f"{BIN}/mkdocs", "build", "--strict", "--quiet"),
     ),
     env={"NO_MKDOCS_2_WARNING": "1"},
@@ -120,7 +122,7 @@ KARPENTER = Tier(
 )
 COMPAT = Tier(
     name="compat",
-    title="unit and operators with what Composer, MWAA and Astro install, and with Airflow 3.4",
+    title="unit and operators with the oldest packages, those of Composer, MWAA and Astro, and Airflow 3.4",
     commands=(("make", "--no-print-directory", "--keep-going", "compat"),),
 )
 
