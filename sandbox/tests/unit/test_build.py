@@ -20,6 +20,7 @@ GO = """#!/bin/sh
 [ "$1" = env ] && { echo "$STAND_IN_VERSION"; exit; }
 [ "$1" = mod ] && { echo "{\\"Dir\\": \\"$STAND_IN_MODULE\\", \\"Sum\\": \\"h1:released\\"}"; exit; }
 echo "$*" >> "$STAND_IN_LOG.calls"
+[ -z "$GOARCH" ] || echo "$GOARCH" >> "$STAND_IN_LOG.architectures"
 [ "$1" = list ] && exit
 case "$*" in *net/http*) exit;; esac
 echo built >> "$STAND_IN_LOG"
@@ -208,6 +209,39 @@ def test_a_named_binary_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(build.BINARY_VARIABLE, str(tmp_path))
     with pytest.raises(BuildFailed, match="not an executable file"):
         build.control_plane_binary()
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a platform wheel would have its control plane."""
+    folder = tmp_path / "packaged"
+    folder.mkdir()
+    monkeypatch.setattr(build, "PACKAGED", folder)
+    return folder / build.CONTROL_PLANE.file
+
+
+def test_a_wheels_own_comes_before_the_cache_and_a_build(tmp_path: Path, packaged: Path) -> None:
+    compiled = build.control_plane_binary()
+    packaged.write_text("#!/bin/sh\n")
+    assert build.control_plane_binary() == compiled, "what cannot be run is left alone"
+    packaged.chmod(0o755)
+    assert build.control_plane_binary() == packaged
+    assert builds(tmp_path) == 1
+
+
+def test_what_a_wheel_of_other_sources_left_is_not_run(tmp_path: Path, packaged: Path) -> None:
+    packaged.with_name("controlplane-0123456789abcdef").write_text("#!/bin/sh\n")
+    packaged.with_name("controlplane-0123456789abcdef").chmod(0o755)
+    assert build.control_plane_binary().parent != packaged.parent
+    assert builds(tmp_path) == 1
+
+
+def test_what_is_compiled_for_other_processors_is_kept_apart(tmp_path: Path) -> None:
+    own = build.control_plane_binary()
+    other = build.binary_of(dataclasses.replace(build.CONTROL_PLANE, architecture="arm64"))
+    assert set((tmp_path / "builds.architectures").read_text().split()) == {"arm64"}
+    assert other.name == own.name.replace("controlplane-", "controlplane-arm64-")
+    assert build.control_plane_binary() == own
 
 
 def test_the_go_wheel_is_found_by_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
