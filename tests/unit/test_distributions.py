@@ -56,7 +56,7 @@ def sdist(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    return built(REPOSITORY / "sandbox", tmp_path_factory.mktemp("sandbox"))
+    return built(REPOSITORY / "sandbox", tmp_path_factory.mktemp("sandbox"), "sdist", **RELEASE)
 
 
 def text_of(wheel: ZipFile, name: str) -> str:
@@ -118,10 +118,34 @@ def test_the_provider_tells_where_it_comes_from(provider: ZipFile) -> None:
     assert "Framework :: Apache Airflow :: Provider" in metadata.get_all("Classifier", [])
 
 
+def test_on_an_index_each_link_and_picture_of_the_readme_leads_to_the_release(provider: ZipFile) -> None:
+    metadata = message_from_string(text_of(provider, "METADATA"))
+    at = f"v{metadata['Version']}/"
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", metadata.get_payload())
+    shown = {"!": f"https://git.example/ml-platform/airflow-gpu-provider/raw/{at}"}
+    paths = [link.removeprefix(shown.get(kind, shown["!"].replace("/raw/", "/blob/"))) for kind, link in links]
+    assert len(paths) >= 5
+    assert [path for path in paths if not (REPOSITORY / path).is_file()] == []
+
+
 def test_a_wheel_that_is_built_of_a_releases_sdist_has_its_addresses(
     provider: ZipFile, sdist: Path, tmp_path: Path
 ) -> None:
     assert text_of(built(sdist, tmp_path), "METADATA") == text_of(provider, "METADATA")
+
+
+def test_the_sandboxes_sdist_is_whole(sandbox: ZipFile, tmp_path: Path) -> None:
+    """Its wheel compiles at a first start: sandbox/tests/test_platform_wheel.py has the other."""
+    (archive,) = Path(str(sandbox.filename)).parent.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    again = built(unpacked, tmp_path / "built")
+    assert Path(str(again.filename)).name.endswith("-py3-none-any.whl")
+    assert (again.namelist(), text_of(again, "METADATA")) == (sandbox.namelist(), text_of(sandbox, "METADATA"))
+    assert "Project-URL: Source, https://git.example/ml-platform/airflow-gpu-provider" in text_of(again, "METADATA")
+    assert "[go]" in text_of(again, "METADATA")
+    assert not (unpacked / "tests").exists()
 
 
 def test_what_is_built_outside_of_a_release_names_no_address(tmp_path: Path) -> None:
