@@ -183,20 +183,23 @@ ui:
 ui-check: ui
 	@git diff --exit-code --stat -- airflow_gpu_provider/plugins/static || { echo "commit the bundle that 'make ui' has built"; exit 1; }
 
-# What a release publishes: both distributions in build/dist, and in build/sbom what they are made of (CycloneDX): what the
-# provider's wheel needs to run, at the versions that are tested, and what its page's bundle is built with. The sandbox's
-# wheels carry their own: sandbox/hatch_build.py, which compiles the control plane for each processor, minutes if it is not
-# cached. .github/workflows/release.yml
+# What a release publishes: both distributions in build/dist, and in build/sbom what they are made of (CycloneDX): what each
+# needs to run, at the versions that are tested, and what the page's bundle is built with. sandbox/hatch_build.py compiles the
+# control plane for each processor, minutes if it is not cached, and gives each wheel the list of what is in it.
+# .github/workflows/release.yml
 PROCESSORS := x86_64 aarch64
+SBOM_OF := $(BIN)/uv pip compile --quiet --no-header --no-annotate --all-extras --constraint requirements-dev.txt
 dist: .venv
 	@rm -rf build/dist build/sbom && mkdir -p build/sbom
 	@$(BIN)/python -m hatchling build -d build/dist
 	@cd sandbox && ../$(BIN)/python -m hatchling build -t sdist -d ../build/dist
 	@cd sandbox && $(foreach each,$(PROCESSORS),GPU_SANDBOX_WHEEL=$(each) ../$(BIN)/python -m hatchling build -t wheel -d ../build/dist &&) true
-	@$(BIN)/uv pip compile --quiet --no-header --no-annotate --all-extras --constraint requirements-dev.txt pyproject.toml --output-file build/sbom/requirements.txt
+	@$(SBOM_OF) pyproject.toml --output-file build/sbom/airflow-gpu-provider.txt
+	@$(SBOM_OF) sandbox/pyproject.toml --find-links build/dist --output-file build/sbom/gpu-sandbox.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/cyclonedx
 	@$(BIN)/uv pip install --quiet --python build/cyclonedx/bin/python $(LOCKED) requirements-release.txt
-	@build/cyclonedx/bin/cyclonedx-py requirements build/sbom/requirements.txt --pyproject pyproject.toml --output-file build/sbom/airflow-gpu-provider.cdx.json
+	@build/cyclonedx/bin/cyclonedx-py requirements build/sbom/airflow-gpu-provider.txt --pyproject pyproject.toml --output-file build/sbom/airflow-gpu-provider.cdx.json
+	@build/cyclonedx/bin/cyclonedx-py requirements build/sbom/gpu-sandbox.txt --pyproject sandbox/pyproject.toml --output-file build/sbom/gpu-sandbox.cdx.json
 	@cd ui && npm sbom --package-lock-only --sbom-format cyclonedx > ../build/sbom/ui.cdx.json
 
 bench: .venv

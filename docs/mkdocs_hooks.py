@@ -30,6 +30,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     **{path: "examples/" + path.removeprefix("example_dags/").removesuffix(".py") + ".md" for path in EXAMPLES},
 }
 SOURCES = {page: path for path, page in PAGES.items() if path != "README.md"}
