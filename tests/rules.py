@@ -18,7 +18,8 @@ pytest.register_assert_rewrite("sandbox.tests.node_checks")
 
 # CI runs as root on Linux with Go and every Python package at hand; what it cannot have is listed here.
 # The Go module of cluster-autoscaler is not to be had there.
-NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler")
+# Nor, in the sets of tests/compat, what is newer than they are.
+NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler", "older packages: ")
 
 # google-auth looks up in the background where a service account may be used, at this host whatever the key file says.
 # No setting of its own ends that (GOOGLE_AUTH_TRUST_BOUNDARY_ENABLED is read no more), and another universe domain

@@ -18,4 +18,5 @@ def test_a_first_night_from_the_wheels_alone(tmp_path: Path) -> None:
     subprocess.run(build, cwd=REPOSITORY, check=True)
     processors = {"GPU_SANDBOX_WHEEL": os.uname().machine}
     subprocess.run(build, cwd=REPOSITORY / "sandbox", check=True, env=os.environ | processors)
-    subprocess.run([sys.executable, "-m", "tests.wheels", str(tmp_path)], cwd=REPOSITORY, check=True)
+    night = [sys.executable, "-m", "tests.wheels", str(tmp_path), "--uv", str(Path(sys.executable).with_name("uv"))]
+    subprocess.run(night, cwd=REPOSITORY, check=True)

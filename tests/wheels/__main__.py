@@ -27,10 +27,11 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dist", type=Path, help="the folder with the wheels")
-    dist = parser.parse_args().dist
+    parser.add_argument("--uv", help="a uv to install with, in seconds; by default pip does, as a user would")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wheels-") as temporary:
         folder = Path(temporary)
-        install(wheels(dist), folder)
+        install(wheels(given.dist), folder, given.uv)
         environment = {"PATH": f"{folder}/venv/bin:{PATH}", "HOME": temporary, "XDG_CACHE_HOME": f"{folder}/cache"}
         with step("airflow providers list"):
             listed = run(["airflow", "providers", "list", "--output", "plain"], environment)
@@ -48,16 +49,17 @@ def wheels(dist: Path) -> list[str]:
     return [str(each.resolve()) for each in found]
 
 
-def install(given: list[str], folder: Path) -> None:
+def install(given: list[str], folder: Path, uv: str | None) -> None:
     constraints = folder / "constraints.txt"
     # Without hashes: with them pip would ask for these wheels' own.
     constraints.write_text(re.sub(r" \\\n +--hash=\S+", "", (ROOT / "requirements-dev.txt").read_text()))
-    with step("pip install"):
+    with step("install"):
         venv.create(folder / "venv", with_pip=True)
-        pip = [f"{folder}/venv/bin/python", "-m", "pip"]
-        run([*pip, "install", "--quiet", "--constraint", str(constraints), *given, *OF_THE_TRAINING], os.environ)
+        python = f"{folder}/venv/bin/python"
+        pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
+        run([*pip, "--quiet", "--constraint", str(constraints), *given, *OF_THE_TRAINING], os.environ)
     with step("pip check"):
-        run([*pip, "check"], os.environ)
+        run([python, "-m", "pip", "check"], os.environ)
 
 
 def night(folder: Path, environment: Mapping[str, str]) -> None:

@@ -231,7 +231,9 @@ def _reasons(error: api.GoogleAPICallError) -> str:
     """Return an answer's reasons, apart from its status: `errors[].reason`, and of an ErrorInfo."""
     body = _body(error)
     each = [*(body.get("errors") or ()), *(body.get("details") or ())]
-    return " ".join([*(str(e.get("reason", "")) for e in each if isinstance(e, Mapping)), str(error.reason or "")])
+    # Before google-api-core 2.37 asking an answer of REST for it fails; there the details have it.
+    of_grpc = getattr(error, "reason", None)
+    return " ".join([*(str(e.get("reason", "")) for e in each if isinstance(e, Mapping)), str(of_grpc or "")])
 
 
 def _status(error: api.GoogleAPICallError) -> str:
