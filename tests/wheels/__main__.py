@@ -111,7 +111,8 @@ def run(command: list[str], environment: Mapping[str, str]) -> str:
 
 def expect(holds: bool, otherwise: str) -> None:
     if not holds:
-        sys.exit(otherwise)
+        print(otherwise, file=sys.stderr, flush=True)  # at once: what ends the sandbox may fail as well
+        sys.exit(1)
 
 
 if __name__ == "__main__":
