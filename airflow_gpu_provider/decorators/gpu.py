@@ -151,7 +151,7 @@ def gpu_task(
     The function's source and its pickled arguments go into the pod, as with @task.kubernetes: it imports what it needs
     in its own body, and the image has bash and Python of the worker's minor version (3.12, say). Its arguments may have
     96 KiB together, pickled: pass the path or the URL of larger data. What it returns becomes the task's XCom where
-    another task is given it, and then has to be JSON.
+    another task is given it, and then has to be JSON. With code="bundle" it may import modules of its DAG's bundle.
 
     Args:
         python_callable: The function.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_gpu_provider import gpu_nodes
@@ -65,6 +65,19 @@ def test_a_manifest_of_another_kind_than_job_gets_no_code(kind: str) -> None:
     with pytest.raises(CodeUnusable, match=f"code='bundle' with a manifest of kind {kind}"):
         of(a(kind))
     assert of(a("Job")).code == "bundle"
+
+
+def test_a_decorated_function_has_code_as_its_dag_has_it(tmp_path: Path) -> None:
+    @task.gpu(gpu_pool=a_pool(), image="python", code="trainer/")
+    def train() -> None: ...
+
+    dag = dag_in(tmp_path)
+    with dag:
+        train()
+    with pytest.raises(CodeUnusable, match=r"Task train of DAG nightly: code='trainer/': .* does not exist"):
+        dag.resolve_template_files()
+    (tmp_path / "dags" / "trainer").mkdir()
+    dag.resolve_template_files()
 
 
 def test_a_bundle_is_taken_whole_and_a_folder_by_the_dag_file(tmp_path: Path) -> None:
