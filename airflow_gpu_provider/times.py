@@ -10,6 +10,15 @@ def parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
+def parse_container_time(text: str | None) -> datetime | None:
+    """Read when a container started or ended; None also for the start of 1970.
+
+    A kubelet writes that where the runtime never started it, as for a command that is not there (StartError).
+    """
+    at = parse_time(text)
+    return at if at and at.timestamp() > 0 else None
+
+
 def format_time(at: datetime) -> str:
     """Write a time as Kubernetes' MicroTime fields want it."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -193,7 +193,7 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
     except NotParsed as error:
         name = f"{DEMAND_NAMESPACE}/usage-{key.hash}"
         log.warning("Lease %s cannot be read (%s), so what %s used is not known.", name, error, key)
-        return RunUsage.new(key)
+        return replace(RunUsage.new(key), is_lost=True)
 
 
 def _run_of(key: DemandKey, text: str) -> RunUsage:
@@ -207,6 +207,7 @@ def _run_of(key: DemandKey, text: str) -> RunUsage:
         computed={uid: _computed(*each) for uid, each in record.get("computed", {}).items()},
         prices=tuple(map(ListPrices.parse, record.get("prices", ()))),
         max_cost=amount_of(record["max_cost"]) if "max_cost" in record else None,
+        is_lost=bool(record.get("lost")),
     )
 
 
@@ -220,6 +221,8 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
         record["prices"] = [prices.dump() for prices in usage.prices]
     if usage.max_cost is not None:
         record["max_cost"] = usage.max_cost
+    if usage.is_lost:
+        record["lost"] = True
     if usage.computed:
         pods = usage.computed.items()
         record["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}

@@ -188,6 +188,9 @@ class Bill:
         }
 
 
+_LOST = "what had been recorded of the run could not be read"
+
+
 def bill(
     pool: GpuPool,
     key: DemandKey,
@@ -198,6 +201,9 @@ def bill(
     release_began: datetime | None = None,
 ) -> Bill:
     """Return the bill of one run, from what is known about all runs that used the pool; more as in `Bill`."""
+    own = next((run for run in runs if run.key == key), RunUsage.new(key))
+    if own.is_lost:
+        at_least = "; ".join(filter(None, (at_least, _LOST)))
     until, idle = release_began or _last_work(key, runs), 0.0
     amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
     prices = PriceRecord.of(pool, (each for run in runs for each in run.prices))
@@ -215,7 +221,6 @@ def bill(
         last_price = prices.price(machine.group, machine.market, machine.seen_until)
         by_autoscaler.add(last_price, {"idle": _idle_after(machine, key, runs)})
     autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
-    own = next((run for run in runs if run.key == key), RunUsage.new(key))
     computed, whole = computed_share(own), amounts.bill(machines=len(lanes), at_least=at_least)
     over = 0.0 if own.max_cost is None else max(0.0, (whole.total_cost or 0.0) - own.max_cost)
     whole = replace(whole, lanes=lanes, autoscaler=autoscaler, over_max_cost=over)

@@ -128,7 +128,8 @@ def budget_of(
     if spent is None:
         raise PriceUnknown(
             f"Pool {pool.name}: max_cost={limit:g}, and what the run has cost so far is not known.",
-            "Give prices as numbers, or leave max_cost out.",
+            "Give prices as numbers, or leave max_cost out. Where the log has a Lease that cannot be read, start"
+            " another run.",
             pool=pool.name,
         )
     per_hour = nodes * dearest(pool, listed)

@@ -75,6 +75,7 @@ class RunUsage:
         computed: Those of its pods whose GPUs were sampled, by uid.
         prices: What the cloud listed each time that it asked for nodes.
         max_cost: The most that it may cost, as it was last given; None without a limit.
+        is_lost: What was recorded of it could not be read once: it used more than this.
     """
 
     key: DemandKey
@@ -84,6 +85,7 @@ class RunUsage:
     computed: Mapping[str, Computed] = field(default_factory=dict)
     prices: tuple[ListPrices, ...] = ()
     max_cost: float | None = None
+    is_lost: bool = False
 
     @classmethod
     def new(cls, key: DemandKey) -> Self:

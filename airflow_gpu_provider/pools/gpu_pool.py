@@ -639,6 +639,11 @@ class GpuPool(ABC):
             yield 'prefer="price" has no effect where others add the nodes', 'Leave out prefer="price".'
         if self.price_per_hour is None:
             yield 'prefer="price" needs prices', 'Set price_per_hour="list", or give the prices there.'
+        elif self.price_per_hour != LIST and len({*self.typed_prices.values()}) < 2:
+            yield (
+                'prefer="price" has no effect: every node costs the same by price_per_hour',
+                'Set price_per_hour="list", or give a price for each of several capacity types.',
+            )
 
     def _check_manage(self, shape: tuple[str, ...]) -> None:
         """Check that groups are named if they are external, and only then; these take no field of `shape`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self
 
-from airflow_gpu_provider.times import parse_time
+from airflow_gpu_provider.times import parse_container_time, parse_time
 from airflow_gpu_provider.untrusted import plain
 
 Json = Mapping[str, Any]
@@ -248,15 +248,9 @@ def _terminated(name: str, ended: Json) -> ContainerState:
         reason=plain(ended.get("reason") or ""),
         message=plain(ended.get("message") or ""),
         exit_code=ended.get("exitCode"),
-        started_at=_moment(ended.get("startedAt")),
-        finished_at=_moment(ended.get("finishedAt")),
+        started_at=parse_container_time(ended.get("startedAt")),
+        finished_at=parse_container_time(ended.get("finishedAt")),
     )
-
-
-def _moment(text: str | None) -> datetime | None:
-    """Read when a container started or ended; where its runtime does not know, the kubelet says the start of 1970."""
-    at = parse_time(text)
-    return at if at and at.timestamp() > 0 else None
 
 
 def _disruption(condition: Json | None) -> Disruption | None:

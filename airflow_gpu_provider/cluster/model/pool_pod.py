@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.model.uncollected import UNCOLLECTED, collect_
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
 from airflow_gpu_provider.pools.values import time_of
-from airflow_gpu_provider.times import format_time, parse_time
+from airflow_gpu_provider.times import format_time, parse_container_time, parse_time
 from airflow_gpu_provider.untrusted import NotParsed, loads, one_line, read
 
 GANG_LABEL = "airflow-gpu-provider/gang"
@@ -271,17 +271,14 @@ def _started_at(status: dict[str, Any]) -> datetime | None:
         for state in ((container.get("lastState") or {}), (container.get("state") or {}))
     )
     starts = ((state.get("running") or state.get("terminated") or {}).get("startedAt") for state in states)
-    return min((datetime.fromisoformat(at) for at in starts if at), default=None)
+    return min(filter(None, map(parse_container_time, starts)), default=None)
 
 
 def _finished_at(status: dict[str, Any]) -> datetime | None:
-    ends = [
-        datetime.fromisoformat(ended["finishedAt"])
-        for container in status.get("containerStatuses") or ()
-        if (ended := (container.get("state") or {}).get("terminated")) and ended.get("finishedAt")
-    ]
-    if ends:
-        return max(ends)
+    states = (container.get("state") or {} for container in status.get("containerStatuses") or ())
+    ends = (parse_container_time((state.get("terminated") or {}).get("finishedAt")) for state in states)
+    if last := max(filter(None, ends), default=None):
+        return last
     # A pod that was evicted, or whose node went, has no container to ask.
     times = (parse_time(c.get("lastTransitionTime")) for c in status.get("conditions") or ())
     return max((at for at in times if at), default=None)

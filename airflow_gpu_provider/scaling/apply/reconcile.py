@@ -243,11 +243,15 @@ class Reconciler:
         return found.raised_as(given)
 
     def _spent(self, key: DemandKey, seen: tuple[Group, ...]) -> tuple[float | None, datetime]:
-        """Return what a run has cost by now, and when that is; a machine that runs costs until it is recorded."""
+        """Return what a run has cost by now, and when that is; a machine that runs costs until it is recorded.
+
+        None where that is not known: a price is not, or what was recorded of the run could not be read.
+        """
         nodes = list_nodes(self.api, self.pool.node_selector)
         now = self.clock.now()
         self.ledger.machines(seen, nodes, now)
-        return self.ledger.bill(key, self.platform, now, seen=seen).total_cost, now
+        bill = self.ledger.bill(key, self.platform, now, seen=seen)
+        return None if self.ledger.has_lost(key) else bill.total_cost, now
 
     def within_budget(self, lease: DemandLease) -> DemandLease:
         """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""

@@ -152,7 +152,7 @@ def why_released(each: MachineStatus) -> str:
     if each.is_ending:
         return "what is reserved for it ends"
     if each.node and each.node.bad_gpu:
-        return f"a GPU of it is broken ({each.node.bad_gpu})"
+        return f"no pod is to use its GPUs ({each.node.bad_gpu})"
     if each.state == "broken" and each.node:
         return f"it has not become Ready in time ({each.node.not_ready_reason})"
     if each.state == "broken":

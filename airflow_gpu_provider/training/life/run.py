@@ -134,6 +134,11 @@ class Preemptions:
             raise PoolSpecError(
                 f"resume_on_exit_codes={exit_codes!r} with on_preemption='fail'.", "Leave out one of the two."
             )
+        if codes and not max_preemptions:
+            raise PoolSpecError(
+                f"resume_on_exit_codes={exit_codes!r} with max_preemptions=0: no other node would be tried.",
+                "Raise max_preemptions, or leave the codes out.",
+            )
         return cls(resume=resume, at_most=max_preemptions, on_exit_codes=codes)
 
     def end(self, error: GpuError | None, node: str | None) -> GpuError | None:
@@ -149,7 +154,7 @@ class Preemptions:
         details = {key: value for key, value in error.details.items() if key not in ("rank", "without_log")}
         return PodPreempted(
             f"The training {REQUEST} than {node or 'its own'} (exit code {code}).",
-            "Its log has the reason, and the next pod continues from the checkpoint.",
+            "Its log has the reason; an attempt that follows continues from the checkpoint.",
             **{**details, "node": node or "", ASKED: True},
         )
 

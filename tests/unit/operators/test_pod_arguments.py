@@ -163,5 +163,7 @@ def test_exit_codes_in_default_args_are_for_the_tasks_with_a_checkpoint() -> Non
         without, resumed = pod(task_id="without"), pod(task_id="resumed", checkpoint="s3://bucket/run")
         with pytest.raises(PoolSpecError, match="skip_on_exit_code"):
             pod(task_id="skipped", checkpoint="s3://bucket/run", skip_on_exit_code=75)
+        with pytest.raises(PoolSpecError, match="max_preemptions=0"):
+            pod(task_id="once", checkpoint="s3://bucket/run", max_preemptions=0)
     assert not without._preemptions().on_exit_codes
     assert resumed._preemptions().on_exit_codes == {75}

@@ -85,6 +85,7 @@ def test_a_larger_gpu_is_of_the_cheapest_type() -> None:
     [
         ({"prefer": "cheapest"}, '"order" or "price"'),
         ({"prefer": "price"}, "needs prices"),
+        ({"prefer": "price", "price_per_hour": 1.0}, "every node costs the same"),
         ({"prefer": "price", "price_per_hour": 1.0, "scaling": "autoscaler"}, "has no effect where others add"),
     ],
 )
