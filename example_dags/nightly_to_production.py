@@ -3,7 +3,7 @@
 New data in `s3://k8s-ml/digits` starts the run. A training with a checkpoint writes a model; a comparison with the
 model in production ends the run, green, if the new one is no better; a person approves it under Browse > Required
 Actions. Then the model is an asset, with its accuracy and the cost of its training as metadata, and what it starts is
-the deployment. The GPU is gone before anybody is asked.
+the deployment. The GPU goes as soon as the training has ended, not when somebody has answered.
 
 To run it on a cluster of yours:
 
@@ -15,8 +15,10 @@ To run it on a cluster of yours:
        gpu_region     its region                   default: us-west-2
        train_image    the image just pushed        default: train-digits:1
 
-4. Have a connection `aws_default` that may manage the cluster's node groups.
-5. Let the DAG that writes the data have `outlets=[Asset("s3://k8s-ml/digits")]`, and the one that deploys the model
+4. Have a connection `aws_default` that may manage the cluster's node groups, and bind docs/rbac/full.yaml to it.
+5. Replace the training by yours, which reads the new data. This one has digits of its own, always the same: its second
+   run is no better than its first, and ends at `evaluate`.
+6. Let the DAG that writes the data have `outlets=[Asset("s3://k8s-ml/digits")]`, and the one that deploys the model
    `schedule=[Asset("digits_model")]`.
 """
 

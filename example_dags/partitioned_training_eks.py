@@ -7,13 +7,17 @@ day by an event with its key: Assets > digits by day > Create Asset Event.
 To run it on a cluster of yours:
 
 1. Build the image and push it: `docker build -t REGISTRY/train-digits:1 example_dags/train_digits`.
-2. Set what differs, as Airflow Variables (or as environment, `AIRFLOW_VAR_GPU_CLUSTER=...`):
+2. Make a PersistentVolumeClaim `checkpoints` that pods of every node can mount (ReadWriteMany, of EFS or FSx).
+3. Set what differs, as Airflow Variables (or as environment, `AIRFLOW_VAR_GPU_CLUSTER=...`):
 
        gpu_cluster    the EKS cluster              default: k8s-ml
        gpu_region     its region                   default: us-west-2
        train_image    the image just pushed        default: train-digits:1
 
-3. Have a connection `aws_default` that may manage the cluster's node groups.
+4. Have a connection `aws_default` that may manage the cluster's node groups, and bind docs/rbac/full.yaml to it.
+5. Let the DAG that writes the data have `schedule=CronPartitionTimetable(...)` and
+   `outlets=[Asset(name="digits by day", uri="s3://k8s-ml/digits-by-day")]`: its partition keys come here.
+6. Replace the training by yours, which reads `TRAIN_DATA`. This one has digits of its own, always the same.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from airflow.sdk import DAG, Asset, Param, PartitionedAssetTimetable
+from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 
 data = Asset(name="digits by day", uri="s3://k8s-ml/digits-by-day")
-model = Asset(name="digits model by day", uri="s3://k8s-ml/models-by-day")
+model = Asset("digits model by day")
 
 train_gpu = EksGpuPool(
     name="train-gpu",
@@ -58,6 +63,15 @@ with DAG(
                 "TRAIN_EPOCHS": "{{ params.epochs }}",
                 "TRAIN_DATA": "s3://k8s-ml/digits-by-day/{{ dag_run.partition_key }}",
             },
+            volumes=[
+                k8s.V1Volume(
+                    name="checkpoints",
+                    persistent_volume_claim=k8s.V1PersistentVolumeClaimVolumeSource(claim_name="checkpoints"),
+                )
+            ],
+            volume_mounts=[k8s.V1VolumeMount(name="checkpoints", mount_path="/checkpoints")],
+            checkpoint="/checkpoints",
+            # An event of it has the run's partition key; the result in XCom has the model's path.
             outlets=[model],
             do_xcom_push=True,
         )

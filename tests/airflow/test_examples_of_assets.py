@@ -20,6 +20,14 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
+def volume(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the claim's files lie in: a path of a pod below it."""
+    folder = tmp_path_factory.mktemp("volume")
+    claim_checkpoints(sandbox, folder / "checkpoints")
+    return folder
+
+
+@pytest.fixture(scope="module")
 def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     dags = tmp_path_factory.mktemp("dags-of-assets")
     for name in ("nightly_to_production", "partitioned_training_eks"):
@@ -47,9 +55,8 @@ def after_new_data(airflow: Airflow, dag_id: str, asset: str, key: str | None = 
     return run
 
 
-def test_new_data_comes_to_a_model_that_a_person_puts_into_production(airflow: Airflow, tmp_path: Path) -> None:
+def test_new_data_comes_to_a_model_that_a_person_puts_into_production(airflow: Airflow, volume: Path) -> None:
     """The second run's model is no better than the first's, and nobody is asked."""
-    claim_checkpoints(airflow.sandbox, tmp_path / "checkpoints")
     dag_id, api = "nightly_to_production", airflow.api
     first = after_new_data(airflow, dag_id, "s3://k8s-ml/digits")
     api.wait_for_task(dag_id, first.run_id, "approve", states=frozenset({"deferred", "awaiting_input"}))
@@ -60,7 +67,7 @@ def test_new_data_comes_to_a_model_that_a_person_puts_into_production(airflow: A
     trained, usage = airflow.xcom(finished, "train"), airflow.xcom(finished, "train-gpu.scale_down", key="usage")
     assert model["accuracy"] == trained["accuracy"] >= 0.95
     assert (model["in_production"], model["cost"], model["currency"]) == (0, usage["cost"]["total"], "USD")
-    assert Path(str(tmp_path) + model["file"]).exists()
+    assert Path(str(volume) + model["file"]).exists()
 
     again = airflow.finish(after_new_data(airflow, dag_id, "s3://k8s-ml/digits"))
     assert again.state == "success"
@@ -68,11 +75,13 @@ def test_new_data_comes_to_a_model_that_a_person_puts_into_production(airflow: A
     assert len(api.asset_events("digits_model")) == 1
 
 
-def test_each_day_of_data_is_trained_as_a_partition(airflow: Airflow) -> None:
+def test_each_day_of_data_is_trained_as_a_partition(airflow: Airflow, volume: Path) -> None:
     day = "2026-03-01"
     run = after_new_data(airflow, "partitioned_training_eks", "s3://k8s-ml/digits-by-day", day)
     finished = airflow.finish(run)
     assert finished.state == "success", airflow.account()
-    assert airflow.xcom(finished, "train")["data"] == f"s3://k8s-ml/digits-by-day/{day}"
+    trained = airflow.xcom(finished, "train")
+    assert trained["data"] == f"s3://k8s-ml/digits-by-day/{day}"
+    assert Path(str(volume) + trained["model"]).exists()
     (event,) = airflow.api.asset_events("digits model by day", partition=day)
     assert event is not None
