@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator
@@ -25,7 +26,7 @@ from airflow_gpu_provider.tasks.next_try import next_try_within
 from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, of_task, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
-from airflow_gpu_provider.training.code.code_files import check_code
+from airflow_gpu_provider.training.code.code_files import given_code
 from airflow_gpu_provider.training.life.asked import Asked, digest_of
 from airflow_gpu_provider.training.life.hook import PoolHook
 from airflow_gpu_provider.training.life.ownership import Ownership
@@ -90,13 +91,11 @@ class TrainingOperator(PoolOperator):
         utilization: bool = True,
         idle_gpu_warning: float | timedelta | None = IDLE_GPU_WARNING,
         idle_gpu_timeout: float | timedelta | None = None,
-        code: str | None = None,
+        code: str | PurePath | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if code is not None:
-            check_code(code)
-        self.code = code
+        self.code = None if code is None else given_code(code)
         self.utilization = utilization
         self.idle_gpu_warning = idle_gpu_warning
         self.idle_gpu_timeout = idle_gpu_timeout
@@ -114,7 +113,7 @@ class TrainingOperator(PoolOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         if kwargs.get("code") is not None:
-            check_code(kwargs["code"])
+            made.kwargs["code"] = given_code(kwargs["code"])
 
     @property
     @abstractmethod

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from airflow_gpu_provider.errors import CodeUnusable
+from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.training.code.left_behind import (
     AIRFLOWIGNORE,
     GPUIGNORE,
+    NO_FILE,
     SECRET,
     Rules,
     Syntax,
     Why,
-    has_private_key,
+    has_secret,
     is_secret,
 )
 
@@ -52,14 +54,17 @@ class Code:
     left_out: tuple[tuple[str, Why], ...] = ()
 
 
-def check_code(code: object) -> None:
-    """Check the form of a task's `code`; raises CodeUnusable if it is no relative path."""
-    if not isinstance(code, str) or not code:
-        raise CodeUnusable(
-            f"code={code!r}.", f"Give {BUNDLE!r}, or a folder relative to the DAG file, such as 'trainer/'."
-        )
-    if os.path.isabs(code):
-        raise CodeUnusable(f"code={code!r} is an absolute path.", "Give the folder relative to the DAG file.")
+def given_code(code: object) -> str:
+    """Return a task's `code`, which may be a Path; raises CodeUnusable if it is no relative path."""
+    given = str(code) if isinstance(code, PurePath) else code
+    fix = f"Give {BUNDLE!r}, or a folder relative to the DAG file, such as 'trainer/'."
+    if not isinstance(given, str) or not given:
+        raise CodeUnusable(f"code={code!r}.", fix)
+    if is_template(given):
+        raise CodeUnusable(f"code={given!r}: code is not templated.", fix)
+    if os.path.isabs(given):
+        raise CodeUnusable(f"code={given!r} is an absolute path.", "Give the folder relative to the DAG file.")
+    return given
 
 
 def code_folder(code: str, dag_file: Path, bundle: Path) -> Path:
@@ -68,7 +73,7 @@ def code_folder(code: str, dag_file: Path, bundle: Path) -> Path:
     Raises:
         CodeUnusable: It is not there, is no folder, or is outside of the DAG file's bundle.
     """
-    check_code(code)
+    code = given_code(code)
     folder = bundle if code == BUNDLE else dag_file.parent / code
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -89,12 +94,12 @@ def read_code(folder: Path, bundle: Path, syntax: Syntax = "glob") -> Code:
     files = []
     for each in found:
         data = _content(each)
-        if has_private_key(data):
+        if has_secret(data):
             left_out.append((each.path, SECRET))
         else:
             files.append(CodeFile(path=each.path, data=data, is_executable=each.is_executable))
     if not files:
-        raise CodeUnusable(f"No file of {folder} may travel.", f"See {AIRFLOWIGNORE} and {GPUIGNORE}.")
+        raise _nothing(folder, sorted(left_out))
     return Code(files=tuple(files), left_out=tuple(sorted(left_out)))
 
 
@@ -104,6 +109,27 @@ def too_much(what: str, sizes: Iterable[tuple[str, int]]) -> CodeUnusable:
     shown = ", ".join(f"{path} ({kib(size)})" for path, size in largest)
     return CodeUnusable(
         f"{what}, and {MOST_MAPS} ConfigMaps of {kib(MOST_BYTES)} are the most. The largest: {shown}.", _SMALLER
+    )
+
+
+def too_large(path: str, size: int) -> CodeUnusable:
+    """Return the error for a file that fits into no map; `size` is what it takes there, in bytes."""
+    return CodeUnusable(
+        f"File {path} of the code takes {kib(size)} of a ConfigMap, and one file may have {kib(MOST_BYTES)},"
+        f" or {kib(MOST_BYTES * 3 // 4)} if it is not UTF-8, which travels in base64.",
+        _SMALLER,
+    )
+
+
+def _nothing(folder: Path, all_left_out: Sequence[tuple[str, Why]]) -> CodeUnusable:
+    left_out = [each for each in all_left_out if PurePosixPath(each[0]).name not in (AIRFLOWIGNORE, GPUIGNORE)]
+    if not left_out:
+        return CodeUnusable(f"The folder {folder} of the code has no files.", "Give the folder that has the code.")
+    shown = ", ".join(f"{path} ({why})" for path, why in left_out[:_LARGEST_SHOWN])
+    more = f" and {len(left_out) - _LARGEST_SHOWN} more" if len(left_out) > _LARGEST_SHOWN else ""
+    return CodeUnusable(
+        f"All files of {folder} are left out of the code: {shown}{more}.",
+        f"Take back in {GPUIGNORE} what the training needs, such as `!trainer/`.",
     )
 
 
@@ -146,7 +172,9 @@ class _Walk:
                 self._left_out.append((shown, why))
             elif is_folder:
                 yield from self.files(entry, shown, rules, above | {here})
-            elif entry.is_file() and entry.name not in (AIRFLOWIGNORE, GPUIGNORE):
+            elif not entry.is_file():
+                self._left_out.append((shown, NO_FILE))
+            elif entry.name not in (AIRFLOWIGNORE, GPUIGNORE):
                 yield self._found(entry, path)
 
     def _where_it_leads(self, link: Path, path: str) -> Why | None:

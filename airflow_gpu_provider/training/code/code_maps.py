@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.cluster.model.pod_state import Json
-from airflow_gpu_provider.training.code.code_files import MOST_BYTES, MOST_MAPS, CodeFile, kib, too_much
+from airflow_gpu_provider.training.code.code_files import MOST_BYTES, MOST_MAPS, CodeFile, kib, too_large, too_much
 from airflow_gpu_provider.untrusted import loads
 
 MOUNT_PATH = "/app"
@@ -40,7 +40,9 @@ def pack(files: Sequence[CodeFile]) -> tuple[Contents, ...]:
         free = (taken for taken, size in zip(maps, of_each, strict=True) if size + sizes[each.path] <= _ROOM)
         room = next(free, None)
         if room is None:
-            if len(maps) == MOST_MAPS or sizes[each.path] > _ROOM:
+            if sizes[each.path] > _ROOM:
+                raise too_large(each.path, sizes[each.path])
+            if len(maps) == MOST_MAPS:
                 raise too_much(f"The code needs {kib(sum(sizes.values()))} in ConfigMaps", sizes.items())
             maps.append(room := [])
         room.append(each)

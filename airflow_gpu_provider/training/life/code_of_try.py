@@ -14,7 +14,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import plural
 from airflow_gpu_provider.scaling.wait.retry import call_with_retries
 from airflow_gpu_provider.training.code.code_files import Code, kib
 from airflow_gpu_provider.training.code.code_maps import MOUNT_PATH, pack, volume
-from airflow_gpu_provider.training.code.left_behind import AIRFLOWIGNORE, GPUIGNORE, SECRET, Why
+from airflow_gpu_provider.training.code.left_behind import AIRFLOWIGNORE, GPUIGNORE, NO_FILE, SECRET, Why
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import Run
 
@@ -24,6 +24,7 @@ _SHOWN_REASONS: Mapping[Why, str] = {
     SECRET: "it may be secret",
     AIRFLOWIGNORE: f"by {AIRFLOWIGNORE}",
     GPUIGNORE: f"by {GPUIGNORE}",
+    NO_FILE: "neither a file nor a folder",
 }
 
 

@@ -57,6 +57,12 @@ def test_mapped_code_is_refused_with_the_dag() -> None:
         GpuPodOperator.partial(task_id="train", gpu_pool=a_pool(), code="/etc").expand(arguments=[["1"]])
 
 
+def test_code_may_be_a_path() -> None:
+    task = GpuPodOperator(task_id="train", gpu_pool=a_pool(), code=Path("trainer"))
+    mapped = GpuPodOperator.partial(task_id="mapped", gpu_pool=a_pool(), code=Path("trainer")).expand(cmds=[["1"]])
+    assert (task.code, mapped.partial_kwargs["code"]) == ("trainer", "trainer")
+
+
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "RayJob", "PyTorchJob"])
 def test_a_manifest_of_another_kind_than_job_gets_no_code(kind: str) -> None:
     def of(manifest: Any) -> GpuWorkloadOperator:

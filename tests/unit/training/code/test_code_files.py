@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from airflow_gpu_provider.training.code.code_files import (
     read_code,
 )
 
-KEY = f"-----BEGIN {'RSA PRIVATE'} KEY-----\n{'MIIEpAIBAAKCAQEA' * 4}\n-----END"
+_BEGIN, _CONTENT = f"-----BEGIN {'RSA PRIVATE'} KEY-----\n", f"{'MIIEpAIBAAKCAQEA' * 4}\n-----END"
+KEY = _BEGIN + _CONTENT
+ENCRYPTED = f"{_BEGIN}Proc-Type: 4,ENCRYPTED\nDEK-Info: DES-EDE3-CBC,{'0A' * 8}\n\n{_CONTENT}"
+USER = '{"client_id": "c", "refresh_token": "1//0abcdefgh", "type": "authorized_user"}'
 
 
 def write(folder: Path, files: Mapping[str, str]) -> Path:
@@ -45,6 +49,22 @@ def test_a_bundle_travels_without_secrets_and_what_it_has_of_them_is_named(tmp_p
     assert {path for path, why in code.left_out if why == "secret"} == {
         *(".env", ".git/", "a/id_rsa", "keys/gcp.json", "prod.env"),
     }
+
+
+@pytest.mark.parametrize("data", [KEY.encode("utf-16"), ENCRYPTED.encode(), USER.encode()])
+def test_a_secret_is_known_by_its_content(tmp_path: Path, data: bytes) -> None:
+    write(tmp_path, {"train.py": 'text = \'"type": "authorized_user"\''})
+    (tmp_path / "data.txt").write_bytes(data)
+    code = read_code(tmp_path, tmp_path)
+    assert (paths(code), code.left_out) == (["train.py"], (("data.txt", "secret"),))
+
+
+def test_a_secret_is_known_by_its_name_in_any_case(tmp_path: Path) -> None:
+    names = {".npmrc", ".cache/hf", ".kaggle/a", "Credentials.json", "ID_RSA", "infra/x.tfstate.backup", "prod.ENV"}
+    write(tmp_path, dict.fromkeys((*names, "cache/kept.py"), ""))
+    code = read_code(tmp_path, tmp_path)
+    assert paths(code) == ["cache/kept.py"]
+    assert len(code.left_out) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +118,7 @@ def test_a_link_that_leaves_the_bundle_is_refused_unless_it_stays(tmp_path: Path
         ("/etc", "absolute"),
         ("", "code=''"),
         (True, "code=True"),
+        ("{{ params.code }}", "code is not templated"),
         ("trained/", "does not exist"),
         ("dag.py", "is a file"),
         ("../..", "leads out of the DAG file's bundle"),
@@ -133,8 +154,29 @@ def test_too_many_are_refused_as_are_none(tmp_path: Path) -> None:
     with pytest.raises(CodeUnusable, match="1001 files"):
         read_code(tmp_path, tmp_path)
     write(tmp_path, {".gpuignore": "*"})
-    with pytest.raises(CodeUnusable, match="No file"):
+    with pytest.raises(
+        CodeUnusable, match=r"All files .*: 0\.py \(\.gpuignore\), 1\.py .* and 991 more\..*`!trainer/`"
+    ):
         read_code(tmp_path, tmp_path)
+
+
+def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CodeUnusable, match="empty of the code has no files"):
+        read_code(tmp_path / "empty", tmp_path)
+
+
+def test_an_ignore_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"a/train.py": ""})
+    (tmp_path / "a" / ".gpuignore").write_bytes(b"\xff\xfe*")
+    with pytest.raises(CodeUnusable, match=r"a/\.gpuignore of the code is not UTF-8"):
+        read_code(tmp_path, tmp_path)
+
+
+def test_a_fifo_is_named_among_what_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": ""})
+    os.mkfifo(tmp_path / "pipe")
+    assert read_code(tmp_path, tmp_path).left_out == (("pipe", "neither file nor folder"),)
 
 
 @pytest.mark.parametrize(("name", "words"), [(b"\xff.py", "UTF-8"), (b"..py", "two dots")])
