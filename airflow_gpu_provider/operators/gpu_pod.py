@@ -45,6 +45,7 @@ from airflow_gpu_provider.training.log.task_log import TaskLog
 from airflow_gpu_provider.training.place.pod_placement import (
     Placement,
     check_gpus,
+    check_mounts_beside_code,
     check_queue_name,
     check_resources,
     place,
@@ -190,6 +191,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
             resume_on_exit_codes = self._by_keyword("resume_on_exit_codes", resume_on_exit_codes, None)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions, resume_on_exit_codes)
         check_checkpoint_is_mounted(checkpoint, vars(self), self.gpu_pool)
+        if self.code is not None:
+            check_mounts_beside_code(vars(self))
         self._note_what_is_asked()
 
     def _asked(self) -> Mapping[str, object]:
@@ -208,6 +211,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, LaterArguments, Kubernete
         if isinstance(given["gpu_pool"], GpuPool) and given["gpu_pool"].is_rendered:
             check_resources(given, given["gpu_pool"])
         check_checkpoint_is_mounted(given.get("checkpoint"), given, given["gpu_pool"], is_partial=True)
+        if given.get("code") is not None:
+            check_mounts_beside_code(given)
 
     # -- the run ---------------------------------------------------------------------------------------------
 

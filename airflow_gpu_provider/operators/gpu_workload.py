@@ -19,8 +19,14 @@ from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import MAX_PREEMPTIONS, AttemptRecord, OnPreemption, PodSettings, Run
 from airflow_gpu_provider.training.life.task_attempt import TaskAttempt
 from airflow_gpu_provider.training.log.task_log import TaskLog
-from airflow_gpu_provider.training.place.fit import gpus_asked, gpus_of_all, nodes_needed
-from airflow_gpu_provider.training.place.kinds import Manifest
+from airflow_gpu_provider.training.place.fit import (
+    asks_for_gpus,
+    container_with_gpus,
+    gpus_asked,
+    gpus_of_all,
+    nodes_needed,
+)
+from airflow_gpu_provider.training.place.kinds import Manifest, templates_of
 from airflow_gpu_provider.training.place.manifest import (
     FILES,
     check_manifest_namespace,
@@ -30,10 +36,19 @@ from airflow_gpu_provider.training.place.manifest import (
     read_manifest,
     with_queue,
 )
-from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, check_queue_name
+from airflow_gpu_provider.training.place.pod_placement import (
+    Placement,
+    check_code_has_room,
+    check_gpus,
+    check_queue_name,
+)
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
+
+_WITH_CODE = "Job"
+"""The kind whose pods get the code of a task."""
 
 OnFinish = Literal["delete_pod", "delete_succeeded_pod", "keep_pod"]
 
@@ -65,7 +80,8 @@ class GpuWorkloadOperator(TrainingOperator):
             again. Restarts by its own controller (backoffLimit, maxRestarts) do not count.
         get_logs: Write the pods' logs to the task's log. Default True.
         utilization, idle_gpu_warning, idle_gpu_timeout: See TrainingOperator.
-        code: See TrainingOperator; for a Job alone, whose container with the GPUs gets it.
+        code: See TrainingOperator; for a Job alone, whose container with the GPUs gets it. In default_args it is for
+            the tasks that can have it.
         on_finish_action: "delete_pod" (default) deletes the object and its pods when it has ended,
             "delete_succeeded_pod" only when it has succeeded, "keep_pod" never.
         reattach_on_restart: Continue with the object that this try created before its worker died. Default True.
@@ -153,8 +169,18 @@ class GpuWorkloadOperator(TrainingOperator):
     def named_manifest(self) -> Manifest:
         """The rendered manifest, with its queue, its namespace and its name."""
         manifest = with_queue(read_manifest(self.manifest), self.queue_name)
+        self._leave_code_to_others(manifest)
         _check_takes_code(manifest, self.code)
         return named(manifest, namespace=self.namespace, prefix=self.task_id)
+
+    def _run(self, context: Context) -> Run:
+        self._leave_code_to_others(read_manifest(self.manifest))
+        return super()._run(context)
+
+    def _leave_code_to_others(self, manifest: Manifest) -> None:
+        """Have no code where only default_args give it, and the manifest's pods cannot have it."""
+        if manifest["kind"] != _WITH_CODE:
+            self.code = self._by_keyword("code", self.code, None)
 
     def _cluster(self) -> PoolHook:
         return PoolHook(self.rendered_pool)
@@ -184,6 +210,7 @@ class GpuWorkloadOperator(TrainingOperator):
 
     def _check_manifest(self, *, is_file_read: bool = False) -> None:
         if not is_still_text(self.manifest) or (is_file_read and not is_template(self.manifest)):
+            self._leave_code_to_others(read_manifest(self.manifest))
             _check_manifest(vars(self))
 
     @classmethod
@@ -192,7 +219,8 @@ class GpuWorkloadOperator(TrainingOperator):
         given = {"gpu_pool": current_pool(), **default_args, **kwargs}
         check_pod_arguments({name: value for name, value in given.items() if value is not None})
         if "manifest" in kwargs and not is_still_text(kwargs["manifest"]):
-            _check_manifest(given)
+            is_job = read_manifest(kwargs["manifest"])["kind"] == _WITH_CODE
+            _check_manifest(given if is_job else {**given, "code": kwargs.get("code")})
 
 
 def _check_manifest(given: Mapping[str, Any]) -> None:
@@ -202,6 +230,8 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
     check_manifest_namespace(manifest, given.get("namespace"))
     _check_takes_code(manifest, given.get("code"))
     asked = gpus_asked(manifest)
+    if given.get("code") is not None:
+        _check_mounts_beside_code(manifest)
     for gpus in asked:
         if isinstance(pool, GpuPool) and pool.is_rendered:
             check_gpus(pool, gpus)
@@ -212,8 +242,17 @@ def _check_manifest(given: Mapping[str, Any]) -> None:
 
 def _check_takes_code(manifest: Manifest, code: object) -> None:
     """Raise CodeUnusable for code with a kind whose pods this package does not describe alone."""
-    if code is not None and manifest["kind"] != "Job":
+    if code is not None and manifest["kind"] != _WITH_CODE:
         raise CodeUnusable(
             f"code={code!r} with a manifest of kind {manifest['kind']}.",
             "Give a Job, or run the training with GpuPodOperator(nodes=...); or put the code into the image.",
         )
+
+
+def _check_mounts_beside_code(manifest: Manifest) -> None:
+    """Raise PoolSpecError if a container that gets code mounts something in its place."""
+    for each in filter(asks_for_gpus, templates_of(manifest)):
+        base = container_with_gpus(each)
+        mounts = base.get("volumeMounts")
+        paths = [one.get("mountPath") for one in mounts if isinstance(one, dict)] if isinstance(mounts, list) else ()
+        check_code_has_room(base["name"], paths)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from posixpath import normpath
 from typing import Any
 
 from kubernetes.client import models as k8s
@@ -258,15 +259,34 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
 
 def _mount_code(spec: k8s.V1PodSpec, base: k8s.V1Container, code: k8s.V1Volume) -> None:
     mounts = base.volume_mounts or []
-    if any(mount.mount_path.rstrip("/") == MOUNT_PATH for mount in mounts):
-        raise PoolSpecError(
-            f"Container {base.name} mounts a volume at {MOUNT_PATH}, where code= puts the code.",
-            "Mount the volume elsewhere, or leave out code=.",
-        )
+    check_code_has_room(base.name, (mount.mount_path for mount in mounts))
     spec.volumes = [*(spec.volumes or []), code]
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=code.name, mount_path=MOUNT_PATH, read_only=True)]
     base.working_dir = base.working_dir or MOUNT_PATH
     _tell(base, {"PYTHONPATH": MOUNT_PATH})
+
+
+def check_code_has_room(container: str, mounted: Iterable[object]) -> None:
+    """Raise PoolSpecError if a container with `code=` has another volume at /app, or below it: /app is read-only.
+
+    Of the paths in `mounted`, Jinja expressions are left to `place`.
+    """
+    for path in mounted:
+        if isinstance(path, str) and not is_template(path) and f"{normpath(path)}/".startswith(f"{MOUNT_PATH}/"):
+            raise PoolSpecError(
+                f"Container {container} mounts a volume at {path}, and code= puts the code at {MOUNT_PATH}, read-only.",
+                "Mount the volume elsewhere, such as /outputs, or leave out code=.",
+            )
+
+
+def check_mounts_beside_code(given: Arguments) -> None:
+    """Do as `check_code_has_room` for the mounts that a task's arguments give its base container."""
+    full = getattr(given.get("full_pod_spec"), "spec", None)
+    base = full.containers[0] if isinstance(full, k8s.V1PodSpec) and full.containers else None
+    lists = (given.get("volume_mounts"), getattr(base, "volume_mounts", None))
+    mounts = [mount for each in lists if isinstance(each, list | tuple) for mount in each]
+    name = str(given.get("base_container_name") or "base")
+    check_code_has_room(name, (getattr(each, "mount_path", None) for each in mounts))
 
 
 def _of_types(pool: GpuPool) -> tuple[Requirement, ...]:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
+from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import gpu_nodes
 from airflow_gpu_provider.cli import metadata
 from airflow_gpu_provider.cluster.api.code_requests import CODE_VERBS
-from airflow_gpu_provider.errors import CodeUnusable, PermissionDenied
+from airflow_gpu_provider.errors import CodeUnusable, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.gpu_workload import GpuWorkloadOperator
 from airflow_gpu_provider.operators.task_code import take_code
@@ -71,6 +72,46 @@ def test_a_manifest_of_another_kind_than_job_gets_no_code(kind: str) -> None:
     with pytest.raises(CodeUnusable, match=f"code='bundle' with a manifest of kind {kind}"):
         of(a(kind))
     assert of(a("Job")).code == "bundle"
+
+
+MOUNT = k8s.V1VolumeMount(name="out", mount_path="/app/out")
+FULL = k8s.V1Pod(spec=k8s.V1PodSpec(containers=[k8s.V1Container(name="base", volume_mounts=[MOUNT])]))
+
+
+@pytest.mark.parametrize("given", [{"volume_mounts": [MOUNT]}, {"full_pod_spec": FULL}])
+def test_a_mount_at_app_is_refused_with_the_dag(given: dict[str, Any]) -> None:
+    GpuPodOperator(task_id="train", gpu_pool=a_pool(), **given)
+    with pytest.raises(PoolSpecError, match=r"base mounts a volume at /app/out, .* /app, read-only"):
+        GpuPodOperator(task_id="train", gpu_pool=a_pool(), code="bundle", **given)
+    with pytest.raises(PoolSpecError, match="mounts a volume at /app/out"):
+        GpuPodOperator.partial(task_id="train", gpu_pool=a_pool(), code="bundle", **given)
+
+
+def test_a_job_that_mounts_at_app_is_refused_with_the_dag() -> None:
+    def of(path: str) -> None:
+        job = a("Job")
+        job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "out", "mountPath": path}]
+        GpuWorkloadOperator(task_id="train", gpu_pool=a_large_pool(), manifest=job, code="bundle")
+
+    of("/apps")
+    with pytest.raises(PoolSpecError, match="train mounts a volume at /app/"):
+        of("/app/")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("JobSet", None), ("Job", "bundle")])
+def test_code_in_default_args_is_for_the_tasks_that_can_have_it(kind: str, code: str | None) -> None:
+    def task_of(manifest: Any) -> Any:
+        with DAG("nightly", schedule=None, default_args={"code": "bundle"}):
+            GpuWorkloadOperator.partial(task_id="mapped", gpu_pool=a_large_pool(), manifest=a(kind)).expand(
+                namespace=["a", "b"]
+            )
+            return GpuWorkloadOperator(task_id="train", gpu_pool=a_large_pool(), manifest=manifest)
+
+    assert task_of(a(kind)).code == code
+    task = task_of("{{ params.manifest }}")
+    task.manifest = a(kind)
+    assert task.named_manifest["kind"] == kind
+    assert task.code == code
 
 
 def test_a_decorated_function_has_code_as_its_dag_has_it(tmp_path: Path) -> None:
