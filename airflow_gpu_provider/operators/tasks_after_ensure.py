@@ -40,11 +40,11 @@ def largest(tasks: Iterable[Any]) -> int:
 
 def _sizes(tasks: Iterable[Any]) -> Iterator[int]:
     for task in tasks:
-        given = (value_of(task, "nodes"), *_expanded(task, "nodes")) if role_of(task) == "training" else ()
+        given = (value_of(task, "nodes"), *expanded(task, "nodes")) if role_of(task) == "training" else ()
         yield from (size for size in given if isinstance(size, int) and size > 1)
 
 
-def _expanded(task: Any, name: str) -> Iterable[Any]:
+def expanded(task: Any, name: str) -> Iterable[Any]:
     """Return the values of an argument in a mapped task's instances, as far as the DAG file has them."""
     if not hasattr(task, "partial_kwargs"):
         return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.operators.tasks_after_ensure import trainings_after
+from airflow_gpu_provider.operators.tasks_after_ensure import expanded, trainings_after
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.block_tasks import value_of
 
@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 def check_code_of_trainings(ensure: Any, api: ApiClient) -> None:
     """Check the code of the tasks that are to run on Ensure's nodes, and the permission to write it.
 
+    Of a mapped task that of all its instances, as far as the DAG file has it.
+
     Raises:
         CodeUnusable: It could not be taken from this machine.
         PermissionDenied: It may not be written where the DAG file has the pods run.
     """
     for task in trainings_after(ensure):
-        if (code := value_of(task, "code")) is not None:
+        of_instances = (value_of(task, "code"), *expanded(task, "code"))
+        if codes := [each for each in of_instances if each is not None]:
             from airflow_gpu_provider.cluster.api.access_review import check_code_is_writable
             from airflow_gpu_provider.operators.task_code import take_code
             from airflow_gpu_provider.training.code.code_maps import pack
 
-            pack(take_code(code, task.get_dag()).files)
+            for code in codes:
+                pack(take_code(code, task.get_dag()).files)
             namespace = namespace_given(task) or "default"
             if not is_template(namespace):
                 check_code_is_writable(api, namespace)

@@ -178,6 +178,20 @@ def test_ensure_finds_what_would_refuse_the_code_before_it_wants_a_node(tmp_path
         check_code_of_trainings(ensure, rights)
 
 
+def test_ensure_checks_the_code_of_each_mapped_instance(tmp_path: Path) -> None:
+    dag = dag_in(tmp_path)
+    (tmp_path / "dags" / "proj").mkdir()
+    (tmp_path / "dags" / "proj" / "train.py").write_text("")
+    with dag, gpu_nodes(a_pool(name="gpu")):
+        GpuPodOperator.partial(task_id="train", image="python").expand(code=["proj", "nothere"])
+    rights: Any = Rights(*CODE_VERBS)
+    with pytest.raises(CodeUnusable, match=r"code='nothere': .* does not exist"):
+        check_code_of_trainings(dag.get_task("gpu.ensure"), rights)
+    (tmp_path / "dags" / "nothere").symlink_to("proj")
+    check_code_of_trainings(dag.get_task("gpu.ensure"), rights)
+    assert rights.namespaces == {"default"}
+
+
 def test_ensure_asks_nothing_where_no_training_has_code(tmp_path: Path) -> None:
     rights: Any = Rights()
     check_code_of_trainings(ensure_before(tmp_path), rights)
