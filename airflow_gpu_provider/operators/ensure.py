@@ -171,6 +171,16 @@ class EnsureGpuPoolOperator(PoolOperator):
         except GpuError as error:
             raise of_task(error, self.task_id, self._dag) from error.__cause__
 
+    def resolve_template_files(self) -> None:
+        """Check the code of the mapped trainings after it too: the DAG file has been read by now.
+
+        Airflow makes no operator of a mapped task then, which could check its own.
+        """
+        super().resolve_template_files()
+        from airflow_gpu_provider.operators.training_code import check_code_of_mapped
+
+        check_code_of_mapped(self)
+
     def _counts(self, gang: Any) -> NodeCounts:
         return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import conf
 
 from airflow_gpu_provider.errors import CodeUnusable
-from airflow_gpu_provider.training.code.code_files import Code, code_folder, read_code
+from airflow_gpu_provider.training.code.code_files import Code, code_folder, given_code, read_code
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
 
-def check_folder(code: str, dag: DAG | None) -> None:
+def check_folder(code: object, dag: DAG | None) -> None:
     """Check the folder that a task's `code` names, as this machine has it; raises CodeUnusable."""
     file, bundle = _places(dag)
-    code_folder(code, file, bundle)
+    code_folder(given_code(code), file, bundle)
 
 
 def take_code(code: str, dag: DAG | None) -> Code:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.errors import CodeUnusable
 from airflow_gpu_provider.operators.tasks_after_ensure import expanded, trainings_after
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.block_tasks import value_of
+from airflow_gpu_provider.tasks.pool_operator import of_task
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -26,8 +28,7 @@ def check_code_of_trainings(ensure: Any, api: ApiClient) -> None:
         PermissionDenied: It may not be written where the DAG file has the pods run.
     """
     for task in trainings_after(ensure):
-        of_instances = (value_of(task, "code"), *expanded(task, "code"))
-        if codes := [each for each in of_instances if each is not None]:
+        if codes := _codes_of(task):
             from airflow_gpu_provider.cluster.api.access_review import check_code_is_writable
             from airflow_gpu_provider.operators.task_code import take_code
             from airflow_gpu_provider.training.code.code_maps import pack
@@ -37,6 +38,23 @@ def check_code_of_trainings(ensure: Any, api: ApiClient) -> None:
             namespace = namespace_given(task) or "default"
             if not is_template(namespace):
                 check_code_is_writable(api, namespace)
+
+
+def check_code_of_mapped(ensure: Any) -> None:
+    """Check the folders that the mapped tasks among them name, when the DAG is parsed; raises CodeUnusable."""
+    for task in trainings_after(ensure):
+        for code in _codes_of(task) if hasattr(task, "partial_kwargs") else ():
+            from airflow_gpu_provider.operators.task_code import check_folder
+
+            try:
+                check_folder(code, task.get_dag())
+            except CodeUnusable as error:
+                raise of_task(error, task.task_id, task.get_dag()) from error.__cause__
+
+
+def _codes_of(task: Any) -> list[Any]:
+    """Return what a task's `code` is, in each instance of a mapped one, as far as the DAG file has it."""
+    return [each for each in (value_of(task, "code"), *expanded(task, "code")) if each is not None]
 
 
 def namespace_given(task: Any) -> Any:

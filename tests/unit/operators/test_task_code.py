@@ -178,16 +178,19 @@ def test_ensure_finds_what_would_refuse_the_code_before_it_wants_a_node(tmp_path
         check_code_of_trainings(ensure, rights)
 
 
-def test_ensure_checks_the_code_of_each_mapped_instance(tmp_path: Path) -> None:
+def test_the_code_of_each_mapped_instance_is_checked_with_the_dag_and_by_ensure(tmp_path: Path) -> None:
     dag = dag_in(tmp_path)
     (tmp_path / "dags" / "proj").mkdir()
     (tmp_path / "dags" / "proj" / "train.py").write_text("")
     with dag, gpu_nodes(a_pool(name="gpu")):
         GpuPodOperator.partial(task_id="train", image="python").expand(code=["proj", "nothere"])
     rights: Any = Rights(*CODE_VERBS)
+    with pytest.raises(CodeUnusable, match=r"Task train of DAG nightly: code='nothere': .* does not exist"):
+        dag.resolve_template_files()
     with pytest.raises(CodeUnusable, match=r"code='nothere': .* does not exist"):
         check_code_of_trainings(dag.get_task("gpu.ensure"), rights)
     (tmp_path / "dags" / "nothere").symlink_to("proj")
+    dag.resolve_template_files()
     check_code_of_trainings(dag.get_task("gpu.ensure"), rights)
     assert rights.namespaces == {"default"}
 
