@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -78,6 +79,21 @@ def demand_of(pool: GpuPool, api: client.CoreV1Api) -> DemandLease:
     return lease
 
 
+@contextmanager
+def held(pod: client.V1Pod, api: client.CoreV1Api) -> Iterator[None]:
+    """Keep a pod's object from going."""
+
+    def set_finalizers(*names: str) -> None:
+        patch = {"metadata": {"finalizers": [*names] or None}}
+        api.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
+
+    set_finalizers("example.com/held")
+    try:
+        yield
+    finally:
+        set_finalizers()
+
+
 def deferred(step: Any) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as deferral:
         step()
@@ -120,10 +136,11 @@ def test_a_training_goes_on_until_the_end_that_its_demand_has_by_then(switched: 
         with pytest.raises(PodDeadline, match="had not finished at its deadline"):
             resumption(task, again, context, at_its_deadline(again))()
 
-    _, lines = lines_of(ends)
+    with held(its_pod, api):  # its node is released, and the pod goes with it
+        _, lines = lines_of(ends)
+        left = api.read_namespaced_pod(its_pod.metadata.name, "default")
     assert any("is at its deadline: it has 30 s to stop" in line for line in lines)
     assert "[base] saved" in lines
-    left = api.read_namespaced_pod(its_pod.metadata.name, "default")
     assert (left.status.phase, left.status.reason) == ("Failed", "DeadlineExceeded"), "it is kept, and does not run"
 
 
