@@ -53,8 +53,9 @@ class CloudPlatform(Platform, Generic[PoolT]):
         dear = too_dear(record, candidates)
         if dear and len(dear) == len(candidates):
             raise PriceLimitExceeded.of(pool.name, too_dear_lines(dear))
-        plan = self._plan(nodes, {each.candidate.group for each in dear})
-        kept = [each for each in candidates if each not in {other.candidate for other in dear}]
+        left_out = {each.candidate.group for each in dear}
+        plan = self._plan(nodes, left_out)
+        kept = [each for each in candidates if each.group not in left_out]
         lines = (*price_lines(record, candidates), *order_lines(record, kept))
         return replace(plan, prices=lines, too_dear=dear, listed=listed)
 

@@ -71,10 +71,6 @@ class Ledger:
         """Return whether anything is recorded of a run; without that it has cost nothing yet."""
         return any(run.key == key for run in usage.read_runs(self._api, self._pool.name))
 
-    def has_lost(self, key: DemandKey) -> bool:
-        """Return whether something that was recorded of a run could not be read, so that its cost is not known."""
-        return any(run.key == key and run.is_lost for run in usage.read_runs(self._api, self._pool.name))
-
     def bill(
         self,
         key: DemandKey,

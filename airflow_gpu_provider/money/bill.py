@@ -126,6 +126,7 @@ class Bill:
         computed: How much of the working time the GPUs computed; None if unknown.
         idle_before_release: The part of the idle seconds that its tasks could have left out: up to when its scale-down
             began, or to its last work where that is not known.
+        is_lost: What was recorded of its run could not be read once, so that its cost is not known.
     """
 
     seconds: Mapping[Phase, float]
@@ -140,6 +141,7 @@ class Bill:
     over_max_cost: float = 0.0
     computed: ComputedShare | None = None
     idle_before_release: float = 0.0
+    is_lost: bool = False
 
     @property
     def total_seconds(self) -> float:
@@ -202,8 +204,6 @@ def bill(
 ) -> Bill:
     """Return the bill of one run, from what is known about all runs that used the pool; more as in `Bill`."""
     own = next((run for run in runs if run.key == key), RunUsage.new(key))
-    if own.is_lost:
-        at_least = "; ".join(filter(None, (at_least, _LOST)))
     until, idle = release_began or _last_work(key, runs), 0.0
     amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
     prices = PriceRecord.of(pool, (each for run in runs for each in run.prices))
@@ -220,11 +220,12 @@ def bill(
         idle += _idle_until(until, machine, key, runs)
         last_price = prices.price(machine.group, machine.market, machine.seen_until)
         by_autoscaler.add(last_price, {"idle": _idle_after(machine, key, runs)})
-    autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
-    computed, whole = computed_share(own), amounts.bill(machines=len(lanes), at_least=at_least)
+    lost = _LOST if own.is_lost else ""
+    autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least).lacking(lost)
+    computed, whole = computed_share(own), amounts.bill(machines=len(lanes), at_least=at_least).lacking(lost)
     over = 0.0 if own.max_cost is None else max(0.0, (whole.total_cost or 0.0) - own.max_cost)
     whole = replace(whole, lanes=lanes, autoscaler=autoscaler, over_max_cost=over)
-    return replace(whole, computed=computed, idle_before_release=idle)
+    return replace(whole, computed=computed, idle_before_release=idle, is_lost=own.is_lost)
 
 
 def priced_parts(prices: PriceRecord, machine: MachineUse) -> Iterator[tuple[MachineUse, float | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from airflow_gpu_provider.money.prices import UNKNOWN, PriceRecord, is_reserved, money, node_costs, tiers
+from airflow_gpu_provider.money.prices import UNKNOWN_PRICE, PriceRecord, is_reserved, money, node_costs, tiers
 from airflow_gpu_provider.pools.candidates import Candidate
 
 
@@ -28,7 +28,7 @@ def _why(record: PriceRecord, tier: Sequence[Candidate], costs: Mapping[str, flo
     if all(is_reserved(each) for each in tier):
         return "reserved"
     low, high = min(costs[each.group] for each in tier), max(costs[each.group] for each in tier)
-    if low == UNKNOWN:
+    if low == UNKNOWN_PRICE:
         return "at a price that is not known"
     if low == high:
         return f"{money(record.pool, low)} an hour"

@@ -29,7 +29,7 @@ _LONGEST_REASON = 300
 EQUALLY_CHEAP = 0.05
 """What costs up to so much more than the cheapest counts as equally cheap: else each new price would move a run."""
 
-UNKNOWN = math.inf
+UNKNOWN_PRICE = math.inf
 
 _Item = TypeVar("_Item")
 
@@ -160,7 +160,7 @@ def node_costs(record: PriceRecord, candidates: Iterable[Candidate]) -> Mapping[
     (`GpuPool.nodes_for`), so that a machine with more of them counts its whole price.
 
     What is reserved costs nothing more, as it is paid for whether a run uses it or not; a price that is not known
-    counts as UNKNOWN. Empty for a pool that does not prefer by price.
+    counts as UNKNOWN_PRICE. Empty for a pool that does not prefer by price.
     """
     if record.pool.prefer != "price":
         return {}
@@ -171,7 +171,7 @@ def _cost(record: PriceRecord, candidate: Candidate) -> float:
     if is_reserved(candidate):
         return 0.0
     price = record.price(candidate.group, candidate.market)
-    return UNKNOWN if price is None else price
+    return UNKNOWN_PRICE if price is None else price
 
 
 def is_reserved(candidate: Candidate) -> bool:

@@ -251,7 +251,7 @@ class Reconciler:
         now = self.clock.now()
         self.ledger.machines(seen, nodes, now)
         bill = self.ledger.bill(key, self.platform, now, seen=seen)
-        return None if self.ledger.has_lost(key) else bill.total_cost, now
+        return None if bill.is_lost else bill.total_cost, now
 
     def within_budget(self, lease: DemandLease) -> DemandLease:
         """Return changed demand with what its budget is by now: until its nodes came nothing was spent, or little."""

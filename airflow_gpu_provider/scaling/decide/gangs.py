@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
-from airflow_gpu_provider.money.prices import UNKNOWN, equally_cheap, tiers
+from airflow_gpu_provider.money.prices import UNKNOWN_PRICE, equally_cheap
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
@@ -243,14 +243,13 @@ def _growing(
     def cost(option: _Option) -> float:
         there, by_group, _, _ = option
         nodes = Counter(each.machine.group for each in there) + Counter(by_group)
-        return sum(number * costs.get(name, UNKNOWN) for name, number in nodes.items())
+        return sum(number * costs.get(name, UNKNOWN_PRICE) for name, number in nodes.items())
 
     costs = snapshot.node_costs
     over, types = passed_over(snapshot.groups, snapshot.now), snapshot.types_in_demand
     can_come = [
         group
-        for tier in tiers(snapshot.groups, lambda group: costs.get(group.name, UNKNOWN))
-        for group in tier
+        for group in snapshot.groups_by_cost
         if group.when_idle == "remove"
         and group.status not in OFF_LIMITS
         and group.name not in over

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.money.prices import UNKNOWN, equally_cheap, tiers, too_dear
+from airflow_gpu_provider.money.prices import UNKNOWN_PRICE, equally_cheap, too_dear
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
@@ -63,7 +63,7 @@ def _spread(
         open_groups = [group for group in groups if len(group.live) + placed[group.name] < group.max_size]
         if not open_groups:
             return
-        open_groups = equally_cheap(open_groups, lambda group: costs.get(group.name, UNKNOWN))
+        open_groups = equally_cheap(open_groups, lambda group: costs.get(group.name, UNKNOWN_PRICE))
         best = _tier(open_groups[0])
         tier = [group for group in open_groups if _tier(group) == best]
         close = [group for group in tier if near[group.candidate.zone] > 0]
@@ -116,8 +116,7 @@ def larger_type(snapshot: PoolSnapshot, than: str, *, gpus: int) -> str | None:
     has = pool.gpus_of(than)
     if has is None:
         return None
-    by_cost = tiers(snapshot.groups, lambda group: snapshot.node_costs.get(group.name, UNKNOWN))
-    groups = [group for tier in by_cost for group in tier if group.status not in OFF_LIMITS]
+    groups = [group for group in snapshot.groups_by_cost if group.status not in OFF_LIMITS]
     dear = {each.candidate for each in too_dear(snapshot.prices, [group.candidate for group in groups])}
     offered = [group.candidate.instance_type for group in groups if group.candidate not in dear]
     there = [node.instance_type for node in snapshot.nodes if node.usable]

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from airflow_gpu_provider.errors import NodesNotReady
 from airflow_gpu_provider.money.budget import money_is_used
-from airflow_gpu_provider.money.prices import PriceRecord, in_words, node_costs, rate_in_words, too_dear
+from airflow_gpu_provider.money.prices import (
+    UNKNOWN_PRICE,
+    PriceRecord,
+    in_words,
+    node_costs,
+    rate_in_words,
+    tiers,
+    too_dear,
+)
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.deadlines import unleased_until
@@ -112,6 +120,12 @@ class PoolSnapshot:
         an Ensure has read.
         """
         return node_costs(self.prices, (group.candidate for group in self.groups))
+
+    @cached_property
+    def groups_by_cost(self) -> tuple[Group, ...]:
+        """The groups, the equally cheap ones together and the cheapest first; in candidate order without costs."""
+        by_cost = tiers(self.groups, lambda group: self.node_costs.get(group.name, UNKNOWN_PRICE))
+        return tuple(group for tier in by_cost for group in tier)
 
     def price_of(self, group_name: str) -> float | None:
         """Return what a machine of the group costs per hour; None: unknown."""
