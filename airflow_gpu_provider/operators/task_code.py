@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 from airflow.providers.common.compat.sdk import conf
 
 from airflow_gpu_provider.errors import CodeUnusable
+from airflow_gpu_provider.tasks.pool_operator import of_task
 from airflow_gpu_provider.training.code.code_files import Code, code_folder, given_code, read_code
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
 
-def check_folder(code: object, dag: DAG | None) -> None:
-    """Check the folder that a task's `code` names, as this machine has it; raises CodeUnusable."""
-    file, bundle = _places(dag)
-    code_folder(given_code(code), file, bundle)
+def check_folder(code: object, dag: DAG | None, task_id: str) -> None:
+    """Check the folder that a task's `code` names, as this machine has it; raises CodeUnusable with the task's id."""
+    try:
+        file, bundle = _places(dag)
+        code_folder(given_code(code), file, bundle)
+    except CodeUnusable as error:
+        raise of_task(error, task_id, dag) from error.__cause__
 
 
 def take_code(code: str, dag: DAG | None) -> Code:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.errors import CodeUnusable, PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.operators.task_code import check_folder, take_code
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN
@@ -23,7 +23,7 @@ from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.links import LINKS, KueueQueueLink
 from airflow_gpu_provider.tasks.loops import check_loops, is_overtaken, iteration_of
 from airflow_gpu_provider.tasks.next_try import next_try_within
-from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, of_task, seconds_of
+from airflow_gpu_provider.tasks.pool_operator import PoolOperator, block_of, current_pool, no_pool, seconds_of
 from airflow_gpu_provider.tasks.telemetry import gauge_use, of_training, parent_variables, record_phases
 from airflow_gpu_provider.tasks.xcom import push
 from airflow_gpu_provider.training.code.code_files import given_code
@@ -162,10 +162,7 @@ class TrainingOperator(PoolOperator):
         """Read the files that its arguments name, and note what is asked for: the DAG file has been read by now."""
         super().resolve_template_files()
         if self.code is not None:
-            try:
-                check_folder(self.code, self.get_dag())
-            except CodeUnusable as error:
-                raise of_task(error, self.task_id, self._dag) from error.__cause__
+            check_folder(self.code, self.get_dag(), self.task_id)
         self._note_what_is_asked()
 
     def _note_what_is_asked(self) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import CodeUnusable
 from airflow_gpu_provider.operators.tasks_after_ensure import expanded, trainings_after
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.tasks.block_tasks import value_of
-from airflow_gpu_provider.tasks.pool_operator import of_task
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -46,10 +44,7 @@ def check_code_of_mapped(ensure: Any) -> None:
         for code in _codes_of(task) if hasattr(task, "partial_kwargs") else ():
             from airflow_gpu_provider.operators.task_code import check_folder
 
-            try:
-                check_folder(code, task.get_dag())
-            except CodeUnusable as error:
-                raise of_task(error, task.task_id, task.get_dag()) from error.__cause__
+            check_folder(code, task.get_dag(), task.task_id)
 
 
 def _codes_of(task: Any) -> list[Any]:
