@@ -180,6 +180,6 @@ def test_too_much_code_is_refused_before_anything_is_written(
     pool: EksGpuPool, bundle: Path, core: client.CoreV1Api
 ) -> None:
     (bundle / "data.csv").write_bytes(os.urandom(2**21))
-    with pytest.raises(CodeUnusable, match=r"largest: data\.csv \(2731 KiB\)|2048 KiB"):
+    with pytest.raises(CodeUnusable, match=r"File data\.csv of the code takes 2731 KiB of a ConfigMap"):
         run(training(pool, bundle))
     assert left(core) == []

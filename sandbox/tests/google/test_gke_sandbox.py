@@ -196,7 +196,9 @@ def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(
     assert "NVIDIA L4" in get(sandbox, f"{PODS}/smi/log")
     [node] = nodes_of(sandbox, "shared")
     assert allocatable(node) == "4"
-    plain = gpu_pod("plain", "shared", ["sh", "-c", f"nvidia-smi; {SMI}; LD_LIBRARY_PATH={NVIDIA}/lib64 {SMI} -L"])
+    plain = gpu_pod(
+        "plain", "shared", ["sh", "-c", f"exec 2>&1; nvidia-smi; {SMI}; LD_LIBRARY_PATH={NVIDIA}/lib64 {SMI} -L"]
+    )
     plain["spec"]["containers"][0]["image"] = "busybox:1.36"
     post(sandbox, PODS, plain)
     until_pod(core, "plain", "Succeeded")

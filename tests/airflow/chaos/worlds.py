@@ -14,6 +14,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 3
 """Cells in one world that nobody else notices."""
+
+_ERROR = "error.txt"
+"""The file in a world's folder with the exception that ended it."""
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -224,15 +228,24 @@ class _World:
         """See that nothing is left of a world that ends; say how it ended, unless all was well."""
         self._process.join()
         self.link.close()
+        why = _last_words(self._folder)
         end_all(_airflow_home(self._folder))
         shutil.rmtree(self._folder, ignore_errors=True)
         code = self._process.exitcode
         well = self.was_dismissed and code == 0
-        return "" if well else f"the {self.platform} world {self._process.pid} ended with status {code}"
+        return "" if well else f"the {self.platform} world {self._process.pid} ended with status {code}{why}"
 
 
 def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, seed: int) -> None:
     """A world's process: runs the cells that come, until it is told that there is none."""
+    try:
+        _run_world(link, folder, platform, pace=pace, seed=seed)
+    except Exception:
+        (folder / _ERROR).write_text(traceback.format_exc(), "utf-8")  # its standard error is nobody's
+        raise
+
+
+def _run_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, seed: int) -> None:
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all of a terminal's processes: one ends the others
     with (
         open_sandbox(platform, folder / "sandbox", pace=pace, seed=seed) as sandbox,
@@ -244,7 +257,7 @@ def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, 
         def run(cell: Cell) -> None:
             outcome = run_cell(world, cell, bystander)
             if isinstance(outcome, NotRun):
-                _die_unless_sound(world)
+                _die_unless_sound(world, folder)
             with telling:
                 link.send(outcome)
 
@@ -254,7 +267,7 @@ def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, 
         _see_nothing_left(world)
 
 
-def _die_unless_sound(world: World) -> None:
+def _die_unless_sound(world: World, folder: Path) -> None:
     """End this process where its Airflow or its cluster does not come back: every cell to come would fail to run."""
     try:
         world.revive()
@@ -262,6 +275,7 @@ def _die_unless_sound(world: World) -> None:
         world.items("/api/v1/nodes")
     except (AirflowNotHealthy, OSError):
         log.exception("a world is beyond use")
+        (folder / _ERROR).write_text(traceback.format_exc(), "utf-8")
         os._exit(1)
 
 
@@ -275,6 +289,12 @@ def _see_nothing_left(world: World) -> None:
         if time.monotonic() > give_up_at:
             raise WorldFailed(f"after all nights there is {left}; {', '.join(strays) or 'no stray'}")
         time.sleep(0.5)
+
+
+def _last_words(folder: Path) -> str:
+    """Why the world of this folder ended, if an exception ended it."""
+    error = folder / _ERROR
+    return f":\n{error.read_text('utf-8')}" if error.exists() else ""
 
 
 def _next(link: Connection) -> Cell | None:
