@@ -1,6 +1,8 @@
 """When a group can have machines: which status it then has, and how long it is passed over once its launches failed.
 
-Pure: it is the cloud that remembers the failures, and shows what was set.
+A group that has lost machines is not passed over: others are preferred to it for a while.
+
+Pure: it is the cloud that remembers the failures and the losses, and shows what was set.
 
 The times are cluster-autoscaler's own (--initial-node-group-backoff-duration, --max-node-group-backoff-duration,
 --node-group-backoff-reset-timeout).
@@ -8,13 +10,14 @@ The times are cluster-autoscaler's own (--initial-node-group-backoff-duration, -
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.clouds.base import Group, GroupStatus, LaunchFailure
+    from airflow_gpu_provider.clouds.base import Group, GroupStatus, LaunchFailure, MachineLoss
     from airflow_gpu_provider.pools import Candidate, GpuPool
 
 FIRST = timedelta(minutes=5)
@@ -28,6 +31,15 @@ COMING: tuple[GroupStatus, ...] = ("creating", "upgrading")
 
 "upgrading" is one without machines that the cloud updates: a machine that came meanwhile could be replaced at once.
 """
+
+LOST_SOON = timedelta(minutes=30)
+"""A machine that fails within this time of its start is a loss on any market; later, only one that was taken back."""
+
+_AT_ONCE = timedelta(minutes=1)  # losses of a zone so close together have one cause
+
+_RESERVED = ("RESERVED", "CAPACITY_BLOCK")  # paid for, used or not
+
+_T = TypeVar("_T")
 
 SHOWN_AFTER = timedelta(seconds=30)
 """When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
@@ -63,6 +75,55 @@ def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]
     if all(group.name in found for group in with_room):
         return {name: over for name, over in found.items() if over.failure.kind != "other"}
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesThere:
+    """Other candidates are preferred to this one before `until`: it lost machines `times` times, the last one `last`.
+
+    The preference is among the candidates of its market after one loss, and among all after more.
+    """
+
+    last: MachineLoss
+    until: datetime
+    times: int
+
+    @property
+    def is_repeated(self) -> bool:
+        return self.times > 1
+
+    @property
+    def lost(self) -> str:
+        often = "" if self.times == 1 else f", {ordinal(self.times)} loss in a row"
+        return f"machine {self.last.machine} was lost ({self.last.why}{often})"
+
+    def __str__(self) -> str:
+        return f"{self.lost}; others are preferred until {self.until:%H:%M}Z"
+
+
+def losses_there(groups: Iterable[Group], now: datetime) -> dict[str, LossesThere]:
+    """Return the groups to which others are preferred now, by name. What is reserved is paid for, and stays first."""
+    found = {}
+    for group in groups:
+        losses = [loss for loss in group.losses if now - loss.at < FORGOTTEN_AFTER]
+        if not losses or group.provisioner or group.candidate.market in _RESERVED:
+            continue
+        times = 1 + sum(later.at - loss.at > _AT_ONCE for loss, later in pairwise(losses))
+        until = losses[-1].at + pause(times)
+        if now < until:
+            found[group.name] = LossesThere(last=losses[-1], until=until, times=times)
+    return found
+
+
+def preferred(items: Sequence[_T], losses: Mapping[str, LossesThere], candidate: Callable[[_T], Candidate]) -> list[_T]:
+    """Return those of the items whose candidates have lost no machine lately, in order; all if that leaves none."""
+    calm = [each for each in items if not _has_repeated(losses.get(candidate(each).group))] or [*items]
+    markets = {candidate(each).market for each in calm if candidate(each).group not in losses}
+    return [each for each in calm if candidate(each).group not in losses or candidate(each).market not in markets]
+
+
+def _has_repeated(losses: LossesThere | None) -> bool:
+    return losses is not None and losses.is_repeated
 
 
 def pause(times: int) -> timedelta:
@@ -117,22 +178,26 @@ def growth_notes(
 ) -> tuple[str, ...]:
     """Return what a plan says of missing nodes: where they would be asked for first, and what is passed over.
 
-    There is nothing to say where no node is missing, or where others add them.
+    There is nothing to say where no node is missing, or where others add them: they do not know of losses.
     """
     if pool.is_autoscaled:
         return ()
     groups = tuple(groups)
+    losses = losses_there(groups, now)
+    lost = (f"{each}: {losses[each.group]}" for each in candidates if each.group in losses)
     live = {group.name: len(group.live) for group in groups}
     limits = {group.name: group.max_size for group in groups}
     missing = min(nodes, pool.max_nodes) - sum(live.values())
     if missing <= 0:
         return ()
     over = passed_over(groups, now)
+    can_come = [each for each in candidates if each.group not in over] or candidates
     first = min(
-        candidates, key=lambda each: over[each.group].until if each.group in over else datetime.min.replace(tzinfo=UTC)
+        preferred(can_come, losses, lambda each: each),
+        key=lambda each: over[each.group].until if each.group in over else datetime.min.replace(tzinfo=UTC),
     )
     when = f", at {over[first.group].until:%H:%M}Z" if first.group in over else ""
     size = live.get(first.group, 0)
     grown = min(size + missing, limits.get(first.group, pool.max_nodes))
     grows = f"{first.group} {size}->{grown} ({first} first{when})"
-    return (grows, *(f"not {each}: {over[each.group]}" for each in candidates if each.group in over))
+    return (grows, *(f"not {each}: {over[each.group]}" for each in candidates if each.group in over), *lost)

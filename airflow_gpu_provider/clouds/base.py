@@ -119,6 +119,23 @@ class LaunchFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineLoss:
+    """A machine that its cloud took back while it ran, or that failed within half an hour of its start.
+
+    Machines that a person or this package has ended are no losses, nor are those whose reservation has ended.
+
+    Attributes:
+        at: When the cloud began to end it.
+        machine: As `Machine.id`.
+        why: The cloud's words.
+    """
+
+    at: datetime
+    machine: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """What the cloud says of one node group, now.
 
@@ -130,6 +147,7 @@ class Group:
         has_switch: Whether the cloud has a setting for that. Where it cannot, machines have a lifetime of their own.
         launch_failure: The newest launch, if it failed; None once a later one worked.
         failures: All failed launches that the cloud remembers, the oldest first.
+        losses: The machines that it has lost, as far back as the cloud remembers, the oldest first.
         last_end: When a machine of it last ended and left its quota to others, by the cloud's own word; None where the
             cloud does not tell it, or where nothing depends on it: no launch of the pool is over a quota.
         launching: A launch is under way that has no machine to show yet.
@@ -155,6 +173,7 @@ class Group:
     has_switch: bool = True
     launch_failure: LaunchFailure | None = None
     failures: tuple[LaunchFailure, ...] = ()
+    losses: tuple[MachineLoss, ...] = ()
     last_end: datetime | None = None
     launching: bool = False
     issues: tuple[str, ...] = ()

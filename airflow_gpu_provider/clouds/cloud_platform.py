@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import ClassVar, Generic, TypeVar
 
+from airflow_gpu_provider.clouds.backoff import losses_there
 from airflow_gpu_provider.clouds.base import Plan, Platform, Report
 from airflow_gpu_provider.clouds.list_prices import Unknown, list_prices
 from airflow_gpu_provider.clouds.quota import Verdict
@@ -46,7 +48,7 @@ class CloudPlatform(Platform, Generic[PoolT]):
     def plan(self, nodes: int) -> Plan:
         pool = self._pool
         if not pool.has_list_prices and pool.max_price_per_hour is None and pool.prefer == "order":
-            return self._plan(nodes)
+            return self._with_losses(self._plan(nodes))
         candidates = self.candidates()
         listed = self._listed(candidates) if pool.has_list_prices else None
         record = PriceRecord.of(pool, [listed])
@@ -57,7 +59,18 @@ class CloudPlatform(Platform, Generic[PoolT]):
         plan = self._plan(nodes, left_out)
         kept = [each for each in candidates if each.group not in left_out]
         lines = (*price_lines(record, candidates), *order_lines(record, kept))
-        return replace(plan, prices=lines, too_dear=dear, listed=listed)
+        return self._with_losses(replace(plan, prices=lines, too_dear=dear, listed=listed))
+
+    def _with_losses(self, plan: Plan) -> Plan:
+        """Return a plan with the losses that change nothing, since an autoscaler chooses the group."""
+        if not self._pool.is_autoscaled or not plan.groups:
+            return plan
+        losses = losses_there(plan.groups, datetime.now(UTC))
+        of = {group.name: group.candidate for group in plan.groups}
+        notes = (
+            f"{of[name]}: {each.lost}; cluster-autoscaler may choose it all the same" for name, each in losses.items()
+        )
+        return replace(plan, notes=(*plan.notes, *notes))
 
     def list_prices(self) -> ListPrices | None:
         if not self._pool.has_list_prices:

@@ -88,8 +88,8 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     Returns:
         dict: `{"pool", "nodes": [...], "gpus", "wanted", "got", "tried": [...], "plan": [...], "timeline": [{"phase",
-        "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, or cost too much
-        to be tried (`times` is 0), and why.
+        "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, and why; those
+        that cost too much or come after others, as they lost machines, have `times` 0.
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs, or has two specs in the DAG; when that is parsed, if known

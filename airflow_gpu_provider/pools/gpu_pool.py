@@ -184,6 +184,11 @@ class GpuPool(ABC):
         return {**self.node_labels, **self.node_selector}
 
     @property
+    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
+        """What keeps a pod off spot machines: NodeSelectorRequirements as JSON, by the cloud's labels."""
+        return ()
+
+    @property
     def nodes_join_unlabelled(self) -> bool:
         """Whether nodes may join without the pool's labels, which this package then gives them."""
         return self.manage == "scale"

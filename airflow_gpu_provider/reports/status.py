@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.clouds.backoff import losses_there
 from airflow_gpu_provider.cluster.api.rest import ApiClient, list_items
 from airflow_gpu_provider.cluster.model.events import ImagePull, PodEvent
 from airflow_gpu_provider.errors import PermissionDenied
@@ -115,8 +116,8 @@ class PoolStatus:
         out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
         launching: Machines that are requested but do not exist yet.
         unwanted: Machines that no run wants, as `airflow gpu reap` finds them.
-        notes: What keeps nodes from coming or from being usable, in the provisioner's words; and that something is left
-            that no run wants.
+        notes: What keeps nodes from coming or from being usable, in the provisioner's words; which candidates come
+            after others, as they lost machines; and that something is left that no run wants.
         gpus_idle: GPUs of its nodes that no pod requests.
         cost_per_hour: For all machines together; None if a price is missing.
         currency: That of all costs.
@@ -181,7 +182,7 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
         leases=_lease_rows(snapshot),
         gangs=gangs,
         hangs=tuple(_hang_rows(snapshot)),
-        notes=(*_notes_of_provisioners(snapshot, machines), *_left_over(snapshot, left)),
+        notes=(*_notes_of_provisioners(snapshot, machines), *_losses(snapshot), *_left_over(snapshot, left)),
         unwanted=left["machine"],
     )
 
@@ -219,6 +220,11 @@ def _notes_of_provisioners(snapshot: PoolSnapshot, machines: Sequence[MachineSta
             yield f"{who} got no machine at {failure.at:%H:%M}Z: {failure.message}"
         mine = (each for each in machines if each.machine.group == group.name and each.is_there)
         yield from (f"{each}: {who}: {each.machine.lacks}" for each in mine if each.machine.lacks)
+
+
+def _losses(snapshot: PoolSnapshot) -> list[str]:
+    losses = losses_there(snapshot.groups, snapshot.now)
+    return [f"{group.candidate}: {losses[group.name]}" for group in snapshot.groups if group.name in losses]
 
 
 def _left_over(snapshot: PoolSnapshot, unwanted_now: Mapping[Kind, int]) -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_the_next_try_runs_on_a_larger_gpu_and_a_sibling_where_it_was(
     assert type(error) is GpuTooSmall
     assert "22.9 of 23.0 GiB on g6.xlarge; next: g6e.xlarge (48 GiB)" in lines
     (lease,) = list_demand(api_client, name)
-    assert [(each.task_id, each.instance_type, each.nodes) for each in lease.larger] == [("train", "g6e.xlarge", 1)]
+    assert [(each.task_id, each.instance_type, each.nodes) for each in lease.task_nodes] == [("train", "g6e.xlarge", 1)]
 
     where = "echo runs"
     result, lines = try_of(training(pool, where, deferrable=deferrable), 2)

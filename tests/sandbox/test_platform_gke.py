@@ -612,7 +612,7 @@ class TestSizes:
     def test_a_preempted_machine_is_on_its_way_out_and_can_be_given_up(
         self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
     ) -> None:
-        platform = ready(capacity_types=["SPOT"])
+        platform = ready(capacity_types=["SPOT"], node_locations=[A, B])
         group_name = f"{GROUP_A}-spot"
         platform.grow({group_name: 1})
         clock.advance(LAUNCH)
@@ -624,6 +624,7 @@ class TestSizes:
         clock.advance(1)
         group = first(platform)
         assert (group.live, group.unfilled, group.launching) == ((), 1, True)
+        assert [loss.machine for loss in group.losses] == [machine.id]
         clock.advance(REAL.instance_delete)
         group = first(platform)
         assert (group.unfilled, group.launching) == (1, False)

@@ -10,13 +10,15 @@ from typing import Any
 
 from airflow_gpu_provider.clouds.aws.autoscaler_tags import tag_change
 from airflow_gpu_provider.clouds.aws.autoscaling import AutoScaling, SuspensionMarks
-from airflow_gpu_provider.clouds.aws.clients import AwsClients
+from airflow_gpu_provider.clouds.aws.clients import AwsClients, instances
 from airflow_gpu_provider.clouds.aws.group_state import (
+    ends_to_explain,
     failures,
     has_machines,
     is_launching,
     last_end,
     launch_failure,
+    losses,
     machines,
 )
 from airflow_gpu_provider.clouds.aws.launch_templates import OwnedTemplates
@@ -44,12 +46,17 @@ _STATUS: dict[str, GroupStatus] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AsgState:
-    """One Auto Scaling group: DescribeAutoScalingGroups' answer, which is empty where AWS does not show it (yet)."""
+    """One Auto Scaling group: DescribeAutoScalingGroups' answer, which is empty where AWS does not show it (yet).
+
+    Attributes:
+        end_codes: Why instances ended, as EC2's code, by id: of those whose end the activities do not explain.
+    """
 
     asg: Mapping[str, Any] = field(default_factory=dict)
     activities: Sequence[Mapping[str, Any]] = ()
     switch_at: datetime | None = None
     left_suspended: bool = False
+    end_codes: Mapping[str, str] = field(default_factory=dict)
 
 
 class EksCluster:
@@ -65,6 +72,7 @@ class EksCluster:
         self._marks = marks
         self._behind: Mapping[str, str] = {}
         """The Auto Scaling groups behind node groups, as last read: EKS may not know a new one at the next call."""
+        self._end_codes: dict[str, str] = {}
 
     @property
     def access(self) -> ClusterAccess:
@@ -183,15 +191,25 @@ class EksCluster:
         asgs = {name: asg for name, asg in asgs.items() if name not in again} | self.scaling.groups(again)
         switches = self.scaling.switches() if names else {}
         suspended = self.scaling.left_suspended(asgs.values())
+        self._explain_ends({found for name in names for found in ends_to_explain(last.activities(name), now)})
         return {
             name: AsgState(
                 asg=asgs.get(name, {}),
                 activities=last.activities(name),
                 switch_at=switches.get(name),
                 left_suspended=name in suspended,
+                end_codes=self._end_codes,
             )
             for name in names
         }
+
+    def _explain_ends(self, ids: Collection[str]) -> None:
+        """Ask EC2 once why these instances have ended; it forgets them within the hour."""
+        if asked := sorted({*ids} - self._end_codes.keys()):
+            # By a filter: an instance that EC2 has forgotten is an error by its id.
+            found = instances(self.clients.ec2, Filters=[{"Name": "instance-id", "Values": asked}])
+            codes = {each["InstanceId"]: (each.get("StateReason") or {}).get("Code", "") for each in found}
+            self._end_codes.update(dict.fromkeys(asked, "") | codes)
 
     def write_autoscaler_tags(self, asg: str, instance_type: str) -> None:
         """Put the tags right by which cluster-autoscaler and the bill know a group; nothing where it is not there."""
@@ -219,6 +237,7 @@ def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: 
         autoscaler_name=asg.get("AutoScalingGroupName", ""),
         launch_failure=launch_failure(activities, quota),
         failures=failures(activities, quota),
+        losses=losses(activities, candidate.market, state.end_codes),
         last_end=last_end(activities),
         launching=is_launching(activities, members),
         issues=issues(node_group) if node_group else (),

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_gpu_provider.clouds.backoff import FORGOTTEN_AFTER, LOST_SOON
 from airflow_gpu_provider.clouds.base import (
     LaunchFailure,
     Machine,
     MachineEnd,
     MachineLife,
+    MachineLoss,
     MachineState,
 )
 from airflow_gpu_provider.clouds.ec2_launches import failure_kind
@@ -112,6 +114,59 @@ def last_end(activities: Iterable[Mapping[str, Any]]) -> datetime | None:
     """Return when the group last ended a machine; EC2 counts it until then, in Terminating:Wait too."""
     ended = (a["EndTime"].astimezone(UTC) for a in activities if _is_end(a) and a["StatusCode"] == "Successful")
     return max(ended, default=None)
+
+
+# -- machines that were lost ---------------------------------------------------------------------------------
+
+# "Capacity Rebalancing" and "Health checks for instances" in EC2 Auto Scaling's user guide. A group finds out by EC2's
+# health check too that a person has ended an instance; only EC2 knows who it was.
+
+_IS_TAKEN = ("rebalance recommendation", "spot interruption", "spot instance interruption")
+_HEALTH_CHECK = "ec2 health check"
+_BY_PEOPLE = "Client."
+"""How StateReason's code begins where a user, or the instance itself, has ended it: API reference, StateReason."""
+
+
+def ends_to_explain(activities: Iterable[Mapping[str, Any]], now: datetime) -> set[str]:
+    """Return the instances of whose end a group knows nothing but that a health check has found it, lately."""
+    since = now - FORGOTTEN_AFTER
+    found = (a for a in activities if _is_end(a) and _cause_has(a, _HEALTH_CHECK) and _started(a) > since)
+    return {name for activity in found if (name := instance_of(activity))}
+
+
+def losses(
+    activities: Sequence[Mapping[str, Any]], market: str, end_codes: Mapping[str, str]
+) -> tuple[MachineLoss, ...]:
+    """Return the instances that AWS took back, or that failed soon after their launch; the oldest first.
+
+    Args:
+        market: The group's capacity type.
+        end_codes: The code of StateReason by instance, of those of `ends_to_explain`; empty where EC2 forgot it.
+    """
+    launches = {instance_of(a): _started(a) for a in activities if _is_launch(a)}
+
+    def is_loss(activity: Mapping[str, Any]) -> bool:
+        if _cause_has(activity, *_IS_TAKEN):
+            return True
+        name, at = instance_of(activity) or "", _started(activity)
+        code = end_codes.get(name, "")
+        if not _cause_has(activity, _HEALTH_CHECK) or code.startswith(_BY_PEOPLE):
+            return False
+        return market == "SPOT" or at - launches.get(name, datetime.min.replace(tzinfo=UTC)) < LOST_SOON
+
+    found = sorted((a for a in activities if _is_end(a) and is_loss(a)), key=_started)
+    return tuple(MachineLoss(at=_started(a), machine=instance_of(a) or "", why=_why_lost(a)) for a in found)
+
+
+def _why_lost(activity: Mapping[str, Any]) -> str:
+    if _cause_has(activity, "rebalance"):
+        return "EC2 rebalance recommendation"
+    return "Spot interruption" if _cause_has(activity, *_IS_TAKEN) else "EC2 health check"
+
+
+def _cause_has(activity: Mapping[str, Any], *words: str) -> bool:
+    cause = str(activity.get("Cause", "")).lower()
+    return any(each in cause for each in words)
 
 
 def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:

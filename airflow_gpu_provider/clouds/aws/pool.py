@@ -187,6 +187,11 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
+    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
+        # EKS labels the nodes of managed node groups; self-managed groups may have no such label.
+        return ({"key": "eks.amazonaws.com/capacityType", "operator": "NotIn", "values": ["SPOT"]},)
+
+    @property
     def platform_path(self) -> str:
         if self.manage == "scale":
             return "airflow_gpu_provider.clouds.aws.external_platform:ExternalEksPlatform"

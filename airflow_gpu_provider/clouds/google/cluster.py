@@ -21,6 +21,7 @@ from airflow_gpu_provider.clouds.google.instance_groups import (
     machines,
     zone_of,
 )
+from airflow_gpu_provider.clouds.google.machine_losses import MachineLosses
 from airflow_gpu_provider.clouds.google.node_pools import NodePools, Operations
 from airflow_gpu_provider.clouds.google.pool import GkeGpuPool
 from airflow_gpu_provider.clouds.google.spec import issues
@@ -90,13 +91,17 @@ class GkeCluster:
     def groups(self) -> InstanceGroups:
         return InstanceGroups(self.clients.compute)
 
+    @cached_property
+    def _losses(self) -> MachineLosses:
+        return MachineLosses(self.groups)
+
     def observe(self, found: Sequence[GkeGroup]) -> tuple[Group, ...]:
         """Return the state of groups by Google Cloud, with what is read only where it matters."""
         flat = [path for each in found for path in each.paths]
         read = dict(zip(flat, self.groups.read(flat), strict=True))
         behind = {each.candidate.group: [read[path] for path in each.paths] for each in found}
         groups = [self._group(each, behind[each.candidate.group]) for each in found]
-        return self._with_updates(self._with_ends(groups, behind))
+        return self._with_updates(self._losses.on(self._with_ends(groups, behind), behind))
 
     def _group(self, found: GkeGroup, behind: Sequence[InstanceGroup]) -> Group:
         now = datetime.now(UTC)

@@ -207,6 +207,12 @@ class GkeGpuPool(GpuPool):
     # -- queries ---------------------------------------------------------------------------------------------
 
     @property
+    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
+        # "Run fault-tolerant workloads at lower costs with Spot VMs", and "... with preemptible VMs", in GKE's guides.
+        labels = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+        return tuple({"key": label, "operator": "DoesNotExist"} for label in labels)
+
+    @property
     def platform_path(self) -> str:
         if self.manage == "scale":
             return "airflow_gpu_provider.clouds.google.external_platform:ExternalGkePlatform"

@@ -30,7 +30,7 @@ from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.scaling.apply.admission import GangQueue
 from airflow_gpu_provider.scaling.apply.writes import Outcome, Writes, do_nothing
 from airflow_gpu_provider.scaling.deadlines import within_budget
-from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, left_to_provisioner
+from airflow_gpu_provider.scaling.decide.decisions import Decision, decide, heeding_losses, left_to_provisioner
 from airflow_gpu_provider.scaling.decide.other_specs import check_one_spec, of_other_specs
 from airflow_gpu_provider.scaling.decide.placement import check_group_claims, claimed
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange, until_it_begins
@@ -97,7 +97,7 @@ class Reconciler:
 
     def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read everything that a decision needs; a lock that is held is renewed meanwhile."""
-        return self._read(lock).within_quota().within_price()
+        return heeding_losses(self._read(lock).within_quota().within_price())
 
     def _read(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read the pool, with its groups as the cloud limits them."""
@@ -188,7 +188,7 @@ class Reconciler:
             prices = None if listed is None else replace(listed, at=before.now)
             lease = replace(_lease(before, key, nodes, until, prices, budget), gang=gang, over_quota=seen)
             others = tuple(each for each in before.leases if each.key != key)
-            snapshot = replace(before, leases=(*others, lease)).within_quota().within_price()
+            snapshot = heeding_losses(replace(before, leases=(*others, lease)).within_quota().within_price())
             lease = until_it_begins(snapshot, lease, waits_until)
             snapshot = replace(snapshot, leases=(*others, lease))
 
@@ -507,7 +507,7 @@ def _lease(
         until=until,
         created_at=created_at,
         groups=groups,
-        larger=old.larger if old else (),
+        task_nodes=old.task_nodes if old else (),
         prices=prices.with_older(old.prices if old else None) if prices else None,
         budget=budget,
         allowed=before.pool.allowed,

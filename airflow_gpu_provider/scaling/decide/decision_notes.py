@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.backoff import COMING, SHOWN_AFTER, passed_over
+from airflow_gpu_provider.clouds.backoff import COMING, SHOWN_AFTER, losses_there, passed_over
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import (
     READY_WITHIN,
@@ -64,12 +64,12 @@ def notes(
 
 def _why_others_come(snapshot: PoolSnapshot) -> str:
     """Return why a machine goes that counts, though no fewer are wanted than there are."""
-    larger = [each for lease in snapshot.live_leases for each in lease.larger]
-    there = {each.machine.id: each.node.instance_type for each in snapshot.supply if each.node}
-    lacking = [each for each in larger if [*there.values()].count(each.instance_type) < each.nodes]
-    if not lacking:
-        return _CAME_ALONE
-    return f"the next try of {lacking[0].task_id} needs {memory_of(snapshot.pool, lacking[0].instance_type)}"
+    there = [snapshot.type_and_market(each) for each in snapshot.supply if each.node]
+    for nodes in (each for lease in snapshot.live_leases for each in lease.task_nodes):
+        if sum(nodes.are_served_by(*each) for each in there) < nodes.nodes:
+            a_type = memory_of(snapshot.pool, nodes.instance_type) if nodes.instance_type else "a machine"
+            return f"the next try of {nodes.task_id} needs {a_type}{' on demand' if nodes.market else ''}"
+    return _CAME_ALONE
 
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
@@ -83,6 +83,8 @@ def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) 
         return
     candidates = {group.name: str(group.candidate) for group in snapshot.groups}
     over = passed_over(snapshot.groups, snapshot.now)
+    losses = losses_there(snapshot.groups, snapshot.now)
+    yield from (f"{candidates[name]}: {each}" for name, each in losses.items())
     yield from (f"no {candidates[name]} ({each})" for name, each in over.items())
     if over and placed:
         yield f"trying {', '.join(candidates[name] for name in candidates if name in placed)}"
@@ -151,6 +153,8 @@ def why_released(each: MachineStatus) -> str:
         return f"the time of its run is over; pod {each.overdue[0]} ends with it"
     if each.is_ending:
         return "what is reserved for it ends"
+    if each.is_shunned:
+        return "its zone loses one machine after the other, and others come elsewhere"
     if each.node and each.node.bad_gpu:
         return f"no pod is to use its GPUs ({each.node.bad_gpu})"
     if each.state == "broken" and each.node:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.clouds.backoff import losses_there
 from airflow_gpu_provider.pools.demand_key import DemandKey
 from airflow_gpu_provider.pools.switch import COLLECT_WITHIN, SWITCH_SLACK
 from airflow_gpu_provider.scaling import deadlines
@@ -20,6 +21,7 @@ from airflow_gpu_provider.scaling.decide.gangs import GangPlacements, gang_place
 from airflow_gpu_provider.scaling.decide.other_specs import is_one_of
 from airflow_gpu_provider.scaling.decide.placement import place_machines, scalable
 from airflow_gpu_provider.scaling.decide.snapshot import (
+    READY_WITHIN,
     MachineStatus,
     PoolSnapshot,
     pending_nodes,
@@ -108,6 +110,42 @@ def decide(snapshot: PoolSnapshot) -> Decision:
             later=later,
         ),
     )
+
+
+def heeding_losses(snapshot: PoolSnapshot) -> PoolSnapshot:
+    """Return it with the idle machines shunned that a cloud launches where it takes one after the other.
+
+    EKS puts another machine in the place of one that is reclaimed, in the same zone. Only if all of them can come
+    elsewhere: otherwise they would be requested there again.
+    """
+    losses = {name: each for name, each in losses_there(snapshot.groups, snapshot.now).items() if each.is_repeated}
+    groups = {group.name for group in snapshot.groups if group.when_idle == "remove"} & losses.keys()
+    idle = (each.machine for each in snapshot.supply if each.counts and each.may_go and each.machine.group in groups)
+    shunned = frozenset(
+        machine.id
+        for machine in idle
+        if machine.launched_at and machine.launched_at > losses[machine.group].last.at - READY_WITHIN
+    )
+    if not shunned or snapshot.pool.is_autoscaled:
+        return snapshot
+    after = replace(snapshot, groups=tuple(_without(group, shunned) for group in snapshot.groups))
+    (seats, lacking, _), (seats_after, lacking_after, placed) = _lacking(snapshot), _lacking(after)
+    comes_elsewhere = seats_after >= seats and lacking_after <= lacking and not losses.keys() & +Counter(placed)
+    return replace(snapshot, shunned=shunned) if comes_elsewhere else snapshot
+
+
+def _without(group: Group, machines: frozenset[str]) -> Group:
+    left = tuple(each for each in group.machines if each.id not in machines)
+    return replace(group, machines=left, desired=max(0, group.desired - len(group.machines) + len(left)))
+
+
+def _lacking(snapshot: PoolSnapshot) -> tuple[int, int, Mapping[str, int]]:
+    """Return how many gangs have seats, how many nodes neither exist nor can be placed, and where they are placed."""
+    machines = snapshot.supply
+    gangs = gang_placements(snapshot, machines)
+    placed, _, _ = _sizes(snapshot, machines, gangs)
+    there = sum(each.counts for each in machines)
+    return len(gangs.by_key), wanted_nodes(snapshot) - there - sum(placed.values()), placed
 
 
 def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[MachineStatus, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
+from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, losses_there, passed_over, preferred
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.money.prices import UNKNOWN_PRICE, equally_cheap
 from airflow_gpu_provider.pools.demand_key import DemandKey
@@ -24,7 +24,7 @@ from airflow_gpu_provider.scaling.decide.snapshot import (
     can_grow,
     unleased_wanted,
 )
-from airflow_gpu_provider.scaling.state.demand import DemandLease
+from airflow_gpu_provider.scaling.state.demand import DemandLease, TaskNodes
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.base import Group
@@ -51,7 +51,7 @@ class GangPlacements:
 
     Attributes:
         by_key: The seat of each gang that has one, oldest first; by a task's own key that of one whose nodes have to be
-            of a larger type.
+            of one type or market.
         anywhere: How many other nodes are wanted, in any zone.
         near: How many of these belong to a run with a gang, by that gang's zone: the run's next gang can use them
             there.
@@ -96,13 +96,13 @@ def gang_placements(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...])
             before += share.size
             if before <= snapshot.pool.max_nodes:
                 room = snapshot.pool.max_nodes - len(machines) - placed.total()
-                free = _free(_of_its_type(snapshot, machines, share), share, _ids(found.values()))
+                free = _free(_that_serve(snapshot, machines, share), share, _ids(found.values()))
                 seat = _existing(snapshot, share, free) or _growing(snapshot, share, free, placed, room)
                 if seat:
                     found[share.key] = seat
                     gang_nodes += share.size
                     placed.update(seat.placed)
-                    near[seat.zone] += 0 if share.instance_type else others
+                    near[seat.zone] += 0 if share.of_task else others
             if share.key not in found and not can_grow(snapshot):
                 anywhere += share.size
         older += lease.nodes
@@ -113,26 +113,29 @@ def gang_placements(snapshot: PoolSnapshot, machines: tuple[MachineStatus, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """Nodes of a run's demand that come together: a gang's, or those that a task needs of a larger type.
+    """Nodes of a run's demand that come together: a gang's, or those that a task needs of one type or market.
 
     Attributes:
         run: The hash of the demand's, which the pods have.
-        instance_type: What they have to be; empty for any.
+        of_task: What they have to be; None where any machine of the pool serves.
     """
 
     key: DemandKey
     run: str
     size: int
-    instance_type: str = ""
+    of_task: TaskNodes | None = None
+
+    def is_served_by(self, instance_type: str, market: str) -> bool:
+        return self.of_task is None or self.of_task.are_served_by(instance_type, market)
 
 
 def _shares(lease: DemandLease) -> Iterator[_Share]:
     left = lease.nodes
-    for each in lease.larger:
+    for each in lease.task_nodes:
         if each.nodes <= left:
             left -= each.nodes
             key = lease.key.of_task(each.task_id, each.map_index, each.iteration)
-            yield _Share(key=key, run=lease.key.hash, size=each.nodes, instance_type=each.instance_type)
+            yield _Share(key=key, run=lease.key.hash, size=each.nodes, of_task=each)
     if size := gang_of(lease):
         yield _gang_share(lease, size)
 
@@ -143,7 +146,7 @@ def _gang_share(lease: DemandLease, size: int) -> _Share:
 
 def gang_of(lease: DemandLease) -> int:
     """Return how many of its wanted nodes must be in one zone; 0 if each may be anywhere."""
-    others = sum(each.nodes for each in lease.larger)
+    others = sum(each.nodes for each in lease.task_nodes)
     return lease.gang if 1 < lease.gang <= lease.nodes - others else 0
 
 
@@ -182,12 +185,8 @@ def _must_share(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
     return not can_grow(snapshot) or older + gang_of(lease) > snapshot.pool.max_nodes
 
 
-def _of_its_type(snapshot: PoolSnapshot, machines: Iterable[MachineStatus], share: _Share) -> Iterable[MachineStatus]:
-    if not share.instance_type:
-        return machines
-    types = {group.name: group.candidate.instance_type for group in snapshot.groups}
-    found = ((each, each.node.instance_type if each.node else types.get(each.machine.group)) for each in machines)
-    return [each for each, its_type in found if its_type == share.instance_type]
+def _that_serve(snapshot: PoolSnapshot, machines: Iterable[MachineStatus], share: _Share) -> Iterable[MachineStatus]:
+    return [each for each in machines if share.is_served_by(*snapshot.type_and_market(each))]
 
 
 def _free(machines: Iterable[MachineStatus], share: _Share, taken: frozenset[str]) -> list[MachineStatus]:
@@ -254,17 +253,26 @@ def _growing(
         and group.status not in OFF_LIMITS
         and group.name not in over
         and group.candidate.is_of_one_zone
-        and share.instance_type in ("", group.candidate.instance_type)
+        and share.is_served_by(group.candidate.instance_type, group.candidate.market)
         and is_one_of(types, group.candidate.instance_type)
     ]
-    for choices in ([[group] for group in can_come], _zonewise(can_come)):
+    losses = losses_there(snapshot.groups, snapshot.now)
+    calm = [group for group in can_come if group.name not in losses or not losses[group.name].is_repeated]
+    candidates = {group.name: group.candidate for group in can_come}
+    for choices in ([[group] for group in calm], _zonewise(calm), [[group] for group in can_come], _zonewise(can_come)):
         options = [option for groups in choices if (option := _option(groups, share.size, free, placed))]
         if options:
             most = max(map(under_way, options))
-            best = equally_cheap([each for each in options if under_way(each) == most], cost)
-            there, by_group, zone, _ = best[0]
+            best = [each for each in options if under_way(each) == most]
+            best = preferred(best, losses, lambda option: candidates[_groups_of(option)[0]])
+            there, by_group, zone, _ = equally_cheap(best, cost)[0]
             return GangPlacement(zone=zone, machines=there, placed=by_group if sum(by_group.values()) <= room else {})
     return None
+
+
+def _groups_of(option: _Option) -> list[str]:
+    there, by_group, _, _ = option
+    return [*by_group, *(each.machine.group for each in there)]
 
 
 def _zonewise(groups: Iterable[Group]) -> Iterator[list[Group]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, passed_over
+from airflow_gpu_provider.clouds.backoff import OFF_LIMITS, LossesThere, losses_there, passed_over, preferred
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.money.prices import UNKNOWN_PRICE, equally_cheap, too_dear
 from airflow_gpu_provider.pools import GpuPool
@@ -21,6 +21,7 @@ from airflow_gpu_provider.scaling.state.demand import DemandLease
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.base import Group
+    from airflow_gpu_provider.pools import Candidate
 
 
 def scalable(group: Group) -> bool:
@@ -39,7 +40,8 @@ def place_machines(
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created or upgraded can be
     chosen.
 
-    Sizes that are already requested stay, unless their group is passed over. The rest is placed on the best market and
+    Sizes that are already requested stay, unless their group is passed over, or lost machines again and again. The
+    rest is placed on the best market and
     instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing
     is placed until the first one may be tried again. `gangs` are already placed, and are in the result. As many as
     `near` says for a zone go there first, among those on the best market and instance type. With `costs`
@@ -49,20 +51,37 @@ def place_machines(
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
     open_groups = [group for group in open_groups if not (group.reserved and group.reserved.why_not)]
     placed: Counter[str] = Counter(gangs or {})
-    total = missing + placed.total()
-    for group in open_groups:
+    total, losses = missing + placed.total(), losses_there(groups, now)
+    for group in _keep_requests(open_groups, losses):
         placed[group.name] += max(0, min(group.unfilled - placed[group.name], total - placed.total()))
-    _spread(open_groups, total, placed, Counter(near or {}), costs or {})
+    _spread(open_groups, total, placed, Counter(near or {}), costs or {}, losses)
     return +placed
 
 
+def _keep_requests(groups: Sequence[Group], losses: Mapping[str, LossesThere]) -> list[Group]:
+    """Return the groups whose requested sizes stay: not one with several losses, where others have room."""
+    with_room = preferred([group for group in groups if group.has_room], losses, candidate_of)
+    names = {group.name for group in with_room}
+    return [g for g in groups if g.name in names or g.name not in losses or not losses[g.name].is_repeated]
+
+
+def candidate_of(group: Group) -> Candidate:
+    return group.candidate
+
+
 def _spread(
-    groups: Sequence[Group], total: int, placed: Counter[str], near: Counter[str], costs: Mapping[str, float]
+    groups: Sequence[Group],
+    total: int,
+    placed: Counter[str],
+    near: Counter[str],
+    costs: Mapping[str, float],
+    losses: Mapping[str, LossesThere],
 ) -> None:
     while placed.total() < total:
         open_groups = [group for group in groups if len(group.live) + placed[group.name] < group.max_size]
         if not open_groups:
             return
+        open_groups = preferred(open_groups, losses, candidate_of)
         open_groups = equally_cheap(open_groups, lambda group: costs.get(group.name, UNKNOWN_PRICE))
         best = _tier(open_groups[0])
         tier = [group for group in open_groups if _tier(group) == best]

@@ -160,6 +160,13 @@ def not_tried(dear: TooDear, at: datetime) -> dict[str, Any]:
     return _result(dear.candidate.group, dear.candidate, times=0, at=at, why=dear.why)
 
 
+def less_preferred(snapshot: PoolSnapshot) -> list[dict[str, Any]]:
+    """Return the candidates that come after others because of their losses, in the form of `Tried.to_result`."""
+    losses = backoff.losses_there(snapshot.groups, snapshot.now)
+    found = ((group.candidate, losses[group.name]) for group in snapshot.groups if group.name in losses)
+    return [_result(each.group, each, times=0, at=there.last.at, why=str(there)) for each, there in found]
+
+
 def _result(group: str, candidate: Candidate, *, times: int, at: datetime, why: str) -> dict[str, Any]:
     return {
         "group": group,

@@ -53,6 +53,7 @@ class PoolSnapshot:
         claimed: External groups left out of `groups` because another pool's demand had them first, and that demand.
         autoscaler: What cluster-autoscaler last reported; read only while pods wait for it to add nodes.
         kept: Why Karpenter keeps machines that no run wants, by the machine; read only while there are such.
+        shunned: Machines that are to serve no demand, because their zone loses one after the other.
     """
 
     now: datetime
@@ -64,6 +65,7 @@ class PoolSnapshot:
     claimed: Mapping[str, DemandLease] = field(default_factory=dict)
     autoscaler: AutoscalerStatus | None = None
     kept: Mapping[str, KeptMachine] = field(default_factory=dict)
+    shunned: frozenset[str] = frozenset()
 
     @cached_property
     def live_leases(self) -> tuple[DemandLease, ...]:
@@ -94,6 +96,7 @@ class PoolSnapshot:
                         holders=tuple(pod for pod in on_node if pod not in overdue),
                         overdue=overdue,
                         is_ending=is_ending,
+                        is_shunned=machine.id in self.shunned,
                         is_of_other_type=not is_one_of(
                             types, node.instance_type if node else group.candidate.instance_type
                         ),
@@ -126,6 +129,12 @@ class PoolSnapshot:
         """The groups, the equally cheap ones together and the cheapest first; in candidate order without costs."""
         by_cost = tiers(self.groups, lambda group: self.node_costs.get(group.name, UNKNOWN_PRICE))
         return tuple(group for tier in by_cost for group in tier)
+
+    def type_and_market(self, each: MachineStatus) -> tuple[str, str]:
+        """Return a machine's type, its node's own as far as it has one, and its capacity type."""
+        candidate = next((group.candidate for group in self.groups if group.name == each.machine.group), None)
+        its_type = each.node.instance_type if each.node else candidate.instance_type if candidate else ""
+        return its_type, each.machine.market or (candidate.market if candidate else "")
 
     def price_of(self, group_name: str) -> float | None:
         """Return what a machine of the group costs per hour; None: unknown."""
@@ -341,6 +350,7 @@ class MachineStatus:
         holders: The pods for which it must stay.
         overdue: The pods that still run there although their run's time has passed.
         is_ending: What is reserved for it ends: the cloud takes it, and it is emptied before that.
+        is_shunned: Machines come elsewhere in its place, as its zone loses one after the other.
         is_of_other_type: No run that wants nodes allows its machine type: no new pod can run there.
     """
 
@@ -350,6 +360,7 @@ class MachineStatus:
     holders: tuple[Pod, ...] = ()
     overdue: tuple[Pod, ...] = ()
     is_ending: bool = False
+    is_shunned: bool = False
     is_of_other_type: bool = False
 
     @property
@@ -360,7 +371,7 @@ class MachineStatus:
         """
         if self.is_ending or self.state not in ("usable", "coming"):
             return False
-        return bool(self.holders) or not (self.overdue or self.is_of_other_type)
+        return bool(self.holders) or not (self.overdue or self.is_shunned or self.is_of_other_type)
 
     @property
     def is_there(self) -> bool:

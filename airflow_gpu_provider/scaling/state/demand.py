@@ -54,27 +54,34 @@ class QuotaCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargerGpu:
-    """Nodes among a run's that are for one task, which has run out of GPU memory, and so have to be of one type.
+class TaskNodes:
+    """Nodes among a run's that are for one task, and so have to be what it needs.
+
+    It has run out of GPU memory, or has lost one spot machine after the other.
 
     Attributes:
         task_id, map_index, iteration: The task's; outside of task loops, its iteration is -1.
-        instance_type: The nodes' machine type.
+        instance_type: The nodes' machine type; empty for any.
         nodes: How many; a gang's are all of it.
-        times: How often the task has got a larger one.
+        times: How often the task has got a larger GPU.
+        market: The nodes' capacity type; empty for any.
     """
 
     task_id: str
     map_index: int
-    instance_type: str
+    instance_type: str = ""
     nodes: int = 1
     times: int = 1
     iteration: int = -1
+    market: str = ""
+
+    def are_served_by(self, instance_type: str, market: str) -> bool:
+        return self.instance_type in ("", instance_type) and self.market in ("", market)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for its Lease; outside of loops without an iteration, which earlier releases do not know."""
-        found = asdict(self)
-        return found if self.iteration >= 0 else {name: found[name] for name in found if name != "iteration"}
+        """Return it for its Lease, without what earlier releases do not know, where that is not used."""
+        newer = {"iteration": -1, "market": ""}
+        return {name: value for name, value in asdict(self).items() if newer.get(name) != value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +98,7 @@ class DemandLease:
         over_quota: What was seen of quotas before the demand was written; None where nobody looked.
         prices: What the cloud listed when the nodes were asked for; None where it is not asked.
         budget: What it may cost, which `until` goes by too; None where there is no limit.
-        larger: Which of its nodes are for tasks that have run out of GPU memory, and of what machine type.
+        task_nodes: Which of its nodes are for tasks that need a larger GPU, or machines that are not taken back.
         extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unextended_until: Its `until` without any extension; None where nobody has extended it.
         allowed: What its pool's spec allows the nodes to be; None where the Lease does not record it.
@@ -111,7 +118,7 @@ class DemandLease:
     over_quota: QuotaCheck | None = None
     prices: ListPrices | None = None
     budget: Budget | None = None
-    larger: tuple[LargerGpu, ...] = ()
+    task_nodes: tuple[TaskNodes, ...] = ()
     extended: str = ""
     unextended_until: datetime | None = None
     allowed: Allowed | None = None
@@ -136,10 +143,10 @@ class DemandLease:
         """When its pods have to end: at the end of its time, or of its money."""
         return deadlines.pods_end_by(self.until, self.budget, is_extended=bool(self.extended))
 
-    def larger_of(self, task_id: str, map_index: int, iteration: int = -1) -> LargerGpu | None:
-        """Return what a task has got in place of a GPU that was too small; None if it has got nothing."""
+    def task_nodes_of(self, task_id: str, map_index: int, iteration: int = -1) -> TaskNodes | None:
+        """Return what a task's nodes have to be; None if nothing in particular."""
         task = (task_id, map_index, iteration)
-        return next((each for each in self.larger if (each.task_id, each.map_index, each.iteration) == task), None)
+        return next((each for each in self.task_nodes if (each.task_id, each.map_index, each.iteration) == task), None)
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -162,7 +169,7 @@ class DemandLease:
             over_quota=notes.read_if_there("over-quota", _quota_check, None),
             prices=notes.read_if_there("prices", ListPrices.parse, None),
             budget=notes.read_if_there("budget", Budget.parse, None),
-            larger=notes.read_if_there("larger", _larger_gpus, ()),
+            task_nodes=notes.read_if_there("larger", _task_nodes, ()),
             extended=notes.read_if_there("extended", reason_of, ""),
             unextended_until=notes.read_if_there("unextended-until", time_of, None),
             allowed=notes.read_if_there("allowed", Allowed.parse, None),
@@ -185,7 +192,7 @@ class DemandLease:
             "over-quota": json.dumps({"at": format_time(seen.at), "groups": seen.groups}) if seen else "",
             "prices": self.prices.dump() if self.prices else "",
             "budget": self.budget.dump() if self.budget else "",
-            "larger": json.dumps([each.to_json() for each in self.larger]) if self.larger else "",
+            "larger": json.dumps([each.to_json() for each in self.task_nodes]) if self.task_nodes else "",
             "allowed": self.allowed.dump() if self.allowed is not None else "",
         }
         notes = {**self.key.annotations, **{f"{_PREFIX}{name}": text for name, text in texts.items() if text}}
@@ -257,12 +264,15 @@ def _quota_check(text: str) -> QuotaCheck:
     return QuotaCheck(at=time_of(seen.get("at", "")), groups=_as_names(seen.get("groups")))
 
 
-def _larger_gpus(text: str) -> tuple[LargerGpu, ...]:
-    found = tuple(LargerGpu(**each) for each in loads(text))
+def _task_nodes(text: str) -> tuple[TaskNodes, ...]:
+    found = tuple(TaskNodes(**each) for each in loads(text))
     for each in found:
-        names, numbers = (each.task_id, each.instance_type), (each.map_index, each.iteration, each.nodes, each.times)
+        names, numbers = (
+            (each.task_id, each.instance_type or each.market),
+            (each.map_index, each.iteration, each.nodes, each.times),
+        )
         are_names = all(isinstance(name, str) and name for name in names)
         are_numbers = all(isinstance(number, int) and number < _NUMBERS.stop for number in numbers)
-        if not are_names or not are_numbers or each.nodes < 1 or each.times < 1:
-            raise ValueError(f"{each} is no task with a larger GPU")
+        if not are_names or not are_numbers or each.nodes < 1 or each.times < 0:
+            raise ValueError(f"{each} is no task with nodes of its own")
     return found

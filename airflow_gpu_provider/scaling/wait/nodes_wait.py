@@ -239,7 +239,10 @@ class NodesWait(Record):
             "gpus": sum(node.gpus for node in usable),
             "wanted": self.nodes or got,
             "got": got,
-            "tried": [each.to_result() for each in found if each.times or each.is_reserved],
+            "tried": [
+                *(each.to_result() for each in found if each.times or each.is_reserved),
+                *scarce_capacity.less_preferred(snapshot),
+            ],
             "timeline": self._timeline(snapshot, usable),
         }
 

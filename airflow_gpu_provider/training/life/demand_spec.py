@@ -12,7 +12,7 @@ from dataclasses import replace
 from airflow_gpu_provider.scaling.apply.reconcile import open_pool
 from airflow_gpu_provider.scaling.decide.other_specs import of_other_specs
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
+from airflow_gpu_provider.scaling.state.demand import DemandLease, TaskNodes
 from airflow_gpu_provider.scaling.state.demand_leases import list_demand
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodDeadlines, Run
@@ -57,8 +57,9 @@ def follow_spec(run: Run, demand: DemandLease | None) -> None:
         lease = next((each for each in list_demand(reconciler.api, pool.name) if each.key == demand.key), None)
 
 
-def larger_for(run: Run, owner: Ownership, demand: DemandLease | None) -> LargerGpu | None:
-    """Return what the task has got in place of a GPU that was too small, if the spec still names that machine type."""
-    larger = demand.larger_of(owner.task_id, owner.map_index, owner.iteration) if demand is not None else None
+def task_nodes_for(run: Run, owner: Ownership, demand: DemandLease | None) -> TaskNodes | None:
+    """Return what the task's nodes have to be, of any type where the spec no longer names that machine type."""
+    found = demand.task_nodes_of(owner.task_id, owner.map_index, owner.iteration) if demand is not None else None
     types = run.cluster.pool.allowed.types
-    return None if larger is None or (types and larger.instance_type not in types) else larger
+    is_gone = found is not None and types and found.instance_type not in types
+    return replace(found, instance_type="") if found is not None and is_gone else found

@@ -25,7 +25,7 @@ from airflow_gpu_provider.training.life.collect import explained, read_result, r
 from airflow_gpu_provider.training.life.diagnosis import lost_peer
 from airflow_gpu_provider.training.life.host import PodHost, WorkloadHost
 from airflow_gpu_provider.training.life.ownership import Ownership
-from airflow_gpu_provider.training.life.placing import check_pods, placement_of
+from airflow_gpu_provider.training.life.placing import check_pods
 from airflow_gpu_provider.training.life.store import TaskGangs, TaskObjects, TaskWorkloads
 from airflow_gpu_provider.training.life.task_attempt import CREATE_WITHIN, TaskAttempt, unless_it_passes
 from airflow_gpu_provider.training.log.object_logs import EACH, shown_as
@@ -237,7 +237,7 @@ class WorkloadAttempt(ObjectAttempt[str]):
             manifest = self._host.named_manifest
             self._cluster.pool.check_nodes_come(nodes=1, gpus=0, queue=queue_in(manifest))
             check_pods(self._run, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
-            return place_workload(manifest, placement_of(self._run, self.owner, self.deadlines, self.namespace))
+            return place_workload(manifest, self._placement(self.namespace))
 
         return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 

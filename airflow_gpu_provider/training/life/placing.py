@@ -12,7 +12,7 @@ from airflow_gpu_provider.pools.workload_placement import grace_warning, idle_gp
 from airflow_gpu_provider.scaling.decide.placement import memory_of
 from airflow_gpu_provider.scaling.end.release_now import check_nodes_can_come
 from airflow_gpu_provider.training.life.code_of_try import code_volume
-from airflow_gpu_provider.training.life.demand_spec import follow_spec, larger_for
+from airflow_gpu_provider.training.life.demand_spec import follow_spec, task_nodes_for
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import PodDeadlines, Run
 from airflow_gpu_provider.training.place.checkpoint import (
@@ -54,21 +54,25 @@ def _keep_machines(run: Run) -> bool:
     return is_asked and any(group.keeps for group in cluster.platform.observe())
 
 
-def placement_of(run: Run, owner: Ownership, deadlines: PodDeadlines, namespace: str) -> Placement:
+def placement_of(
+    run: Run, owner: Ownership, deadlines: PodDeadlines, namespace: str, left_zones: tuple[str, ...] = ()
+) -> Placement:
     """Return the placement of the try's next pod, once the run's demand allows the machines that it needs.
 
+    It prefers not to run in `left_zones`.
     The code of the task is in `namespace` then, that of its pods.
     """
     now, settings, demand = run.cluster.clock.now(), run.settings, deadlines.own_demand
     follow_spec(run, demand)
-    larger = larger_for(run, owner, demand) if settings.gets_larger_gpu else None
-    if larger is not None:
-        run.log.info(
-            "Asking for %s: an earlier try ran out of GPU memory.", memory_of(run.cluster.pool, larger.instance_type)
-        )
+    nodes = task_nodes_for(run, owner, demand)
+    larger = nodes.instance_type if nodes is not None and settings.gets_larger_gpu else ""
+    if larger:
+        run.log.info("Asking for %s: an earlier try ran out of GPU memory.", memory_of(run.cluster.pool, larger))
     placed = replace(
         settings.placement,
-        instance_type=larger.instance_type if larger is not None else "",
+        instance_type=larger,
+        off_spot=nodes is not None and nodes.market == "ON_DEMAND",
+        left_zones=left_zones,
         active_deadline_seconds=deadlines.seconds_of_pod(run.cluster.pool, now, keeps_machines=_keep_machines(run)),
         labels=owner.labels,
         annotations={**owner.annotations, **run.asked.annotations},

@@ -37,6 +37,7 @@ from airflow_gpu_provider.training.life.collect import ResultUnread
 from airflow_gpu_provider.training.life.earlier_success import as_it_ended, earlier_success
 from airflow_gpu_provider.training.life.host import Host
 from airflow_gpu_provider.training.life.larger_gpu import with_larger_gpu
+from airflow_gpu_provider.training.life.lost_machines import LostNode, go_on_demand
 from airflow_gpu_provider.training.life.ownership import Ownership
 from airflow_gpu_provider.training.life.run import AttemptRecord, Run
 from airflow_gpu_provider.training.life.store import RESULT_FILE, attempt_of, newest_of_try
@@ -229,7 +230,11 @@ class PodTry:
             write_again(self.log.log, lines, what=f"attempt {record.number}")
         is_request = error.details.get(ASKED) is True
         following = record.following(deadline=deadline, phases=self.attempt.phases, is_request=is_request)
+        if not is_request:
+            lost = LostNode.of(error, self._cluster)
+            following = following.without(lost.machine, lost.zone)
         self.log.warning("%s Attempt %s starts.", error.what, following.number)
+        go_on_demand(self._run, self.attempt.owner, following.machines)
         self._run.pod_log.followed = {}
         self.attempt = self._attempt(following)
 

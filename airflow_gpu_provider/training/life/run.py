@@ -69,12 +69,16 @@ class AttemptRecord(Record):
         deadline: When the try's pods must have ended, as it was last known; None before the first one is created.
         timeline: The phases of the earlier attempts.
         has_succeeded: Its success was seen, and it is still to be collected.
+        machines: Those on which the try's earlier pods were preempted.
+        zones: Where its next pods prefer not to run, as it lost nodes there.
     """
 
     number: int = 1
     deadline: datetime | None = None
     timeline: tuple[Json, ...] = ()
     has_succeeded: bool = False
+    machines: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
 
     def until(self, deadline: datetime) -> Self:
         """Return it with this deadline."""
@@ -84,7 +88,13 @@ class AttemptRecord(Record):
         """Return the attempt after this one, whose pod went through `phases`; it may have asked for another node."""
         if is_request and phases:
             phases = [*phases[:-1], {**phases[-1], "end": REQUEST}]
-        return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
+        timeline = self.whole_timeline(phases)
+        return replace(self, number=self.number + 1, deadline=deadline, timeline=timeline, has_succeeded=False)
+
+    def without(self, machine: str, zone: str) -> Self:
+        """Return it after a loss; empty is what is not known."""
+        machines = (*self.machines, *([machine] if machine else []))
+        return replace(self, machines=machines, zones=(*self.zones, *({zone} - {"", *self.zones})))
 
     def whole_timeline(self, phases: Sequence[Json]) -> tuple[Json, ...]:
         """Return the try's phases so far; with several attempts, each phase says which one it belongs to."""

@@ -34,7 +34,7 @@ from airflow_gpu_provider.training.life.store import (
     is_of_attempt,
     newest_of_try,
 )
-from airflow_gpu_provider.training.place.pod_placement import check_gpus, place
+from airflow_gpu_provider.training.place.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.training.wait.attempt_wait import WARN_AT, AttemptWait, WaitOutcome
 from airflow_gpu_provider.training.wait.pod_wait import phase_in_words
 from airflow_gpu_provider.training.wait.pull import slow_pull
@@ -283,7 +283,7 @@ class TaskAttempt(ABC):
             check_gpus(self._cluster.pool, own.gpus)
             self._cluster.pool.check_nodes_come(nodes=nodes, gpus=own.gpus, queue=own.queue)
             check_pods(self._run, [(pod, own.base_container, own.gpus)], is_wanted=lambda: self.deadlines.is_wanted)
-            return place(pod, placement_of(self._run, self.owner, self.deadlines, pod.metadata.namespace))
+            return place(pod, self._placement(pod.metadata.namespace))
 
         return call_with_retries(once, within=CREATE_WITHIN, report=self.log.warning)
 
@@ -291,6 +291,9 @@ class TaskAttempt(ABC):
     def _identity(self) -> Ownership:
         """Whose it is, and which attempt; by these, what it has created is found."""
         return replace(self._owner_of_try(), attempt=self.record.number)
+
+    def _placement(self, namespace: str) -> Placement:
+        return placement_of(self._run, self.owner, self.deadlines, namespace, self.record.zones)
 
     @property
     def owner(self) -> Ownership:

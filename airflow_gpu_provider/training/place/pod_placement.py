@@ -18,7 +18,7 @@ from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import GPU_RESOURCE
-from airflow_gpu_provider.cluster.model.node import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL
+from airflow_gpu_provider.cluster.model.node import DO_NOT_DISRUPT, INSTANCE_TYPE_LABEL, ZONE_LABEL
 from airflow_gpu_provider.cluster.model.node_requirements import Requirement
 from airflow_gpu_provider.cluster.model.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
@@ -54,6 +54,8 @@ class Placement:
         avoid: What its node has to be, so that it is none of those with a broken GPU.
         queue: The Kueue LocalQueue that admits the pod; empty for none.
         instance_type: The machine type that its node has to be; empty for any of the pool's.
+        off_spot: Its node must not be a spot machine.
+        left_zones: Its node is elsewhere, if it can be.
         env: Variables for the base container; the user's variables with the same names take precedence.
         fabric: What the base container gets of its nodes' fabric; None where it trains on one node, or they have none.
         code: The volume that the base container has its code from; None for the image's own.
@@ -69,6 +71,8 @@ class Placement:
     avoid: tuple[Requirement, ...] = ()
     queue: str = ""
     instance_type: str = ""
+    off_spot: bool = False
+    left_zones: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     fabric: PodFabric | None = None
     code: k8s.V1Volume | None = None
@@ -89,7 +93,11 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _set_metadata(pod, placement)
     tolerated = [k8s.V1Toleration(**each) for each in tolerations_of(placement.pool)]
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerated]
-    _require(pod.spec, (*_of_types(placement.pool), *placement.avoid))
+    _require(
+        pod.spec,
+        (*_of_types(placement.pool), *placement.avoid, *(placement.pool.off_spot if placement.off_spot else ())),
+    )
+    _prefer_not(pod.spec, placement.left_zones)
     _give_gpus(pod.spec, base, placement)
     if placement.fabric:
         _give_fabric(base, placement.fabric)
@@ -310,6 +318,18 @@ def _require(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:
     for term in required.node_selector_terms:  # one matching term is enough, so each needs them
         term.match_expressions = [*(term.match_expressions or []), *others]
     setattr(node, key, required)
+
+
+def _prefer_not(spec: k8s.V1PodSpec, zones: Sequence[str]) -> None:
+    """Have the scheduler, and who brings nodes for the pod, prefer other zones; Karpenter drops it where it must."""
+    if not zones:
+        return
+    other = k8s.V1NodeSelectorRequirement(key=ZONE_LABEL, operator="NotIn", values=[*zones])
+    term = k8s.V1PreferredSchedulingTerm(weight=100, preference=k8s.V1NodeSelectorTerm(match_expressions=[other]))
+    spec.affinity = spec.affinity or k8s.V1Affinity()
+    node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
+    key = "preferred_during_scheduling_ignored_during_execution"
+    setattr(node, key, [*(getattr(node, key) or ()), term])
 
 
 def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from airflow_gpu_provider.errors import BudgetExceeded, GpuOutOfMemory, GpuTooSmall, PodFailed, PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.scaling.decide.scarce_capacity import DemandChange
-from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
-from airflow_gpu_provider.training.life import larger_gpu
+from airflow_gpu_provider.scaling.state.demand import DemandLease, TaskNodes
+from airflow_gpu_provider.training.life import task_nodes
 from airflow_gpu_provider.training.life.larger_gpu import used, with_larger_gpu
 from airflow_gpu_provider.training.life.task_attempt import placement_of
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, node, pool, snapshot
@@ -31,8 +31,8 @@ ERROR = GpuOutOfMemory(
     node="node-1",
     last_lines=["step 7", LINE],
 )
-GOT = LargerGpu(task_id="train", map_index=-1, instance_type="g6e.xlarge")
-SIBLING = LargerGpu(task_id="train", map_index=2, instance_type="p5.4xlarge")
+GOT = TaskNodes(task_id="train", map_index=-1, instance_type="g6e.xlarge")
+SIBLING = TaskNodes(task_id="train", map_index=2, instance_type="p5.4xlarge")
 
 
 class Demand:
@@ -56,7 +56,7 @@ class Demand:
         if self.beaten:
             self.beaten -= 1
             assert self.lease is not None
-            self.lease = replace(self.lease, larger=(*self.lease.larger, SIBLING))
+            self.lease = replace(self.lease, task_nodes=(*self.lease.task_nodes, SIBLING))
         if ask.before == self.lease:
             self.lease = ask.after
         return SimpleNamespace(log_lines=("grows",), snapshot=self.snapshot())
@@ -67,7 +67,7 @@ def lease(**fields: Any) -> DemandLease:
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, demand: Demand, *, has_next_try: bool = True, **changes: Any) -> PodFailed:
-    monkeypatch.setattr(larger_gpu, "open_pool", lambda *_, **__: demand)
+    monkeypatch.setattr(task_nodes, "open_pool", lambda *_, **__: demand)
     life = Life(gets_larger_gpu=True, **changes)
     return with_larger_gpu(ERROR, replace(life.run, has_next_try=has_next_try), life.tries.attempt)
 
@@ -84,27 +84,27 @@ def test_the_next_try_s_type_is_written_beside_what_siblings_have(
     assert "21.9 of 22.0 GiB on g6.xlarge; next: g6e.xlarge (48 GiB)" in caplog.messages
     assert error.details["next_instance_type"] == "g6e.xlarge"
     assert demand.lease is not None
-    assert demand.lease.larger == (*[SIBLING] * beaten, GOT)
+    assert demand.lease.task_nodes == (*[SIBLING] * beaten, GOT)
 
 
 def test_the_next_iteration_of_a_loop_begins_anew_in_place_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = replace(GOT, iteration=0, instance_type="p5.4xlarge", times=2)
-    demand = Demand(lease(larger=(earlier, SIBLING)))
+    demand = Demand(lease(task_nodes=(earlier, SIBLING)))
     monkeypatch.setattr(pod_life, "OWNER", replace(OWNER, iteration=1))
     ended(monkeypatch, demand)
     assert demand.lease is not None
-    assert demand.lease.larger == (SIBLING, replace(GOT, iteration=1))
-    assert demand.lease.larger_of("train", -1, 0) is None
-    assert DemandLease.parse(demand.lease.manifest()).larger == demand.lease.larger
+    assert demand.lease.task_nodes == (SIBLING, replace(GOT, iteration=1))
+    assert demand.lease.task_nodes_of("train", -1, 0) is None
+    assert DemandLease.parse(demand.lease.manifest()).task_nodes == demand.lease.task_nodes
 
 
 def test_a_second_time_it_gets_a_still_larger_one_and_a_third_time_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    demand = Demand(lease(larger=(GOT, SIBLING)), types=("g6.xlarge", "g6e.xlarge", "p5.4xlarge", "p5en.48xlarge"))
+    demand = Demand(lease(task_nodes=(GOT, SIBLING)), types=("g6.xlarge", "g6e.xlarge", "p5.4xlarge", "p5en.48xlarge"))
     demand.runs_on = ""  # its machine has gone meanwhile: the Lease says what it was
     error = ended(monkeypatch, demand)
     assert error.details["next_instance_type"] == "p5.4xlarge"
     assert demand.lease is not None
-    assert demand.lease.larger_of("train", -1) == replace(GOT, instance_type="p5.4xlarge", times=2)
+    assert demand.lease.task_nodes_of("train", -1) == replace(GOT, instance_type="p5.4xlarge", times=2)
     error = ended(monkeypatch, demand)
     assert type(error) is GpuOutOfMemory
     assert error.fix.startswith("It has had a larger GPU 2 times already.")
@@ -172,11 +172,11 @@ def test_a_try_that_ran_out_of_memory_asks_where_that_is_wanted(
         ((replace(GOT, instance_type="p5.4xlarge"),), True, ""),  # the spec does not name it any more
     ],
 )
-def test_the_next_try_s_pod_selects_it(larger: tuple[LargerGpu, ...], gets_larger_gpu: bool, selected: str) -> None:
+def test_the_next_try_s_pod_selects_it(larger: tuple[TaskNodes, ...], gets_larger_gpu: bool, selected: str) -> None:
     life = Life(gets_larger_gpu=gets_larger_gpu)
     life.cluster.pool = pool(instance_types=("g6.xlarge", "g6e.xlarge"))
     life.cluster.gpu_health = SimpleNamespace(avoidance=lambda *_, **__: ())
-    deadlines: Any = SimpleNamespace(own_demand=lease(larger=larger), seconds_of_pod=lambda *_, **__: 60)
+    deadlines: Any = SimpleNamespace(own_demand=lease(task_nodes=larger), seconds_of_pod=lambda *_, **__: 60)
     assert placement_of(life.run, OWNER, deadlines, "ml").instance_type == selected
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.model.pool_pod import RUN_LABEL
 from airflow_gpu_provider.pools.demand_key import DemandKey
-from airflow_gpu_provider.scaling.state.demand import LargerGpu
+from airflow_gpu_provider.scaling.state.demand import TaskNodes
 from airflow_gpu_provider.training.life.ownership import Ownership
 
 KEY = DemandKey(installation="a1", dag_id="nightly", run_id="manual__1", pool="train-gpu")
@@ -40,10 +40,10 @@ def test_ids_outside_of_loops_are_what_they_were() -> None:
     """Checkpoints are in folders of this name, and an upgrade finds the pods and Leases of the release before."""
     assert OWNER.task == "f8264b75fbfd4e45d8be"
     assert KEY.of_task("train", -1).hash == "a152e1f0360eb1754695"
-    larger = LargerGpu(task_id="train", map_index=-1, instance_type="g6e.xlarge")
+    larger = TaskNodes(task_id="train", map_index=-1, instance_type="g6e.xlarge")
     of_earlier_release = {"task_id": "train", "map_index": -1, "instance_type": "g6e.xlarge", "nodes": 1, "times": 1}
     assert larger.to_json() == of_earlier_release
-    assert LargerGpu(**of_earlier_release) == larger
+    assert TaskNodes(**of_earlier_release) == larger
 
 
 def test_block_is_who_wants_the_node_and_not_whose_pod_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -49,6 +50,9 @@ class InstanceGroups:
 
     def read(self, paths: Sequence[str]) -> list[InstanceGroup]:
         return [InstanceGroup(path=each, target=0) for each in paths]
+
+    def operations_since(self, zone: str, since: datetime) -> list[Mapping[str, Any]]:
+        return []
 
     def grow(self, path: str, size: int) -> None:
         self.sizes[path] = size

@@ -15,7 +15,7 @@ from airflow_gpu_provider.scaling.decide.decisions import decide
 from airflow_gpu_provider.scaling.decide.gangs import gang_placements
 from airflow_gpu_provider.scaling.decide.placement import larger_type, memory_of
 from airflow_gpu_provider.scaling.decide.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.state.demand import DemandLease, LargerGpu
+from airflow_gpu_provider.scaling.state.demand import DemandLease, TaskNodes
 from tests.unit.scaling.decide.test_decision_properties import carried_out
 from tests.unit.scaling.pools import EARLIER, NOW, SWITCH, A, B, dry, key, lease, machine, node, pod, pool, snapshot
 
@@ -23,8 +23,8 @@ LARGE_A, LARGE_B = "train-a-g6e-xlarge", "train-b-g6e-xlarge"
 TYPES = ("g6.xlarge", "g6e.xlarge", "p5.4xlarge")
 
 
-def larger(task: str = "train", type: str = "g6e.xlarge", **fields: Any) -> LargerGpu:
-    return LargerGpu(task_id=task, map_index=-1, instance_type=type, **fields)
+def larger(task: str = "train", type: str = "g6e.xlarge", **fields: Any) -> TaskNodes:
+    return TaskNodes(task_id=task, map_index=-1, instance_type=type, **fields)
 
 
 def spec(max_nodes: int = 4, **fields: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_type_for_people_has_its_memory() -> None:
 
 
 def test_its_node_is_launched_beside_those_of_its_siblings() -> None:
-    wanted = lease(nodes=2, larger=(larger(),))
+    wanted = lease(nodes=2, task_nodes=(larger(),))
     decision = decide(there(A, A, leases=(wanted,), pods=(pod("sibling", on=1, run="run"),)))
     assert decision.grow == {LARGE_A: 1}
     assert [each.id for each in decision.release] == ["i-2"], "its own former one; its sibling's stays"
@@ -92,20 +92,20 @@ def test_its_node_is_launched_beside_those_of_its_siblings() -> None:
 
 
 def test_where_the_pool_is_full_its_former_node_goes_first() -> None:
-    wanted = lease(nodes=1, larger=(larger(),))
+    wanted = lease(nodes=1, task_nodes=(larger(),))
     first = decide(there(A, max_nodes=1, leases=(wanted,)))
     assert ([each.id for each in first.release], first.grow) == (["i-1"], {})
     assert decide(there(max_nodes=1, leases=(wanted,))).grow == {LARGE_A: 1}
 
 
 def test_a_larger_node_that_is_there_is_kept_for_it() -> None:
-    wanted = lease(nodes=1, larger=(larger(),))
+    wanted = lease(nodes=1, task_nodes=(larger(),))
     state = there(LARGE_A, leases=(wanted,), **{LARGE_A.replace("-", "_"): {"switch_at": SWITCH}})
     assert decide(state).is_empty
 
 
 def test_without_stock_of_the_larger_one_no_smaller_one_comes_instead() -> None:
-    wanted = lease(nodes=1, larger=(larger(),))
+    wanted = lease(nodes=1, task_nodes=(larger(),))
     no_stock = {name.replace("-", "_"): {"launch_failure": dry()} for name in (LARGE_A, LARGE_B, "train-c-g6e-xlarge")}
     assert not decide(there(leases=(wanted,), **no_stock)).grow
     del no_stock["train_b_g6e_xlarge"]
@@ -113,7 +113,7 @@ def test_without_stock_of_the_larger_one_no_smaller_one_comes_instead() -> None:
 
 
 def test_all_ranks_of_a_gang_move_together() -> None:
-    wanted = lease(nodes=3, gang=2, larger=(larger(nodes=2),))
+    wanted = lease(nodes=3, gang=2, task_nodes=(larger(nodes=2),))
     sibling = pod("sibling", on=3, run="run")
     assert decide(there(B, B, A, max_nodes=5, leases=(wanted,), pods=(sibling,))).grow == {LARGE_A: 2}
     full = decide(there(B, B, A, leases=(wanted,), pods=(sibling,)))
@@ -121,22 +121,22 @@ def test_all_ranks_of_a_gang_move_together() -> None:
 
 
 @pytest.mark.parametrize("kept", [(), (larger(times=2),), (larger(), larger("evaluate", "p5.4xlarge", nodes=2))])
-def test_the_lease_keeps_what_a_task_has_got(kept: tuple[LargerGpu, ...]) -> None:
-    manifest = lease(nodes=3, larger=kept).manifest()
+def test_the_lease_keeps_what_a_task_has_got(kept: tuple[TaskNodes, ...]) -> None:
+    manifest = lease(nodes=3, task_nodes=kept).manifest()
     found = DemandLease.parse(manifest)
-    assert found.larger == kept
+    assert found.task_nodes == kept
     assert not found.unreadable
-    assert found.larger_of("train", -1) == next(iter(kept), None)
-    assert found.larger_of("train", 3) is None
+    assert found.task_nodes_of("train", -1) == next(iter(kept), None)
+    assert found.task_nodes_of("train", 3) is None
     assert ("airflow-gpu-provider/larger" in manifest["metadata"]["annotations"]) is bool(kept)
 
 
 @pytest.mark.parametrize("text", ["many", "{}", "[1]", '[{"task_id": "train"}]', '[{"task_id": "", "map_index": 1}]'])
 def test_what_cannot_be_read_is_left_out_and_the_demand_stays(text: str) -> None:
-    manifest = lease(nodes=3, larger=(larger(),)).manifest()
+    manifest = lease(nodes=3, task_nodes=(larger(),)).manifest()
     manifest["metadata"]["annotations"]["airflow-gpu-provider/larger"] = text
     found = DemandLease.parse(manifest)
-    assert (found.nodes, found.larger) == (3, ())
+    assert (found.nodes, found.task_nodes) == (3, ())
     assert text == "{}" or "airflow-gpu-provider/larger" in str(found.unreadable[0])
 
 
@@ -150,7 +150,7 @@ def drawn(draw: Any) -> PoolSnapshot:
         of_tasks = tuple(
             larger(f"task-{each}", draw(kinds), nodes=draw(st.integers(1, 2)), times=1) for each in range(tasks)
         )
-        fields = {"nodes": draw(st.integers(0, 4)), "gang": draw(st.integers(0, 3)), "larger": of_tasks}
+        fields = {"nodes": draw(st.integers(0, 4)), "gang": draw(st.integers(0, 3)), "task_nodes": of_tasks}
         leases.append(lease(f"run-{number}", created_at=EARLIER + timedelta(minutes=number), **fields))
     busy = draw(st.sets(st.integers(1, len(where)))) if where else set()
     pods = tuple(pod(f"pod-{on}", on=on, run=f"run-{draw(st.integers(0, 2))}") for on in sorted(busy))
@@ -165,7 +165,7 @@ def test_never_more_than_wanted_and_each_part_of_its_type(state: PoolSnapshot) -
     types = {
         key(each.key.run_id).of_task(part.task_id, part.map_index): part
         for each in state.leases
-        for part in each.larger
+        for part in each.task_nodes
     }
     ids = [each.machine.id for seat in found.by_key.values() for each in seat.machines]
     assert len(ids) == len(set(ids)), "no machine is of two"
