@@ -65,7 +65,13 @@ class TaskInstance:
     def xcom_push(self, key: str, value: Any) -> None:
         self.xcoms[key] = value
 
-    def xcom_pull(self, task_ids: Any = None, key: str = "return_value", map_indexes: Any = None) -> Any:
+    def xcom_pull(
+        self,
+        task_ids: Any = None,
+        key: str = "return_value",
+        map_indexes: Any = None,
+        include_prior_dates: bool = False,
+    ) -> Any:
         """Return what was pushed with the key, whatever the task."""
         return self.xcoms.get(key)
 

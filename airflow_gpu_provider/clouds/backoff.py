@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
+from airflow_gpu_provider.money.prices import is_reserved
+
 if TYPE_CHECKING:
     from airflow_gpu_provider.clouds.base import Group, GroupStatus, LaunchFailure, MachineLoss
     from airflow_gpu_provider.pools import Candidate, GpuPool
@@ -36,8 +38,6 @@ LOST_SOON = timedelta(minutes=30)
 """A machine that fails within this time of its start is a loss on any market; later, only one that was taken back."""
 
 _AT_ONCE = timedelta(minutes=1)  # losses of a zone so close together have one cause
-
-_RESERVED = ("RESERVED", "CAPACITY_BLOCK")  # paid for, used or not
 
 _T = TypeVar("_T")
 
@@ -106,7 +106,7 @@ def losses_there(groups: Iterable[Group], now: datetime) -> dict[str, LossesTher
     found = {}
     for group in groups:
         losses = [loss for loss in group.losses if now - loss.at < FORGOTTEN_AFTER]
-        if not losses or group.provisioner or group.candidate.market in _RESERVED:
+        if not losses or group.provisioner or is_reserved(group.candidate):
             continue
         times = 1 + sum(later.at - loss.at > _AT_ONCE for loss, later in pairwise(losses))
         until = losses[-1].at + pause(times)

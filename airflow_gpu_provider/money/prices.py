@@ -145,8 +145,7 @@ def too_dear(record: PriceRecord, candidates: Iterable[Candidate]) -> tuple[TooD
     pool, limit = record.pool, record.pool.max_price_per_hour
     found: list[TooDear] = []
     for each in candidates if limit is not None else ():
-        is_reserved = each.market in ("RESERVED", "CAPACITY_BLOCK")
-        price = None if is_reserved else record.price(each.group, each.market)
+        price = None if is_reserved(each) else record.price(each.group, each.market)
         if limit is not None and price is not None and price > limit:
             why = f"{money(pool, price)} an hour is more than max_price_per_hour={limit:g}"
             found.append(TooDear(candidate=each, price=price, why=why))

@@ -192,6 +192,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             gang_size,
             work_is_to_come,
         )
+        from airflow_gpu_provider.tasks.night_records import read_history
         from airflow_gpu_provider.tasks.xcom import push
 
         if not self.plan_only:
@@ -211,6 +212,8 @@ class EnsureGpuPoolOperator(PoolOperator):
             self.log.info(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
+        if nights := read_history(self, context).in_words(self.gpu_pool.currency):
+            self.log.info("%s", nights)
         push(context, "plan", lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = self._key(context)

@@ -184,9 +184,9 @@ class GpuPool(ABC):
         return {**self.node_labels, **self.node_selector}
 
     @property
-    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
-        """What keeps a pod off spot machines: NodeSelectorRequirements as JSON, by the cloud's labels."""
-        return ()
+    def spot_labels(self) -> Mapping[str, tuple[str, ...]]:
+        """The labels that the cloud gives spot nodes, with their values; none: any value. Default: there are none."""
+        return {}
 
     @property
     def nodes_join_unlabelled(self) -> bool:

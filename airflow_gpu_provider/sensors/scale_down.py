@@ -286,6 +286,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _usage(self, context: Context, result: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the run's nodes of this block did and cost, after the release of blocks that its DAG has lost."""
         from airflow_gpu_provider.ledger import run_bill
+        from airflow_gpu_provider.tasks.night_records import keep_night
 
         key, reconciler = self._key(context), self._opened(context)
         missing = self._release_former_blocks(context)
@@ -295,7 +296,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         bill = reconciler.ledger.bill(key, reconciler.platform, now, release_began=began).lacking(missing)
         run_bill.log_bill(self.log, key, bill)
         run_bill.measure(key, bill)
-        return self._leave(context, bill)
+        usage = self._leave(context, bill)
+        keep_night(self, context, usage, reconciler.platform.observe)
+        return usage
 
     def _release_former_blocks(self, context: Context) -> str:
         """Release what the run wants for blocks that its DAG has lost; return what of theirs is in no bill."""

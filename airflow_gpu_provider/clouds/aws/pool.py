@@ -187,9 +187,9 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
-    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
+    def spot_labels(self) -> Mapping[str, tuple[str, ...]]:
         # EKS labels the nodes of managed node groups; self-managed groups may have no such label.
-        return ({"key": "eks.amazonaws.com/capacityType", "operator": "NotIn", "values": ["SPOT"]},)
+        return {"eks.amazonaws.com/capacityType": ("SPOT",)}
 
     @property
     def platform_path(self) -> str:

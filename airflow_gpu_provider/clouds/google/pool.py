@@ -207,10 +207,9 @@ class GkeGpuPool(GpuPool):
     # -- queries ---------------------------------------------------------------------------------------------
 
     @property
-    def off_spot(self) -> tuple[Mapping[str, Any], ...]:
+    def spot_labels(self) -> Mapping[str, tuple[str, ...]]:
         # "Run fault-tolerant workloads at lower costs with Spot VMs", and "... with preemptible VMs", in GKE's guides.
-        labels = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
-        return tuple({"key": label, "operator": "DoesNotExist"} for label in labels)
+        return {"cloud.google.com/gke-spot": (), "cloud.google.com/gke-preemptible": ()}
 
     @property
     def platform_path(self) -> str:

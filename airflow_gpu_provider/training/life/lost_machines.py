@@ -60,7 +60,7 @@ def go_on_demand(run: Run, owner: Ownership, machines: Iterable[str]) -> None:
     """
     tried = frozenset(filter(None, machines))
     pool = run.cluster.pool
-    if len(tried) < LOSSES or pool.is_autoscaled or not pool.off_spot:
+    if len(tried) < LOSSES or pool.is_autoscaled or not pool.spot_labels:
         return
 
     def on_demand(snapshot: PoolSnapshot, before: TaskNodes) -> TaskNodes:

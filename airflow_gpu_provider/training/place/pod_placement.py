@@ -95,7 +95,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerated]
     _require(
         pod.spec,
-        (*_of_types(placement.pool), *placement.avoid, *(placement.pool.off_spot if placement.off_spot else ())),
+        (*_of_types(placement.pool), *placement.avoid, *_off_spot(placement)),
     )
     _prefer_not(pod.spec, placement.left_zones)
     _give_gpus(pod.spec, base, placement)
@@ -305,6 +305,16 @@ def _of_types(pool: GpuPool) -> tuple[Requirement, ...]:
     """
     types = pool.allowed.types
     return ({"key": INSTANCE_TYPE_LABEL, "operator": "In", "values": [*types]},) if types else ()
+
+
+def _off_spot(placement: Placement) -> tuple[Requirement, ...]:
+    labels = placement.pool.spot_labels if placement.off_spot else {}
+    return tuple(
+        {"key": label, "operator": "NotIn", "values": [*values]}
+        if values
+        else {"key": label, "operator": "DoesNotExist"}
+        for label, values in labels.items()
+    )
 
 
 def _require(spec: k8s.V1PodSpec, requirements: Sequence[Requirement]) -> None:

@@ -1,0 +1,23 @@
+"""A block's record of its last nights, from one run's scale-down to the next run's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.airflow.harness import Airflow
+
+pytestmark = pytest.mark.nightly
+
+
+def test_a_night_carries_on_the_record_of_the_one_before(airflow: Airflow) -> None:
+    records = []
+    for _ in range(2):
+        run = airflow.finish(airflow.trigger("block_ok"))
+        assert run.state == "success"
+        records.append(airflow.xcom(run, "block-ok.scale_down", key="history"))
+    first, second = records
+    assert [len(each) for each in records] == [1, 2]
+    assert second[0] == first[0]
+    for run_name, _, wait, _, ran, cost, state in second:
+        assert len(run_name) == 8
+        assert (wait > 0, ran > 0, cost > 0, state) == (True, True, True, "success")
