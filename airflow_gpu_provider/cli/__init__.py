@@ -15,6 +15,7 @@ _COMMANDS = {
     "reap": "List leftovers that no run wants, and remove them with --yes",
     "extend": "Let a DAG run that is still running keep its nodes for longer",
     "cost": "Add up what nights have cost, by month, DAG and pool, as far as Airflow keeps their bills",
+    "advise": "Show what a DAG's last nights say: when to start, what was lost, what else they could run on",
     "manifest": "Print the manifest that InstallClusterAutoscalerOperator applies to a pool's cluster",
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
@@ -66,6 +67,12 @@ def get_commands() -> list[CLICommand]:
             ),
         ),
         "cost": (_argument("--since", metavar="DAY", help="From this day on, UTC (default: the first of this month)"),),
+        "advise": (
+            _argument("--nights", type=int, default=30, help="Of the last so many nights of each block (default: 30)"),
+            _argument(
+                "--done-by", default="07:00", metavar="HH:MM", help="When the work is to be over (default: 07:00)"
+            ),
+        ),
         "manifest": (
             _argument(
                 "--flag", action="append", default=[], help="A flag of its own, as --flag=--v=4; may be repeated"
@@ -90,19 +97,18 @@ def get_commands() -> list[CLICommand]:
             _argument("--pod-namespace", default="default", help="Where pods run (default: default)"),
         ),
     }
-    first = {"manifest": (_argument("addon", choices=("cluster-autoscaler",), help="Whose manifest"),)}
+    of_pools = (pools, _argument("--dag-id", help=_OF_DAG[""]), *common)
+    those = {
+        **{name: (pools, _argument("--dag-id", help=text), *common) for name, text in _OF_DAG.items()},
+        "manifest": (_argument("addon", choices=("cluster-autoscaler",), help="Whose manifest"), *of_pools),
+        "advise": (_argument("dag_id", metavar="DAG", help="The DAG whose nights they are"), ARG_OUTPUT, ARG_VERBOSE),
+    }
     commands = [
         ActionCommand(
             name=name,
             help=text,
             func=lazy_load_command(f"airflow_gpu_provider.cli.commands.{name}"),
-            args=(
-                *first.get(name, ()),
-                pools,
-                _argument("--dag-id", help=_OF_DAG.get(name, _OF_DAG[""])),
-                *common,
-                *more.get(name, ()),
-            ),
+            args=(*those.get(name, of_pools), *more.get(name, ())),
         )
         for name, text in _COMMANDS.items()
     ]

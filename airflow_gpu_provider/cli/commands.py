@@ -8,7 +8,8 @@ import os
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from airflow_gpu_provider.cli.metadata import (
     run_is_over_in_metadata,
     stale_dags,
 )
+from airflow_gpu_provider.cli.nights import blocks_of, has_checkpoint, xcoms_of
 from airflow_gpu_provider.cli.tables import (
     Row,
     cost_row,
@@ -48,6 +50,8 @@ from airflow_gpu_provider.money.prices import too_dear_lines
 from airflow_gpu_provider.operators.ensure import USUAL_WAIT
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import time_of
+from airflow_gpu_provider.reports.advice import BlockNights
+from airflow_gpu_provider.reports.advice import advise as advice_of
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.apply.reconcile import Reconciler, open_pool
@@ -59,6 +63,9 @@ _NO_POOLS = (
     "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
     " list-import-errors`. --spec takes pools from a file."
 )
+
+_LONGEST_AGO = timedelta(days=366)
+"""How old a night may be to count; Airflow keeps its runs as long as it is told to."""
 
 ANY_RUN = Allowance(most=timedelta(days=365))
 """What `airflow gpu extend` may give: who has a shell here has the connections and Airflow's database anyway."""
@@ -255,6 +262,44 @@ def cost(args: Namespace) -> None:
     shown = rows if args.output in ("json", "yaml") else [cost_row(row) for row in rows]
     of = "".join((f" of DAG {args.dag_id}" * bool(args.dag_id), f" of pool {', '.join(names)}" * bool(names)))
     print_rows(shown, args.output, nothing=f"No bill{of} is recorded since {since:%Y-%m-%d %H:%MZ}.")
+
+
+@_command
+def advise(args: Namespace) -> None:
+    """Show what the nights of one DAG say; what the cloud is needed for is left out where it does not answer."""
+    done_by, most = _time_of_day(args.done_by), args.nights
+    if most < 1:
+        raise PoolSpecError(f"--nights {most} is no number of nights.", "Give one of at least 1.")
+    now = SystemClock().now()
+    blocks = blocks_of(xcoms_of(args.dag_id, now - _LONGEST_AGO), most)
+    checkpoint, pools = has_checkpoint(args.dag_id), {each.name: each for each in pools_of_dags(args.dag_id)}
+    rows = [
+        {"pool": each.pool, "block": each.block, "about": each.about, "advice": each.text}
+        for block in blocks
+        for each in advice_of(_with_prices(block, pools.get(block.pool)), done_by=done_by, has_checkpoint=checkpoint)
+    ]
+    print_rows(rows, args.output, nothing=f"No night of DAG {args.dag_id} is recorded.", wraps=True)
+
+
+def _time_of_day(given: str) -> time:
+    try:
+        return time.fromisoformat(given)
+    except ValueError as error:
+        raise PoolSpecError(f"--done-by {given} is no time of day.", "Give one like 07:00.") from error
+
+
+def _with_prices(block: BlockNights, named: NamedPool | None) -> BlockNights:
+    """Return it with today's prices of the spec's candidates, or why they are not known."""
+    if named is None or named.pool is None:
+        return replace(block, unpriced=named.problem if named else "no DAG names its pool now")
+    try:
+        listed = _open(named.pool).platform.list_prices()
+    except GpuError as error:
+        return replace(block, unpriced=error.what.rstrip("."))
+    if listed is None:
+        return replace(block, unpriced='price_per_hour="list" compares them')
+    reason = next(iter(listed.unknown.values()), "the cloud lists none")
+    return replace(block, prices=dict(listed.per_hour), unpriced=reason)
 
 
 @_command
