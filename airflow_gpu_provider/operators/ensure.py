@@ -192,7 +192,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             gang_size,
             work_is_to_come,
         )
-        from airflow_gpu_provider.tasks.night_records import read_history
         from airflow_gpu_provider.tasks.xcom import push
 
         if not self.plan_only:
@@ -212,8 +211,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             self.log.info(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": lines, "changes": not plan.is_empty}
-        if nights := read_history(self, context).in_words(self.gpu_pool.currency):
-            self.log.info("%s", nights)
         push(context, "plan", lines)
         push_too_dear(plan.too_dear, reconciler.clock.now(), context)
         key = self._key(context)
@@ -241,8 +238,11 @@ class EnsureGpuPoolOperator(PoolOperator):
         """Connect to the pool, check what is asked before anything is written, and plan."""
         from airflow_gpu_provider.operators.training_code import check_code_of_trainings
         from airflow_gpu_provider.operators.training_namespaces import check_namespaces
+        from airflow_gpu_provider.tasks.night_records import read_history
         from airflow_gpu_provider.tasks.nothing_begun import before_first_write
 
+        if nights := read_history(self, context).in_words(self.gpu_pool.currency):
+            self.log.info("%s", nights)
         with before_first_write(context, is_resumed=self._is_resumed):
             reconciler = self._call_with_retries(lambda: self._open(context, self.gpu_pool))
             self._call_with_retries(reconciler.check_autoscaler)

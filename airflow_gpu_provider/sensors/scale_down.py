@@ -297,7 +297,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         run_bill.log_bill(self.log, key, bill)
         run_bill.measure(key, bill)
         usage = self._leave(context, bill)
-        keep_night(self, context, usage, reconciler.platform.observe)
+        keep_night(self, context, usage, lambda: reconciler.platform.observe())
         return usage
 
     def _release_former_blocks(self, context: Context) -> str:
