@@ -44,7 +44,7 @@ def xcoms_of(dag_id: str, since: datetime) -> list[LeftXCom]:
 
 def has_checkpoint(dag_id: str) -> bool | None:
     """Return whether the DAG's trainings save checkpoints; None where they differ, or there are none."""
-    tasks = [task for _, found in serialized_tasks(dag_id) for task in found if "max_preemptions" in task]
+    tasks = [task for _, found in serialized_tasks(dag_id) for task in found if task.get("gpu_role") == "training"]
     given = {bool(task.get("checkpoint")) for task in tasks}
     return given.pop() if len(given) == 1 else None
 

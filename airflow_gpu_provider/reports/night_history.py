@@ -92,7 +92,9 @@ class Night:
         at, worked = min([*asked, *launched]), [time_of(span[1]) for each in lanes for span in each.get("worked") or ()]
         first = max(at, min(usable)) if usable else None
         machines = {each["machine"] for each in lanes}
-        losses = {group.name: sum(loss.machine in machines for loss in group.losses) for group in groups}
+        losses = {
+            group.name: sum(loss.machine in machines and loss.at >= at for loss in group.losses) for group in groups
+        }
         total = (usage.get("cost") or {}).get("total")
         return cls(
             run=run_of(run_id),

@@ -49,7 +49,8 @@ PULLS = [
 
 def group(*lost: str) -> Group:
     where = Candidate(group="spot-a", zone="us-west-2a", instance_type="g6.xlarge", market="SPOT")
-    losses = tuple(MachineLoss(at=START, machine=each, why="spot") for each in lost)
+    earlier = MachineLoss(at=START - timedelta(hours=1), machine="i-1", why="spot")  # of a name that comes again
+    losses = (earlier, *(MachineLoss(at=START + timedelta(minutes=9), machine=each, why="spot") for each in lost))
     return Group(name="spot-a", candidate=where, status="active", desired=0, max_size=2, losses=losses)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.clouds.backoff import FORGOTTEN_AFTER, LOST_SOON
+from airflow_gpu_provider.clouds.backoff import LOST_SOON
 from airflow_gpu_provider.clouds.base import Group, MachineLoss
 from airflow_gpu_provider.clouds.google.instance_groups import (
     InstanceGroup,
@@ -23,6 +23,8 @@ from airflow_gpu_provider.errors import PermissionDenied
 # System events: "Preemptible VM instances", and "Troubleshooting VM shutdowns and reboots" in Compute Engine's guides.
 _TAKEN = "compute.instances.preempted"
 _HOST_FAILED = "compute.instances.hostError"
+
+_READ_BACK = timedelta(days=1)  # a night's, for its record
 
 _Behind = Mapping[str, Sequence[InstanceGroup]]
 
@@ -49,7 +51,7 @@ class MachineLosses:
         return tuple(replace(group, losses=self._of(behind[group.name])) for group in groups)
 
     def _read_changed(self, zones: Mapping[str, object]) -> None:
-        since = datetime.now(UTC) - FORGOTTEN_AFTER
+        since = datetime.now(UTC) - _READ_BACK
         changed = [zone for zone, seen in zones.items() if zone not in self._read or self._read[zone][0] != seen]
         read = in_parallel(lambda zone: self._calls.operations_since(zone, since), changed)
         self._read.update({zone: (zones[zone], found) for zone, found in zip(changed, read, strict=True)})

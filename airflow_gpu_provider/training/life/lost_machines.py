@@ -6,6 +6,7 @@ is for the try. A provisioner chooses by the pods: they prefer other zones than 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -58,15 +59,16 @@ def go_on_demand(run: Run, owner: Ownership, machines: Iterable[str]) -> None:
     Nothing changes where the spec has no machines on demand, or they cost more than the pool pays; nor with an
     autoscaler, which chooses by itself. A task that no demand covers stays where the pool prefers.
     """
-    tried = frozenset(filter(None, machines))
+    tried = Counter(filter(None, machines))
     pool = run.cluster.pool
-    if len(tried) < LOSSES or pool.is_autoscaled or not pool.spot_labels:
+    if tried.total() < LOSSES or pool.is_autoscaled or not pool.spot_labels:
         return
 
     def on_demand(snapshot: PoolSnapshot, before: TaskNodes) -> TaskNodes:
         spot = [group for group in snapshot.groups if group.candidate.market == "SPOT"]
-        lost = {loss.machine for group in spot for loss in group.losses}
-        if before.market or len(lost & tried) < LOSSES:
+        lost = Counter(loss.machine for group in spot for loss in group.losses)
+        # Compute Engine makes another instance under the name of the one that it took.
+        if before.market or (lost & tried).total() < LOSSES:
             raise NotWritten("")
         candidates = [group.candidate for group in snapshot.groups if group.status not in OFF_LIMITS]
         after = replace(before, market="ON_DEMAND")

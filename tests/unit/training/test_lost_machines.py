@@ -65,6 +65,15 @@ def test_two_losses_of_a_try_have_its_task_s_nodes_on_demand_and_the_others_wher
     assert decide(demand.snapshot()).grow == {"train-a-g6-xlarge": 1, "train-b-g6-xlarge-spot": 1}
 
 
+def test_a_name_that_comes_again_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = Demand("gke-x", "gke-x")
+    gone(monkeypatch, demand, "gke-x", "gke-x")
+    assert demand.lease.task_nodes == (GOT,)
+    demand = Demand("gke-x")
+    gone(monkeypatch, demand, "gke-x", "gke-x")
+    assert not demand.lease.task_nodes
+
+
 def test_a_larger_gpu_stays_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     larger = TaskNodes(task_id="train", map_index=-1, instance_type="g6.xlarge")
     demand = Demand("i-1", "i-2", task_nodes=(larger,))
